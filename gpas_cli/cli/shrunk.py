@@ -27,7 +27,7 @@ Shrink = Annotated[
         "--shrink", help="Smoke test: train a tiny form of each cell for two updates here; its results are kept apart."
     ),
 ]
-SHOWN = 4  # values of a setting
+MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 
 
 class ShrunkCells:
@@ -111,7 +111,7 @@ def _text(here: Project) -> Any:
 
 
 def _shown(values: Sequence[Any]) -> str:
-    return listed([_spelled(value) for value in values], SHOWN)
+    return listed([_spelled(value) for value in values], MOST_VALUES)
 
 
 def _spelled(value: Any) -> str:

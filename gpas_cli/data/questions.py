@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-LINES = 8  # of code before a question, at most
+MOST_CODE_LINES = 8  # before a question
 CHOICES = 4
 BRACKETS = (")", "]", ":")
 SHORTEST_NAME = 3
@@ -56,7 +56,7 @@ def questions(document_text: str, kind: str) -> Iterator[Question]:
     make = KINDS[kind]
     lines = document_text.split("\n")
     for number in range(1, len(lines)):
-        before = lines[max(0, number - LINES) : number]
+        before = lines[max(0, number - MOST_CODE_LINES) : number]
         yield from make(before, lines[number])
 
 

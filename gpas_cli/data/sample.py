@@ -16,7 +16,7 @@ FINETUNING_RECORDS = "records.jsonl"
 
 TRAINING_DOCUMENTS = 96
 VALIDATION_DOCUMENTS = 24
-CHARACTERS = 1200  # of a document, at most
+DOCUMENT_CHARACTERS = 1200  # at most
 RECORDS = 12
 RECORD_CHARACTERS = 60  # of an instruction, and of its answer
 
@@ -32,8 +32,8 @@ def write_sample(folder: Path) -> None:
     training = [document.text for document in islice(source.documents("train"), TRAINING_DOCUMENTS)]
     validation = [document.text for document in islice(source.documents("validation"), VALIDATION_DOCUMENTS)]
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / TRAINING_TEXT, ({"text": text[:CHARACTERS]} for text in training))
-    _write(folder / VALIDATION_TEXT, ({"text": text[:CHARACTERS]} for text in validation))
+    _write(folder / TRAINING_TEXT, ({"text": text[:DOCUMENT_CHARACTERS]} for text in training))
+    _write(folder / VALIDATION_TEXT, ({"text": text[:DOCUMENT_CHARACTERS]} for text in validation))
     _write(folder / FINETUNING_RECORDS, map(_record, training[:RECORDS]))
 
 

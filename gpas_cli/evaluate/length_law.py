@@ -20,7 +20,7 @@ from gpas_cli.evaluate.theory import initial_network
 from gpas_cli.spec.cell import Cell
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-ELEMENTS = 2_000_000  # elements of the inputs of one length: rows x length x d
+INPUT_ELEMENTS = 2_000_000  # for each length: rows x length x d
 MOST_ROWS = 64
 
 
@@ -51,7 +51,7 @@ def length_law(cell: Cell, lengths: Sequence[int] = LENGTHS) -> LengthLaw:
     points = []
     for length in lengths:
         generator = torch.Generator().manual_seed(cell.seed)
-        rows = max(1, min(MOST_ROWS, ELEMENTS // (length * size.hidden)))
+        rows = max(1, min(MOST_ROWS, INPUT_ELEMENTS // (length * size.hidden)))
         x = torch.randn(rows, length, size.hidden, generator=generator, dtype=torch.float64).to(device)
         positions = network.model.positions(x)
         with torch.no_grad():

@@ -27,7 +27,7 @@ from gpas_cli.spec.depth_schedule import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
 
-PATHS = 32  # random paths, whose means are reported
+RANDOM_PATHS = 32  # whose means are reported
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def growths(cell: Cell) -> list[Growth]:
         growth("this cell", _squares(network, tokens, [whole])),
     ]
     kept = [1.0 if layer in (1, layers) else 0.5 for layer in range(1, layers + 1)]
-    paths = [draw(cell.seed, path, kept) for path in range(PATHS)]
+    paths = [draw(cell.seed, path, kept) for path in range(RANDOM_PATHS)]
     for scale, title in (("sqrt", "paths, square-root scaling"), ("none", "paths, no scaling")):
         active = [ActiveLayers(path, factors_of(scale, path, layers, kept)) for path in paths]
         found.append(growth(title, _squares(network, tokens, active)))

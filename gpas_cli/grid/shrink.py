@@ -22,8 +22,8 @@ from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.schedules import InverseSqrt, WarmupStableDecay
 
 UPDATES = 2
-ROWS = 4  # in a batch
-TOKENS = 16  # in a row
+BATCH_ROWS = 4
+ROW_TOKENS = 16
 EVAL_TOKENS = 256
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
 VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
@@ -134,7 +134,7 @@ def _objective(cell: Cell) -> dict[str, Any]:
 
 def _data(text: TinyText) -> dict[str, Any]:
     paths = {"source": "files", "path": text.training, "validation": text.validation, "text_field": "text"}
-    return {**paths, "tokenizer": "bpe", "length": TOKENS, "eval_tokens": EVAL_TOKENS}
+    return {**paths, "tokenizer": "bpe", "length": ROW_TOKENS, "eval_tokens": EVAL_TOKENS}
 
 
 def _optim(cell: Cell) -> dict[str, Any]:
@@ -145,9 +145,9 @@ def _optim(cell: Cell) -> dict[str, Any]:
         "steps": 2 * updates if optim.stop else updates,
         "stop": updates if optim.stop else 0,
         "warmup": min(1, optim.warmup),
-        "batch": ROWS,
-        "mean_rows": ROWS // 2 if optim.mean_rows else 0,
-        "validation_rows": ROWS // 2 if optim.validation_rows else 0,
+        "batch": BATCH_ROWS,
+        "mean_rows": BATCH_ROWS // 2 if optim.mean_rows else 0,
+        "validation_rows": BATCH_ROWS // 2 if optim.validation_rows else 0,
     }
     if isinstance(optim.decay_of_rate, WarmupStableDecay):
         found["decay"] = 1
@@ -175,7 +175,14 @@ def _depth(depth: Depth) -> dict[str, Any]:
 
 
 def _finetune(text: TinyText) -> dict[str, Any]:
-    return {"data": text.records, "validation": "", "length": 4 * TOKENS, "epochs": 1, "batch": ROWS, "warmup": 0}
+    return {
+        "data": text.records,
+        "validation": "",
+        "length": 4 * ROW_TOKENS,
+        "epochs": 1,
+        "batch": BATCH_ROWS,
+        "warmup": 0,
+    }
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from gpas_cli.report.claims.verdict import Part, Verdict
     from gpas_cli.report.recorded import Recorded
 
-WIDTH = 180.0  # of the drawing of an interval, in its own units
-MARGIN = 0.08  # of the range of values, on both sides
+DRAWING_WIDTH = 180.0  # of an interval, in its own units
+DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Positions from 0 to WIDTH: the claimed range, the effect, its interval, and the published effect."""
+    """Positions from 0 to DRAWING_WIDTH: the claimed range, the effect, its interval, and the published effect."""
 
     claimed: tuple[float, float]
     effect: float | None
@@ -34,7 +34,7 @@ class Drawing:
 
     @property
     def width(self) -> float:
-        return WIDTH
+        return DRAWING_WIDTH
 
 
 @dataclass(frozen=True)
@@ -166,13 +166,13 @@ def _range(parts: Sequence[Part]) -> tuple[float, float]:
         found += [part.comparison.low, part.comparison.high, *(part.interval or ())]
         found += [value for value in (part.effect, part.published) if value is not None]
     finite = [value for value in found if math.isfinite(value)]
-    room = (max(finite) - min(finite) or 1.0) * MARGIN
+    room = (max(finite) - min(finite) or 1.0) * DRAWING_MARGIN
     return min(finite) - room, max(finite) + room
 
 
 def _drawing(part: Part, span: tuple[float, float]) -> Drawing:
     def place(value: float) -> float:
-        return round(WIDTH * (min(max(value, span[0]), span[1]) - span[0]) / (span[1] - span[0]), 1)
+        return round(DRAWING_WIDTH * (min(max(value, span[0]), span[1]) - span[0]) / (span[1] - span[0]), 1)
 
     return Drawing(
         claimed=(place(part.comparison.low), place(part.comparison.high)),

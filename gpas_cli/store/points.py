@@ -12,7 +12,7 @@ from gpas_cli.store.projection import Changes
 from gpas_cli.store.schema import Base
 
 METRIC, SCORE, CURVE, LAYER_CURVE = (Base.metadata.tables[name] for name in ("metric", "score", "curve", "layer_curve"))
-ROWS = 200  # of a curve in one statement for SQLite, whose older versions take at most 999 parameters
+STATEMENT_ROWS = 200  # of a curve, for SQLite, whose older versions take at most 999 parameters
 # Made once: building a statement costs more than running it.
 _DELETE_METRICS = delete(METRIC).where(METRIC.c.attempt_id == bindparam("attempt"))
 _INSERT_METRICS = insert(METRIC)
@@ -60,8 +60,8 @@ def _put(connection: Connection, table: Table, attempt: int, name: str, columns:
     """Insert the points of one curve, replacing those that are there. `columns` are its steps (and layers) and values.
 
     The driver gets them without SQLAlchemy's parameters for each point, which takes a third of the time. SQLite gets
-    ROWS points in a statement, half the time of a statement for each; Postgres gets each column as one array in the
-    binary format, a tenth of the time of one row after the other.
+    STATEMENT_ROWS points in a statement, half the time of a statement for each; Postgres gets each column as one array
+    in the binary format, a tenth of the time of one row after the other.
     NaN becomes NULL as in `schema.Real`: SQLite does that itself.
     """
     if not columns[0]:
@@ -70,9 +70,9 @@ def _put(connection: Connection, table: Table, attempt: int, name: str, columns:
         connection.exec_driver_sql(_put_arrays(table, connection.dialect), (attempt, name, *columns))
         return
     points = list(zip(*columns, strict=True))
-    whole = len(points) - len(points) % ROWS
-    for begin in range(0, whole, ROWS):
-        part = chain.from_iterable(points[begin : begin + ROWS])
+    whole = len(points) - len(points) % STATEMENT_ROWS
+    for begin in range(0, whole, STATEMENT_ROWS):
+        part = chain.from_iterable(points[begin : begin + STATEMENT_ROWS])
         connection.exec_driver_sql(_put_rows(table), (attempt, name, *part))
     if whole < len(points):
         connection.exec_driver_sql(_put_row(table), [(attempt, name, *point) for point in points[whole:]])
@@ -86,11 +86,11 @@ def _put_row(table: Table) -> str:
 
 @cache
 def _put_rows(table: Table) -> str:
-    """Return the statement that inserts ROWS points of a curve into SQLite."""
+    """Return the statement that inserts STATEMENT_ROWS points of a curve into SQLite."""
     places = _places(table)
     row = f"({', '.join('?' * (len(places) + 1))})"
     values = ", ".join(f"column{number + 1}" for number in range(len(places) + 1))
-    points = ", ".join([row] * ROWS)
+    points = ", ".join([row] * STATEMENT_ROWS)
     # Without WHERE, SQLite would take ON for a part of a join.
     return _insert(table, f"SELECT ?1, ?2, {values} FROM (VALUES {points}) WHERE true")
 

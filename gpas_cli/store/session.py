@@ -28,7 +28,7 @@ from gpas_cli.errors import StoreError
 from gpas_cli.packaged import packaged
 from gpas_cli.store import driver_errors
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
-from gpas_cli.store.sqlite_file import LOGS, may_write, open_to_read
+from gpas_cli.store.sqlite_file import LOG_SUFFIXES, may_write, open_to_read
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -219,7 +219,7 @@ def _share_log(path: Path) -> None:
     """Set the group of log files that this user has created to that of the database; SQLite has set their mode."""
     with contextlib.suppress(OSError):  # deleted meanwhile, or this user is not in the group
         group = path.stat().st_gid
-        for beside in (path.with_name(path.name + suffix) for suffix in LOGS):
+        for beside in (path.with_name(path.name + suffix) for suffix in LOG_SUFFIXES):
             found = beside.stat()
             if found.st_uid == os.geteuid() and found.st_gid != group:
                 os.chown(beside, -1, group)

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-LOGS = ("-wal", "-shm")  # suffixes of the files that SQLite keeps beside a database
+LOG_SUFFIXES = ("-wal", "-shm")  # of the files that SQLite keeps beside a database
 
 
 def may_write(path: Path) -> bool:
@@ -21,6 +21,6 @@ def open_to_read(path: Path, busy_seconds: float) -> sqlite3.Connection:
 
     Without a log, the file is complete and is opened as immutable.
     """
-    log, shared = (path.with_name(path.name + suffix) for suffix in LOGS)
+    log, shared = (path.with_name(path.name + suffix) for suffix in LOG_SUFFIXES)
     how = "mode=ro&readonly_shm=1" if log.exists() and (shared.exists() or log.stat().st_size) else "immutable=1"
     return sqlite3.connect(f"file:{quote(str(path))}?{how}", uri=True, timeout=busy_seconds, check_same_thread=False)

@@ -16,7 +16,7 @@ from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
 REPORT_SECONDS = 2.0  # between two progress reports
-WHOLE = 1000  # the number of steps reported for a split whose size is known
+REPORTED_STEPS = 1000  # of a split whose size is known
 
 
 def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
@@ -74,7 +74,13 @@ class _ProgressReporter:
             return
         self._emit(Phase(f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens"))
         if need is not None:
-            self._emit(Step(min(WHOLE, WHOLE * need.of(totals) // need.amount), steps=WHOLE, split=split))
+            self._emit(
+                Step(
+                    min(REPORTED_STEPS, REPORTED_STEPS * need.of(totals) // need.amount),
+                    steps=REPORTED_STEPS,
+                    split=split,
+                )
+            )
 
     def _stop_if_asked(self) -> None:
         if outcome := self._stop():

@@ -12,7 +12,7 @@ from gpas_cli.store import attempt_rows, session
 from gpas_cli.store.attempt_rows import Stored, store_attempt
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import encode
-from gpas_cli.store.points import ROWS
+from gpas_cli.store.points import STATEMENT_ROWS
 from gpas_cli.store.rundir import AttemptDir
 
 
@@ -44,7 +44,7 @@ def test_memory_does_not_depend_on_the_length_of_a_journal(
     assert long < 1.5 * short, f"{short / 1e6:.1f} MB for 2,000 events, {long / 1e6:.1f} MB for 16,000"
 
 
-@pytest.mark.parametrize("steps", [1, ROWS - 1, ROWS, ROWS + 1, 3 * ROWS + 7])
+@pytest.mark.parametrize("steps", [1, STATEMENT_ROWS - 1, STATEMENT_ROWS, STATEMENT_ROWS + 1, 3 * STATEMENT_ROWS + 7])
 def test_a_curve_of_any_length_is_stored_and_replaced(engine: Engine, life: Life, steps: int) -> None:
     attempt = life.attempt()
     for loss in (2.5, 3.5):

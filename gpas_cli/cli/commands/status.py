@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import CellStatus
 
 REFRESH_SECONDS = 2.0
-WHOLE = 200  # the most cells of a single grid that `gpas status` without names lists completely
+LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 ALIVE = ("running", "queued")
@@ -100,7 +100,7 @@ def status(
     else:
         states = observed(names, where, started=False)
         warn(without_runs([state.entry for state in states]))
-        view = replace(view, brief=view.brief or (len(states) > WHOLE and not (names or every)))
+        view = replace(view, brief=view.brief or (len(states) > LISTED_WHOLE and not (names or every)))
         for part in view.parts(states):
             console().print(part)
         if not names:

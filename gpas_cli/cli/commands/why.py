@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 
 GONE = "its run directory is gone"
-SPIKES = 8  # spikes named in one line
-SCORES = 12  # tasks named in one line
+MOST_SPIKES = 8  # named in one line
+MOST_TASKS = 12  # named in one line
 
 
 Names = Annotated[
@@ -226,7 +226,7 @@ def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
 
     for origin in dict.fromkeys(origins.values()):
         key, _, number = origin.partition("/")
-        tasks = listed([task for task, own in origins.items() if own == origin], SCORES)
+        tasks = listed([task for task, own in origins.items() if own == origin], MOST_TASKS)
         try:
             record = AttemptDir(stage_dir(project().runs, key) / number).read_attempt()
             cell = f"{record.grid}/{record.name}"
@@ -273,7 +273,7 @@ def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
     """Return the first spikes as text."""
     words = {"loss": "loss", "grad_norm": "gradient norm"}
     shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes]
-    return f"spikes: {listed(shown, SPIKES)}"
+    return f"spikes: {listed(shown, MOST_SPIKES)}"
 
 
 def _signal(number: int) -> str:

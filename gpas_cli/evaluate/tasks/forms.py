@@ -15,7 +15,7 @@ from gpas_cli.data.questions import Question
 
 Doc = Mapping[str, Any]
 PROMPT_VERSION = "0.4.13"
-OWN = "choices"  # the form of tasks that are not known
+DEFAULT_FORM = "choices"  # of tasks that are not known
 
 
 class FormError(ValueError):
@@ -154,10 +154,10 @@ FORMS: dict[str, Form] = {
     "arc_easy": Form("question, choices {text, label} and answerKey", _arc),
     "arc_challenge": Form("question, choices {text, label} and answerKey", _arc),
     "social_iqa": Form("context, question, answerA, answerB, answerC and label (1 to 3)", _social_iqa),
-    OWN: Form("context, choices and answer (the index of the right choice, from 0)", _own),
+    DEFAULT_FORM: Form("context, choices and answer (the index of the right choice, from 0)", _own),
 }
 
 
 def form_of(task: str) -> Form:
     """Return the form of the documents of a task: its own if it is known, otherwise context, choices, answer."""
-    return FORMS.get(task, FORMS[OWN])
+    return FORMS.get(task, FORMS[DEFAULT_FORM])

@@ -17,11 +17,11 @@ from gpas_cli.data.questions import Question
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
-from gpas_cli.evaluate.tasks.forms import FORMS, OWN, PROMPT_VERSION, FormError, form_of
+from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, form_of
 from gpas_cli.files import replace_file
 from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, LOCAL_TASK, base_name, local_file, task_title
 
-REPORTED = 5  # problems of one file in a message
+MOST_PROBLEMS = 5  # of one file, in a message
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -93,7 +93,7 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
     `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness or of LLM-Adapters.
     Raises DataError with the place of each problem; nothing is written then.
     """
-    if not _NAME.fullmatch(task) or task == OWN:
+    if not _NAME.fullmatch(task) or task == DEFAULT_FORM:
         raise DataError(f"--task: '{task}' is not a name of lower-case letters, digits and _ (arc_easy)")
     if task in KNOWN_TASKS and task not in FORMS:
         raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
@@ -106,8 +106,8 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
         except FormError as error:
             problems.append(f"{source}:{line}: {error}")
     if problems:
-        more = f"\nand {len(problems) - REPORTED} more" if len(problems) > REPORTED else ""
-        raise DataError("\n".join(problems[:REPORTED]) + more)
+        more = f"\nand {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
+        raise DataError("\n".join(problems[:MOST_PROBLEMS]) + more)
     if not documents:
         raise DataError(f"{source} has no document")
     content = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()

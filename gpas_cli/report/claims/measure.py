@@ -32,7 +32,7 @@ IMPORTANCE_CURVES = (
 )
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
-EARLY = 0.2  # of the updates
+EARLY_SHARE = 0.2  # of the updates
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _early_change(points: Mapping[int, Mapping[int, float]]) -> float | None:
         for before, step in pairwise(steps)
     }
     total = math.fsum(moved.values())
-    return math.fsum(moved[step] for step in moved if step <= EARLY * steps[-1]) / total if total else None
+    return math.fsum(moved[step] for step in moved if step <= EARLY_SHARE * steps[-1]) / total if total else None
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float | None:

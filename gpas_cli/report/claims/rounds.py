@@ -21,7 +21,7 @@ from gpas_cli.statistics.sequential import fewest, log_evidence, possible
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments
 
-FUTURES = 1000  # simulated for the chance of a decision
+SIMULATIONS = 1000  # of further seeds, for the chance of a decision
 UNKNOWN_CHANCE = 0.5  # of a part with fewer than two effects
 NEAR = 0.5  # of the best part's chance per hour: parts above are run in the same round
 LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide by zero
@@ -90,17 +90,17 @@ def chances(part: PartEvidence, level: float, parts: int, further: int) -> tuple
     if effects.size < 2 or not spread:
         return tuple(UNKNOWN_CHANCE * n / further for n in range(1, further + 1))
     random = np.random.default_rng(0)
-    deviation = np.sqrt(spread / random.chisquare(effects.size - 1, FUTURES))
+    deviation = np.sqrt(spread / random.chisquare(effects.size - 1, SIMULATIONS))
     mean = random.normal(effects.mean(), deviation / math.sqrt(effects.size))
-    future = random.normal(mean[:, None], deviation[:, None], (FUTURES, further))
-    past = np.broadcast_to(effects, (FUTURES, effects.size))
+    future = random.normal(mean[:, None], deviation[:, None], (SIMULATIONS, further))
+    past = np.broadcast_to(effects, (SIMULATIONS, effects.size))
     bounds = part.part.bounds()
     inside, outside = log_evidence(np.concatenate([past, future], axis=1), *bounds)
     can_support, can_contradict = possible([x for x in part.effects if x is not None], *bounds)
     supported = (inside >= -math.log(level)) & can_support
     decided = supported | ((outside >= -math.log(level / parts)) & can_contradict)
     hits = decided[:, effects.size :].sum(axis=0)
-    return tuple(float(hit + 1) / (FUTURES + 2) for hit in hits)  # never 0 or 1, so that parts keep an order
+    return tuple(float(hit + 1) / (SIMULATIONS + 2) for hit in hits)  # never 0 or 1, so that parts keep an order
 
 
 def chosen(found: Sequence[Candidate], hours: Sequence[float]) -> list[Candidate]:

@@ -16,10 +16,10 @@ from gpas_cli.report.figures.series import Series
 from gpas_cli.report.figures.ticks import log_ticks, readable
 
 SHADES = "viridis"
-COLUMNS = 4  # maps beside each other
-SHARE = (0.5, 0.62)  # of the figure's size that one of several maps has
+MAPS_PER_ROW = 4
+MAP_SHARE = (0.5, 0.62)  # of the figure's size, for one of several maps
 TITLE_CHARACTERS = 16  # in an inch
-TICKS = 8  # at most, on an axis
+MOST_TICKS = 8  # on an axis
 
 
 def canvas_size(series: Sequence[Series], size: tuple[float, float]) -> tuple[float, float]:
@@ -27,7 +27,7 @@ def canvas_size(series: Sequence[Series], size: tuple[float, float]) -> tuple[fl
     if len(series) == 1:
         return size
     columns = _columns(len(series))
-    return columns * SHARE[0] * size[0], math.ceil(len(series) / columns) * SHARE[1] * size[1]
+    return columns * MAP_SHARE[0] * size[0], math.ceil(len(series) / columns) * MAP_SHARE[1] * size[1]
 
 
 def draw(canvas: Any, figure: Figure, title: str) -> None:
@@ -67,8 +67,8 @@ def _draw_map(axes: Any, series: Series, limits: dict[str, Any]) -> Any:
     columns = series.columns()
     mesh = axes.pcolormesh(_edges(columns), [i + 0.5 for i in range(len(rows) + 1)], padded, rasterized=True, **limits)
     if not series.runs[0].columns:
-        axes.set_xticks(list(range(1, width + 1, math.ceil(width / TICKS))))
-    axes.set_yticks(list(range(1, len(rows) + 1, math.ceil(len(rows) / TICKS))))
+        axes.set_xticks(list(range(1, width + 1, math.ceil(width / MOST_TICKS))))
+    axes.set_yticks(list(range(1, len(rows) + 1, math.ceil(len(rows) / MOST_TICKS))))
     axes.set_title(series.title, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
     return mesh
@@ -83,4 +83,4 @@ def _edges(centres: Sequence[float]) -> list[float]:
 
 
 def _columns(count: int) -> int:
-    return min(COLUMNS, math.ceil(math.sqrt(count)) if count > 2 else count)
+    return min(MAPS_PER_ROW, math.ceil(math.sqrt(count)) if count > 2 else count)

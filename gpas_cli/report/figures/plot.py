@@ -16,14 +16,14 @@ from typing import Any
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.figures import heat_map
 from gpas_cli.report.figures.figure import Figure
-from gpas_cli.report.figures.plot_legend import LINE, MOST_SHADES, Labelled, legend_beside, legends_below
+from gpas_cli.report.figures.plot_legend import LINE_HEIGHT, MOST_SHADES, Labelled, legend_beside, legends_below
 from gpas_cli.report.figures.plot_lines import beyond, draw_all
 from gpas_cli.report.figures.ticks import is_log, layer_axis, log_axis
 
 FORMATS = (".pdf", ".svg", ".png")
-SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
-COLUMN = (3.3, 2.3)  # of a paper's column
-WIDE = (6.8, 2.4)  # of both columns
+PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
+COLUMN_SIZE = (3.3, 2.3)  # inches, of a plot as wide as a column of a paper
+PAGE_SIZE = (6.8, 2.4)  # inches, of one as wide as both columns
 NARROW = 5.0  # inches; narrower panels are below each other, and narrower plots have their legend below
 TITLE_CHARACTERS = 19  # in an inch
 STYLE: dict[str, Any] = {
@@ -57,8 +57,8 @@ class Sheet:
     def usual_size(self) -> tuple[float, float]:
         """The size in inches for a paper: a column for a single panel of few lines, else both columns."""
         if len(self.panels) > 1:
-            return WIDE
-        return COLUMN if len(self.panels[0].series) + len(self.panels[0].lines) <= MOST_SHADES else SIZE
+            return PAGE_SIZE
+        return COLUMN_SIZE if len(self.panels[0].series) + len(self.panels[0].lines) <= MOST_SHADES else PLOT_SIZE
 
 
 def check_formats(paths: Sequence[Path]) -> None:
@@ -111,7 +111,7 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
     title = _wrapped(sheet.title or panels[0].title, size[0])
     if title:
         canvas.suptitle("\n".join(title), x=0.01, ha="left", fontsize=8, linespacing=1.1)
-    plots = rows * size[1] + LINE * max(0, len(title) - 1)
+    plots = rows * size[1] + LINE_HEIGHT * max(0, len(title) - 1)
     if below:
         canvas.set_size_inches(size[0], plots + legends_below(canvas, legends, (size[0], width), rows))
     else:

@@ -15,9 +15,9 @@ from gpas_cli.report.figures.series import Series
 LONGEST_LABEL = 34  # characters in a line of the legend
 LONGEST_COLUMN = 24  # entries of a legend
 MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
-LINE = 0.15  # inches; the height of a line of the legend or title
-CHARACTER = 0.062  # inches; the width of a character of the legend, at most
-HANDLE = 0.5  # inches; the line in the legend and its margins
+LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
+CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
+HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
 USUAL_LEGEND = 1.5  # inches of a plot's width that a legend beside it may take
 BAR_TICKS = 12  # at most, on a colour bar
 
@@ -63,7 +63,7 @@ def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
     columns = math.ceil(len(titles) / LONGEST_COLUMN)
     _draw(canvas, dict(one.handles), titles, "outside right upper", columns, "\n".join(explained))
     lines = _lines(titles) / columns + len(explained) + 3
-    return LINE * lines, max(0.0, columns * (CHARACTER * _longest(titles) + HANDLE) - USUAL_LEGEND)
+    return LINE_HEIGHT * lines, max(0.0, columns * (CHARACTER_WIDTH * _longest(titles) + HANDLE_WIDTH) - USUAL_LEGEND)
 
 
 def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], width: float) -> float:
@@ -71,10 +71,10 @@ def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], widt
     explained = list(dict.fromkeys(line for panel in panels for line in _explained(panel)))
     if not titles and not explained and len(panels) == 1:
         return 0.0
-    columns = max(1, min(len(titles), int(width / (CHARACTER * _longest(titles) + HANDLE))))
-    heading = textwrap.wrap("; ".join(explained), int(width / CHARACTER))
+    columns = max(1, min(len(titles), int(width / (CHARACTER_WIDTH * _longest(titles) + HANDLE_WIDTH))))
+    heading = textwrap.wrap("; ".join(explained), int(width / CHARACTER_WIDTH))
     _draw(part, entries, titles, "outside lower left", columns, "\n".join(heading))
-    return LINE * (math.ceil(_lines(titles) / columns) + len(heading) + 0.8)
+    return LINE_HEIGHT * (math.ceil(_lines(titles) / columns) + len(heading) + 0.8)
 
 
 def _draw(part: Any, entries: Mapping[str, Any], titles: Sequence[str], place: str, columns: int, heading: str) -> None:

@@ -20,8 +20,8 @@ WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
 MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
 SHADES = "viridis"  # for colours that represent numbers
 BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
-FEW = 40  # points; longer curves have markers at some of them
-MARKED = 6  # points of a long curve
+ALL_MARKED = 40  # points; longer curves have markers at some of them
+MARKS = 6  # on a long curve
 SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
 BAR_WIDTH = 0.8  # layers, of all bars at a layer
 BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
@@ -51,7 +51,7 @@ def look(one: Series | Line, points: int) -> dict[str, Any]:
 
         colour = colormaps[SHADES](BRIGHTEST * one.shade)
     style = one.style % len(DASHES)
-    every = max(1, points // MARKED)
+    every = max(1, points // MARKS)
     return {
         "color": colour,
         "linestyle": DASHES[style],
@@ -61,7 +61,7 @@ def look(one: Series | Line, points: int) -> dict[str, Any]:
         "markeredgewidth": 0.8,
         "markerfacecolor": "white" if one.style else colour,
         # Lines that lie on each other have their markers at different places.
-        "markevery": 1 if points <= FEW else ((one.colour * 5 + style * 3) % 12 * every // 12, every),
+        "markevery": 1 if points <= ALL_MARKED else ((one.colour * 5 + style * 3) % 12 * every // 12, every),
     }
 
 

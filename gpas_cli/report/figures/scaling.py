@@ -28,7 +28,7 @@ OURS = "ours"
 DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
 MOST_BANDS = 4  # in a panel; with more methods, the intervals of the exponents have to do
 NOTE = "fitted exponent ± half of its 95 % interval"
-DRAWN = 40  # points of a fitted curve
+CURVE_POINTS = 40  # of a fitted curve
 AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
 
 
@@ -193,7 +193,7 @@ def _panel(source: str, x: str, points: Sequence[Point], over: str, laws: Sequen
         pairs = tuple(sorted((getattr(point, over), point.loss) for point in own))
         lines.append(Line(method, pairs, form="points", in_legend=law.law is None, **look))
         if law.law is not None:
-            xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / DRAWN) for i in range(DRAWN + 1)]
+            xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
             band = tuple((at, *law.law.band(at)) for at in xs) if len(laws) <= MOST_BANDS else ()
             title = f"{method}: {_exponent(law.law)}"
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))

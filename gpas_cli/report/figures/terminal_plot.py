@@ -20,18 +20,18 @@ from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import Points, Series
 from gpas_cli.report.figures.ticks import apart, is_log, linear_ticks, log_ticks, readable
 
-HEIGHT = 18  # lines of the plot, without axes and legend
+PLOT_LINES = 18  # without axes and legend
 WIDEST = 120  # characters; a wider plot has too flat lines
 TICK_EVERY = (14, 4)  # characters of x and lines of y between ticks, at least
 KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
-KEYED = 4  # keys in a line
+KEYS_ON_CURVE = 4  # times that a curve has its key
 # Okabe and Ito's colours, as in files; black and grey are the terminal's own colour.
 COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), None, None)
 # Shades of ordered numbers, of which the darkest is readable on black and the lightest on white.
 SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
 LEVELS = " ░▒▓█"  # of heat maps, so that they are readable without colour
-START = 0.05  # an axis that begins below this fraction of its end begins at 0
-DASH = 3  # dots of braille, and of the gap after them
+ZERO_BELOW = 0.05  # an axis that begins below this fraction of its end begins at 0
+DASH_DOTS = 3  # of braille, and of the gap after them
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class _Frame:
         ys = [y for curve in curves for _, y in curve.points]
         ys += [figure.level] if figure.level is not None else []
         y = _limits(ys)
-        ticks = _ticks(*y, is_log(figure), HEIGHT // TICK_EVERY[1])
+        ticks = _ticks(*y, is_log(figure), PLOT_LINES // TICK_EVERY[1])
         margin = max(map(len, map(readable, _shown(ticks, figure))))
         x = _limits(xs, margin=0)
-        if not figure.log_x and 0 < x[0] < START * x[1]:
+        if not figure.log_x and 0 < x[0] < ZERO_BELOW * x[1]:
             x = (0.0, x[1])
         return cls(figure, x, y, room - margin - 2, ticks)
 
@@ -105,9 +105,9 @@ class _Frame:
     def _y_labels(self) -> dict[int, str]:
         """Return the labels of ticks by line, counted from the top."""
         low, high = self.y
-        lines = {round((high - tick) / (high - low) * HEIGHT - 0.5): tick for tick in self.ticks}
+        lines = {round((high - tick) / (high - low) * PLOT_LINES - 0.5): tick for tick in self.ticks}
         shown = _shown(lines.values(), self.figure)
-        return {max(0, min(HEIGHT - 1, line)): readable(value) for line, value in zip(lines, shown, strict=True)}
+        return {max(0, min(PLOT_LINES - 1, line)): readable(value) for line, value in zip(lines, shown, strict=True)}
 
     def _x_labels(self) -> str:
         line = [" "] * self.width
@@ -124,7 +124,9 @@ class _Frame:
             from plotille import Canvas
         except ModuleNotFoundError as error:
             raise GpasError("plots in the terminal need plotille: pip install plotille") from error
-        canvas = Canvas(self.width, HEIGHT, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True)
+        canvas = Canvas(
+            self.width, PLOT_LINES, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True
+        )
         if self.figure.level is not None:
             canvas.line(self.x[0], self.figure.level, self.x[1], self.figure.level, color=(128, 128, 128))
         for number, curve in enumerate(curves):
@@ -149,16 +151,16 @@ class _Frame:
     def _dots(self, x0: float, y0: float, x1: float, y1: float) -> float:
         """Return the length of a line in dots of braille: a character has two by four."""
         wide = (x1 - x0) / (self.x[1] - self.x[0]) * 2 * self.width
-        high = (y1 - y0) / (self.y[1] - self.y[0]) * 4 * HEIGHT
+        high = (y1 - y0) / (self.y[1] - self.y[0]) * 4 * PLOT_LINES
         return math.hypot(wide, high)
 
 
 def _dashes(length: float, before: float) -> Iterator[tuple[float, float]]:
     """Yield the dashes of a line of so many dots as (start, end) between 0 and 1; `before`: dots before it."""
-    period = 2 * DASH
+    period = 2 * DASH_DOTS
     at = -(before % period)
     while at < length:
-        start, end = max(0.0, at), min(length, at + DASH)
+        start, end = max(0.0, at), min(length, at + DASH_DOTS)
         if end > start:
             yield start / length, end / length
         at += period
@@ -217,8 +219,8 @@ def _shown(ticks: Any, figure: Figure) -> list[float]:
 def _spread(points: Points, number: int) -> Iterator[tuple[float, float]]:
     """Yield the points at which a curve has its key: at other places than the curve before it, and at the end."""
     count = len(points)
-    for i in range(KEYED):
-        yield points[min(count - 1, round((i + 0.3 + 0.17 * (number % 5)) * count / KEYED))]
+    for i in range(KEYS_ON_CURVE):
+        yield points[min(count - 1, round((i + 0.3 + 0.17 * (number % 5)) * count / KEYS_ON_CURVE))]
 
 
 def _legend(curves: Sequence[_Curve], room: int) -> Iterator[Text]:

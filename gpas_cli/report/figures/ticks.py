@@ -8,7 +8,7 @@ from typing import Any
 
 from gpas_cli.report.figures.figure import Figure
 
-TICKS = 4  # the least number of ticks on a logarithmic axis
+LEAST_TICKS = 4  # on a logarithmic axis
 # Multiples of powers of ten, the coarsest first.
 STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
 ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
@@ -22,9 +22,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     for steps in STEPS:
         # Powers of whole numbers, so that 3e-5 is not 3.0000000000000004e-05.
         ticks = [tick for power in decades for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
-        if len(ticks) >= TICKS:
-            return apart(ticks[:: math.ceil(len(ticks) / (3 * TICKS))], CLOSEST * math.log(high / low))
-    return linear_ticks(low, high, TICKS + 2)
+        if len(ticks) >= LEAST_TICKS:
+            return apart(ticks[:: math.ceil(len(ticks) / (3 * LEAST_TICKS))], CLOSEST * math.log(high / low))
+    return linear_ticks(low, high, LEAST_TICKS + 2)
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:

@@ -18,7 +18,7 @@ TEXT_WIDTH = 345.0  # points
 SPACINGS = (Spacing(12), Spacing(6), Spacing(10, wrapped=True), Spacing(6, wrapped=True))  # points
 MOST_TABLES = 3  # above each other; if more are needed, published numbers are put below ours
 LONGEST_LABEL = 150.0  # points; longer row labels are wrapped
-WIDER = 1.14  # width of bold digits over that of others
+BOLD_WIDTH = 1.14  # of bold digits, relative to others
 BOLD = "\0"  # around bold text whose width is estimated; printable text does not have it
 MEASURED = Style(one_line, lambda text: f"{BOLD}{text}{BOLD}", str, minus="=", indent="M")  # as wide as minus and quad
 PREAMBLE = (
@@ -131,7 +131,7 @@ def text_width(text: str) -> float:
     r"""Return the approximate width of plain `text` in \small, in points, rounded up; text between BOLD is wider."""
     plain = sum(_WIDTHS.get(character, _OTHER_WIDTH) for character in text if character != BOLD)
     bold = sum(_WIDTHS.get(character, _OTHER_WIDTH) for part in text.split(BOLD)[1::2] for character in part)
-    return plain + (WIDER - 1) * bold
+    return plain + (BOLD_WIDTH - 1) * bold
 
 
 def _widths(sheet: Sheet) -> tuple[list[float], list[float]]:
