@@ -308,3 +308,15 @@ def cell(name: str, state: str, fraction: float | None) -> dict[str, Any]:
     """Return a line of the list of cells."""
     same = {"grid": "grid", "key": name, "axes": {"seed": 1}, "stage": "pretrain", "evidence": "", "cause": ""}
     return {"id": f"grid/{name}", "state": state, "fraction": fraction, "result": None, "since": None, **same}
+
+
+@pytest.mark.parametrize("width", [718, 739], ids=["A4", "Letter"])  # within the margins
+def test_the_widest_table_of_a_paper_is_whole_on_paper(window: Any, tmp_path: Path, width: int) -> None:
+    assert gpas(tmp_path, "init").returncode == 0
+    assert gpas(tmp_path, "report", "table2", "quickstart", "-o", "wide.html").returncode == 0
+    window.set_viewport_size({"width": width, "height": 1000})
+    window.emulate_media(media="print")
+    window.goto((tmp_path / "wide.html").as_uri())
+    assert window.locator(".wide table").first.is_visible()
+    assert window.locator("thead th", has_text="1b, GPAS poster").count() == 1
+    assert window.evaluate("document.documentElement.scrollWidth") == width
