@@ -171,7 +171,7 @@ def test_torchrun_takes_precedence_over_slurm() -> None:
         ({"RANK": "1"}, "WORLD_SIZE is not set"),
         ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "below the number"),
         ({"RANK": "x", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "invalid literal"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "where they meet"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "an address at which they connect"),
     ],
 )
 def test_a_contradictory_rank_is_refused(environ: dict[str, str], words: str) -> None:
