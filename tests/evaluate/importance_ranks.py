@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recorder import Recorder
 
 from gpas_cli.evaluate.importance import measure
-from gpas_cli.events import Event, fields_of
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
@@ -37,19 +37,6 @@ TEXTS = {f"t{i:02d}.txt": _text(40, i) for i in range(30)} | {f"v{i:02d}.txt": _
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
 DATA = {"source": "files", "path": "t*.txt", "validation": "v*.txt", "tokenizer": "bpe", "length": 16}
 OPTIM = {"lr": 0.01, "warmup": 3, "steps": 7, "batch": 5}
-
-
-class Recorder:
-    """A journal that keeps the events of a run."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def __call__(self, event: Event) -> None:
-        self.events.append((event.kind, fields_of(event)))
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [fields for name, fields in self.events if name == kind]
 
 
 def cell_of(*, layout: str = "pack", catalogue: Catalogue | None = None, **values: Any) -> Cell:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from importance_ranks import TEXTS, Recorder, cell_of, save_network
+from importance_ranks import TEXTS, cell_of, save_network
+from recorder import Recorder
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import Batch, validation_batches
@@ -309,10 +311,11 @@ def test_two_processes_measure_the_same(room: Path, tmp_path: Path, layout: str)
     path, _ = save_network(cell, tmp_path)
     outcome, recorder = go(room, cell, path)
     script = Path(__file__).with_name("importance_ranks.py")
+    modules = f"{script.parents[2]}{os.pathsep}{script.parents[1]}"  # the package, and `recorder`
     ranks = [
         subprocess.Popen(
             [sys.executable, "-P", str(script), str(rank), str(room), str(path), layout, str(tmp_path / "two.json")],
-            env={"PYTHONPATH": str(script.parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            env={"PYTHONPATH": modules, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from documents import write_documents
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -166,14 +166,8 @@ def test_gate_gradients_of_a_masked_bert_equal_autograds(norm: str, lengths: np.
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    root = tmp_path_factory.mktemp("text")
-    chooser = random.Random(1)
-    words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
-    for i in range(60):
-        length = 5 + 7 * (i % 30)
-        (root / f"{i:02d}.txt").write_text(" ".join(chooser.choice(words) for _ in range(length)) + "\n")
     make_deterministic(1)
-    return RunPaths(checkpoints=root / "unused", earlier=[], cache=root / "cache", root=root)
+    return write_documents(tmp_path_factory.mktemp("text"), [5 + 7 * (i % 30) for i in range(60)])
 
 
 def cell(layout: str, seed: int = 1, **values: Any) -> Cell:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from documents import write_documents
+from recorder import Recorder
 from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.events import Event, Outcome, fields_of
+from gpas_cli.events import Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
@@ -28,28 +30,10 @@ STEPS = 24
 CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7)
 
 
-class Recorder:
-    """A journal that keeps the events of a run."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict]] = []
-
-    def __call__(self, event: Event) -> None:
-        self.events.append((event.kind, fields_of(event)))
-
-    def of(self, kind: str) -> list[dict]:
-        return [fields for name, fields in self.events if name == kind]
-
-
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    root = tmp_path_factory.mktemp("text")
-    chooser = random.Random(1)
-    words = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
-    for i in range(60):
-        (root / f"{i:02d}.txt").write_text(" ".join(chooser.choice(words) for _ in range(200)) + "\n")
     make_deterministic(1)
-    return RunPaths(checkpoints=root / "unused", earlier=[], cache=root / "cache", root=root)
+    return write_documents(tmp_path_factory.mktemp("text"), [200] * 60)
 
 
 def cell(**values: object) -> Cell:

@@ -1,0 +1,21 @@
+"""A journal in memory, for tests that run a stage in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpas_cli.events import Event, fields_of
+
+
+class Recorder:
+    """A journal that keeps the events of a run."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append((event.kind, fields_of(event)))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Return the fields of the events of this kind, in their order."""
+        return [fields for name, fields in self.events if name == kind]
