@@ -109,6 +109,32 @@ def test_in_bfloat16_wide_products_agree_up_to_rounding(
     assert all(p.grad is not None and p.grad.dtype == p.dtype for p in network.parameters())
 
 
+@pytest.mark.parametrize(
+    ("hidden", "dtype", "autocast", "joined"),
+    [
+        (1024, torch.bfloat16, False, True),
+        (1032, torch.bfloat16, False, False),  # as FSDP gathers them, and with `pure_bf16`
+        (1032, torch.bfloat16, True, False),
+        (1032, torch.float32, True, True),
+        (1032, torch.float32, False, False),
+    ],
+)
+def test_weights_are_joined_where_a_copy_is_made_anyway_or_small(
+    wide: None, hidden: int, dtype: torch.dtype, autocast: bool, joined: bool
+) -> None:
+    maps = [nn.Linear(hidden, width, dtype=dtype) for width in (8, 40)]
+    x = torch.randn(3, hidden, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert products.joins(x, maps[0].weight) == joined
+        found = outputs(x, maps, 16)
+        for y, linear in zip(found, maps, strict=True):
+            width = linear.out_features
+            torch.testing.assert_close(y[..., :width], linear(x), rtol=1e-2, atol=1e-2)
+            assert y.shape[-1] % 16 == 0
+            assert not y[..., width:].any()
+        assert (found[0].untyped_storage().data_ptr() == found[1].untyped_storage().data_ptr()) == joined
+
+
 def test_a_matrix_gets_rows_of_zeros_only_for_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 16)
     assert len(aligned_rows(weight, torch.bfloat16)) == 50
