@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpas_cli.page.limits import Limits
     from gpas_cli.plan.usage import GridUsage, UsageMeter
     from gpas_cli.report.recorded import Recorded
+    from gpas_cli.state.ended_index import EndedIndex
     from gpas_cli.state.status import CellStatus
 
 DEFAULT = Path("report.html")
@@ -68,12 +69,12 @@ class PageSource:
         from gpas_cli.page.limits import FILE, SERVED
         from gpas_cli.report.recorded import recorded
 
-        states = self._observe()
+        states, index = self._observe()
         with recorded(project(), [state.entry for state in states]) as known:
             read = None if file else _read_from(states, known)
             if read is not None and self._last is not None and self._last[0] == read:
                 return replace(self._last[1], made=time.time())
-            made = self._content(states, known, FILE if file else SERVED)
+            made = self._content(states, known, FILE if file else SERVED, index)
         self._last = (read, made)
         return made
 
@@ -83,12 +84,12 @@ class PageSource:
         from gpas_cli.page.limits import SERVED
         from gpas_cli.report.recorded import Recorded
 
-        states = self._observe()
+        states, index = self._observe()
         problem = f"The results cannot be read: {error}"
         if before is not None:
             return with_states(before, states, problem)
         known = Recorded(tuple(state.entry for state in states), problem=problem)
-        return self._content(states, known, SERVED)
+        return self._content(states, known, SERVED, index)
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
@@ -102,18 +103,22 @@ class PageSource:
         with recorded(project(), [entry]) as known:
             return details(look(project().runs, [entry])[0], known.engine, log_tail(entry, LOG_LINES))
 
-    def _observe(self) -> list[CellStatus]:
-        states = observed(self.names, self.where)
-        self._shown = {state.entry.id: state.entry for state in states}
-        return states
+    def _observe(self) -> tuple[list[CellStatus], EndedIndex]:
+        """Return the states of the cells and the index of the look that found them."""
+        from gpas_cli.state.ended_index import EndedIndex
 
-    def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
+        index = EndedIndex(project().runs)
+        states = observed(self.names, self.where, index=index)
+        self._shown = {state.entry.id: state.entry for state in states}
+        return states, index
+
+    def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits, index: EndedIndex) -> Content:
         from gpas_cli.page.content import collect
         from gpas_cli.plan.usage import UsageMeter
 
         made = collect(experiments(), known, states, log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
-        return replace(made, activity=activity(self._meter.room(states).total))
+        return replace(made, activity=activity(self._meter.room(states, index).total))
 
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
