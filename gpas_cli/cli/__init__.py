@@ -7,7 +7,9 @@
 
 What several commands share:
 
-    console        the project, its grids, text and JSON output, and common options; `literal_console` prints verbatim
+    console        text and JSON output, and questions; `literal_console` prints verbatim
+    selection      the project of a command, and the grids and cells that its words choose
+    options        common arguments and options, with their completion in the shell
     cell_filter    --state, --sort and --limit
     run_options    the options of commands that run cells, and `outcome` their end: JSON, --notify, the exit code
     planning       what a command would run

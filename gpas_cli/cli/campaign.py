@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpas_cli.cli.console import project, recorded_of
+from gpas_cli.cli.selection import project, recorded_of
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:

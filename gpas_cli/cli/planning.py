@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpas_cli.cli.console import project
+from gpas_cli.cli.selection import project
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Executor, Yes
+from gpas_cli.cli.options import AsJson, Executor, Yes
 from gpas_cli.cli.outcome import Notify
 
 RETRIED = ("failed", "cancelled", "unknown")  # the states in which a stage is run again only on request

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import catalogue, console, project
+from gpas_cli.cli.console import console
 from gpas_cli.cli.run_options import RETRIED
+from gpas_cli.cli.selection import catalogue, project
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 

@@ -14,7 +14,7 @@ import pytest
 from attempts import attempt_at
 
 from gpas_cli.__main__ import main
-from gpas_cli.cli import console
+from gpas_cli.cli import console, selection
 from gpas_cli.events import event_of
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
@@ -93,7 +93,7 @@ class Face:
 
     def __call__(self, *words: str, expect: int | None = 0) -> Said:
         """Run a command to its end; its exit code must be `expect`, None for any."""
-        console.experiments.cache_clear()
+        selection.experiments.cache_clear()
         console.STATE.as_json = False
         self._patch.setattr(sys, "argv", ["gpas", *words])
         self._capture.readouterr()

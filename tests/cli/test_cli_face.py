@@ -178,14 +178,14 @@ def test_the_experiments_file_may_be_named_after_the_command(project: Path) -> N
 
 
 def test_the_shell_completes_grids_and_cells(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpas_cli.cli import console
+    from gpas_cli.cli import console, options, selection
 
     monkeypatch.setattr(console.STATE, "config", project / "here/experiments.yaml")
-    console.experiments.cache_clear()
-    assert console.complete_grid("table4") == ["table4-activation", "table4-position"]
-    assert console.complete_cell("mix-gpas") == ["mix-gpas-s1", "mix-gpas-s2"]
-    assert "table2/71m-pre-gpas" in console.complete_cell("table2/71m")
-    console.experiments.cache_clear()
+    selection.experiments.cache_clear()
+    assert options.complete_grid("table4") == ["table4-activation", "table4-position"]
+    assert options.complete_cell("mix-gpas") == ["mix-gpas-s1", "mix-gpas-s2"]
+    assert "table2/71m-pre-gpas" in options.complete_cell("table2/71m")
+    selection.experiments.cache_clear()
 
 
 def test_ctrl_c_during_start_up_prints_one_word(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from face import Face
 
-from gpas_cli.cli import console
+from gpas_cli.cli import options, selection
 from gpas_cli.cli.app import MAINTAIN, RESULTS, RUN
 
 
@@ -22,12 +22,12 @@ def test_flags_have_no_type(face: Face) -> None:
 
 
 def test_the_shell_completes_conditions_keys_and_names(face: Face) -> None:
-    console.experiments.cache_clear()
-    assert console.complete_where("norm=p") == ["norm=pre", "norm=post"]
+    selection.experiments.cache_clear()
+    assert options.complete_where("norm=p") == ["norm=pre", "norm=post"]
     key = face.entry("pre-s1").key
-    assert console.complete_cell(key[:6]) == [key]
-    assert console.complete_cell_or_grid("sma")[:2] == ["small", "small/pre-s1"]
-    assert console.complete_from(("running", "failed"))("running,f") == ["running,failed"]
+    assert options.complete_cell(key[:6]) == [key]
+    assert options.complete_cell_or_grid("sma")[:2] == ["small", "small/pre-s1"]
+    assert options.complete_from(("running", "failed"))("running,f") == ["running,failed"]
 
 
 def test_init_prints_the_next_commands(face: Face) -> None:

@@ -12,7 +12,7 @@ import pytest
 from finished import Finished
 from typer.testing import CliRunner
 
-from gpas_cli.cli import console
+from gpas_cli.cli import selection
 from gpas_cli.cli.app import make_app
 
 NOBODY = 65534
@@ -33,7 +33,7 @@ def unprivileged() -> Iterator[Path]:
 
 def run(project: Finished, *words: str) -> str:
     """Return the output of a command run in this process, with the permissions of the test."""
-    console.experiments.cache_clear()
+    selection.experiments.cache_clear()
     options = ["-c", str(project.folder / "experiments.yaml")]
     done = CliRunner().invoke(make_app(), [*options, *words], catch_exceptions=True)
     assert done.exit_code == 0, f"{done.output} {done.exception!r}"

@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpas_cli.cli.console import (
-    AsJson,
-    CellsOrGrids,
-    Where,
-    Yes,
-    chosen_cells,
-    confirm,
-    console,
-    print_json,
-    project,
-)
+from gpas_cli.cli.console import confirm, console, print_json
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
+from gpas_cli.cli.selection import chosen_cells, project
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.words import count
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, complete_grid, console, entries, experiments, print_json, recorded_of
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson, complete_grid
+from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Names, Where, console, entries, print_json, project
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson, Names, Where
+from gpas_cli.cli.selection import entries, project
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import byte_size, count
 

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Yes, confirm, console, print_json, project, warn
+from gpas_cli.cli.console import confirm, console, print_json, warn
+from gpas_cli.cli.options import AsJson, Yes
+from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.merge import merge_lines
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain

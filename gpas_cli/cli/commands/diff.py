@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import (
-    AsJson,
-    complete_cell,
-    console,
-    find_cells,
-    json_number,
-    print_json,
-    project,
-    recorded_of,
-)
+from gpas_cli.cli.console import console, json_number, print_json
+from gpas_cli.cli.options import AsJson, complete_cell
+from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import STATE, AsJson, console, print_json
+from gpas_cli.cli.console import STATE, console, print_json
+from gpas_cli.cli.options import AsJson
 from gpas_cli.errors import Exit
 from gpas_cli.project import Project
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpas_cli.cli.console import AsJson, complete_from, console, json_number, print_json, project, warn
+from gpas_cli.cli.console import console, json_number, print_json, warn
+from gpas_cli.cli.options import AsJson, complete_from
+from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.scores import score_as_mapping, scores_table
 from gpas_cli.cli.working import working
 from gpas_cli.errors import Exit, InvalidExperiments, Problem

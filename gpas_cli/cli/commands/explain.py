@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.commands.explain_bounds import as_mapping, print_theory, theory_of
-from gpas_cli.cli.console import AsJson, Cells, console, find_cells, print_json
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson, Cells
+from gpas_cli.cli.selection import find_cells
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.theory import Theory

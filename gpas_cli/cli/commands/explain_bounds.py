@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.cli.console import console, project
+from gpas_cli.cli.console import console
+from gpas_cli.cli.selection import project
 from gpas_cli.cli.working import working
 from gpas_cli.errors import GpasError
 

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import (
-    AsJson,
-    complete_cell_or_grid,
-    console,
-    entries,
-    experiments,
-    find_cells,
-    print_json,
-    project,
-)
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson, complete_cell_or_grid
+from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
 from gpas_cli.words import byte_size, count

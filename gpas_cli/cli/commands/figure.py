@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
-from gpas_cli.cli.console import (
-    AsJson,
-    CellsOrGrids,
-    Where,
-    cells_or_grids,
-    complete_from,
-    complete_grid,
-    console,
-    entries,
-    experiments,
-    print_json,
-    recorded_of,
-)
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_from, complete_grid
+from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
-from gpas_cli.cli.console import console, experiments, print_json, recorded_of
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import count, listed
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
-from gpas_cli.cli.console import console, entries, experiments, print_json, recorded_of
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.scaling import Law, Scaling, scaling

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import (
-    AsJson,
-    CellsOrGrids,
-    Where,
-    Yes,
-    chosen_cells,
-    confirm,
-    console,
-    print_json,
-    project,
-    warn,
-)
+from gpas_cli.cli.console import confirm, console, print_json, warn
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
+from gpas_cli.cli.selection import chosen_cells, project
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.words import count, listed
 

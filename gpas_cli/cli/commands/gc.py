@@ -9,21 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.checkpoints import RULES
-from gpas_cli.cli.console import (
-    AsJson,
-    CellsOrGrids,
-    Where,
-    Yes,
-    catalogue,
-    cells_or_grids,
-    complete_from,
-    confirm,
-    console,
-    entries,
-    experiments,
-    print_json,
-    project,
-)
+from gpas_cli.cli.console import confirm, console, print_json
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, complete_from
+from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.words import byte_size, count

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import Cell, console, find_cells, project
+from gpas_cli.cli.console import console
+from gpas_cli.cli.options import Cell
+from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
 from gpas_cli.printable import printable
 from gpas_cli.words import date_and_time

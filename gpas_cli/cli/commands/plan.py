@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gpas_cli.cli.console import (
-    STATE,
-    AsJson,
-    Executor,
-    NamesAndSettings,
-    Where,
-    console,
-    print_json,
-    project,
-    varied_entries,
-    warn,
-    without_runs,
-)
+from gpas_cli.cli.console import STATE, console, print_json, warn
+from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where
 from gpas_cli.cli.planning import plan_for
+from gpas_cli.cli.selection import project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.plan import as_mapping, grids_of, render
 from gpas_cli.errors import GpasError

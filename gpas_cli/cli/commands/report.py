@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.commands.status import observed
-from gpas_cli.cli.console import Names, Where, console, experiments, project
+from gpas_cli.cli.console import console
+from gpas_cli.cli.options import Names, Where
+from gpas_cli.cli.selection import experiments, project
 from gpas_cli.cli.views.states import ends
 from gpas_cli.errors import GpasError
 from gpas_cli.words import byte_size, count, listed

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.commands.run import run_entries
-from gpas_cli.cli.console import CellsOrGrids, Where, chosen_cells, confirm, console, project
+from gpas_cli.cli.console import confirm, console
+from gpas_cli.cli.options import CellsOrGrids, Where
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RunOptions, with_run_options
+from gpas_cli.cli.selection import chosen_cells, project
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 

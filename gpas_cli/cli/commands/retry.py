@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.commands.run import run_entries
-from gpas_cli.cli.console import Where, console, entries, experiments, find_cells, project
+from gpas_cli.cli.console import console
+from gpas_cli.cli.options import Where
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
+from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from gpas_cli.cli.console import (
-    STATE,
-    NamesAndSettings,
-    Where,
-    confirm,
-    console,
-    experiments,
-    print_json,
-    project,
-    varied_entries,
-    warn,
-    without_runs,
-)
+from gpas_cli.cli.console import STATE, confirm, console, print_json, warn
+from gpas_cli.cli.options import NamesAndSettings, Where
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
+from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.submitted import SubmissionReporter, print_submitted
 from gpas_cli.errors import GpasError

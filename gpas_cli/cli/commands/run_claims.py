@@ -10,9 +10,11 @@ import typer
 from gpas_cli.cli.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.cli.commands.claims import complete_claim
 from gpas_cli.cli.commands.run import ASK_ABOVE_HOURS, app, print_reasons, run_request
-from gpas_cli.cli.console import STATE, complete_where, confirm, console, experiments, print_json, project
+from gpas_cli.cli.console import STATE, confirm, console, print_json
+from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.outcome import run_notify
 from gpas_cli.cli.run_options import RunOptions, with_run_options
+from gpas_cli.cli.selection import experiments, project
 from gpas_cli.cli.views.evidence import as_mapping, conclusions, evidence_table, round_lines
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import count, listed

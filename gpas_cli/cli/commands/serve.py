@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpas_cli.cli.commands.report import PageSource
-from gpas_cli.cli.console import Names, Where, console
+from gpas_cli.cli.console import console
+from gpas_cli.cli.options import Names, Where
 
 if TYPE_CHECKING:
     from gpas_cli.page.server import PageServer

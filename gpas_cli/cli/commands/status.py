@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
-from gpas_cli.cli.console import (
-    AsJson,
-    NamesAndSettings,
-    Where,
-    complete_from,
-    console,
-    entries,
-    experiments,
-    print_json,
-    project,
-    varied_entries,
-    warn,
-    without_runs,
-)
+from gpas_cli.cli.console import console, print_json, warn
+from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, complete_from
+from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
 from gpas_cli.cli.views.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
 from gpas_cli.grid.entry import counted
 from gpas_cli.words import count

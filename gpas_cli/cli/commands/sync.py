@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpas_cli.cli.console import AsJson, console, print_json, project
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson
+from gpas_cli.cli.selection import project
 from gpas_cli.words import count, verb
 
 

@@ -17,17 +17,9 @@ from gpas_cli.cli.commands.table_paper import (
     print_texts,
     printed_tables,
 )
-from gpas_cli.cli.console import (
-    AsJson,
-    Where,
-    complete_from,
-    complete_grid,
-    experiments,
-    print_json,
-    recorded_of,
-    split_settings,
-    varied_entries,
-)
+from gpas_cli.cli.console import print_json
+from gpas_cli.cli.options import AsJson, Where, complete_from, complete_grid
+from gpas_cli.cli.selection import experiments, recorded_of, split_settings, varied_entries
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpas_cli.cli.console import console, entries, print_json, project
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.selection import entries, project
 from gpas_cli.errors import Exit
 
 if TYPE_CHECKING:

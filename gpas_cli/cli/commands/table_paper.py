@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpas_cli.cli.console import console, experiments, print_json, recorded_of
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.errors import GpasError, nearest
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
-from gpas_cli.cli.console import AsJson, Cell, console, find_cells, print_json
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson, Cell
+from gpas_cli.cli.selection import find_cells
 from gpas_cli.cli.working import working
 from gpas_cli.errors import GpasError
 

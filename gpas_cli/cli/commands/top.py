@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.commands.status import observed
-from gpas_cli.cli.console import AsJson, NamesAndSettings, Where, console, json_number, print_json, project
+from gpas_cli.cli.console import console, json_number, print_json
+from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
+from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.progress import sparkline, spike_mark
 from gpas_cli.cli.views.states import COLOURS, ends, job_mapping, starts
 from gpas_cli.words import byte_size, stopwatch

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import AsJson, Cell, Settings, console, find_cells, project
+from gpas_cli.cli.console import console
+from gpas_cli.cli.options import AsJson, Cell, Settings
 from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.cli.run_options import RETRIED
+from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpas_cli.cli.commands.table_paper import served_of
-from gpas_cli.cli.console import (
-    AsJson,
-    catalogue,
-    complete_cell,
-    console,
-    entries,
-    experiments,
-    find_cells,
-    json_number,
-    print_json,
-    project,
-    warn,
-)
+from gpas_cli.cli.console import console, json_number, print_json, warn
+from gpas_cli.cli.options import AsJson, complete_cell
+from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
 from gpas_cli.cli.views.number import hours_text, number_mapping, print_number, spent_mapping
 from gpas_cli.cli.views.scores import score_as_mapping, scores_table
 from gpas_cli.errors import GpasError

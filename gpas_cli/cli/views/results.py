@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpas_cli.cli.console import experiments
+from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from finished import Finished
 from recorded import environment
 
 from gpas_cli.cli.commands.report import PageSource
-from gpas_cli.cli.console import experiments
+from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import Exit
 from gpas_cli.page.live import LivePage
 from gpas_cli.state.ended_index import EndedIndex

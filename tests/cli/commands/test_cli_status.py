@@ -10,7 +10,7 @@ from face import EXPERIMENTS, START, Face, step
 from rich.console import Console, Group
 from scored import finish_cells
 
-from gpas_cli.cli import console as shared
+from gpas_cli.cli import selection
 from gpas_cli.cli.cell_filter import CellFilter
 from gpas_cli.cli.commands import status
 from gpas_cli.cli.commands.status import View, observed
@@ -59,7 +59,7 @@ def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
 def test_of_a_single_large_grid_what_needs_attention_is_listed(cells: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     cells.declare(EXPERIMENTS.partition("  shares:")[0])
     assert cells("status").out.count("-s") == 8
-    monkeypatch.setattr(status, "WHOLE", 7)
+    monkeypatch.setattr(status, "LISTED_WHOLE", 7)
     text = cells("status").out
     assert [line.split()[0] for line in text.splitlines() if "-s" in line] == ["small/post-s2", "small/post-s1"]
     assert "`gpas status --all` lists every cell" in text
@@ -111,7 +111,7 @@ def test_a_state_or_order_that_does_not_exist(face: Face, words: tuple[str, ...]
 @pytest.mark.parametrize("height", [8, 10, 12, 40])
 @pytest.mark.parametrize("brief", [True, False])
 def test_the_watched_view_fits_the_screen(cells: Face, height: int, brief: bool) -> None:
-    shared.experiments.cache_clear()
+    selection.experiments.cache_clear()
     states = observed(None, None, started=False)
     drawn = Console(file=io.StringIO(), width=60, height=height, color_system=None)
     drawn.print(Group(*View(brief, CellFilter()).screen(states, UsageMeter(cells.runs), height)))

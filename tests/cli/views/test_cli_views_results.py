@@ -10,7 +10,7 @@ from face import Face
 from rich.console import Console
 from sqlalchemy.exc import OperationalError
 
-from gpas_cli.cli import console
+from gpas_cli.cli import selection
 from gpas_cli.cli.views.results import MOST_CELLS, results_so_far
 from gpas_cli.errors import StoreError
 from gpas_cli.project import Project
@@ -19,7 +19,7 @@ from gpas_cli.report import query
 
 def shown(face: Face) -> str:
     """Return the table as it is printed, "" if there is none."""
-    console.experiments.cache_clear()
+    selection.experiments.cache_clear()
     table = results_so_far(Project.find(None), face.entries())
     printed = io.StringIO()
     if table is not None:
@@ -50,7 +50,7 @@ def test_there_is_none_while_results_cannot_be_read(
 
 
 def test_there_is_none_for_several_grids_for_many_cells_and_for_a_removed_grid(face: Face) -> None:
-    console.experiments.cache_clear()
+    selection.experiments.cache_clear()
     where = Project.find(None)
     assert results_so_far(where, [replace(entry, grid="removed") for entry in face.entries()]) is None
     assert results_so_far(where, [*face.entries(), *face.entries("shares")]) is None

@@ -1,0 +1,155 @@
+"""The project of a command, and the grids and cells that its words choose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gpas_cli.cli.console import STATE, warn
+from gpas_cli.errors import GpasError, UnknownCell
+from gpas_cli.project import Project
+from gpas_cli.words import listed
+
+if TYPE_CHECKING:
+    from gpas_cli.grid.declared import Experiments
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.recorded import Recorded
+    from gpas_cli.spec.parse_cell import Catalogue
+
+
+def project() -> Project:
+    """Return the project of this command."""
+    return Project.find(STATE.config)
+
+
+@cache
+def experiments() -> Experiments:
+    """Return the grids of the project's experiments file.
+
+    Plugin files are not run for shell completion: pressing TAB in a folder must not execute code in it.
+    """
+    from gpas_cli.grid.load import load
+    from gpas_cli.report.checks import report_problems
+
+    return load(project().config, run_plugins=not _completing(), check=report_problems)
+
+
+def _completing() -> bool:
+    """Return whether the shell asks for completions: it sets _GPAS_COMPLETE, named after the command."""
+    return any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)
+
+
+def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
+    """Return the cells of the named grids, by default of the default grid, that match `where`."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.select import select
+
+    return select(expand(experiments(), names or [experiments().default]), where or [])
+
+
+def varied_entries(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
+    """Return the cells of the grids in `words`, with the words of the form NAME=VALUE as settings of every cell."""
+    names, settings = split_settings(words or [])
+    return _varied(entries(names, where), settings)
+
+
+def find_cells(words: Sequence[str]) -> list[Entry]:
+    """Return the cells that `words` name: cells of the default grid take precedence over those of other grids.
+
+    Words of the form NAME=VALUE are settings of all of them. A key may also belong to a cell that no grid declares any
+    more.
+    """
+    from gpas_cli.grid.expand import expand
+
+    names, settings = split_settings(words)
+    if settings and not names:
+        raise GpasError(f"name the cell to apply {settings[0]} to")
+    declared = expand(experiments(), list(experiments().grids))
+    return _varied([_find(declared, name) for name in names], settings)
+
+
+def _find(declared: Sequence[Entry], name: str) -> Entry:
+    """Return the declared cell that `name` names (grid/name, name or start of a key), else a recorded one.
+
+    A recorded cell is found by the start of its key, or by its name if settings on the command line made it.
+    """
+    from gpas_cli.grid.select import find, find_preferring
+    from gpas_cli.grid.variant import SEPARATOR
+    from gpas_cli.plan.undeclared import undeclared, with_key
+
+    try:
+        return find_preferring(experiments().default, declared, name)
+    except UnknownCell:
+        keys = (stage.key for entry in declared for stage in entry.cell.stages)
+        recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue())
+        if not recorded and SEPARATOR in name:
+            recorded = undeclared(project().runs, declared, catalogue())
+        if not recorded and name in experiments().grids:
+            cells = [entry.name for entry in declared if entry.grid == name]
+            raise UnknownCell(f"'{name}' is a grid; name one of its cells: {listed(cells, 4)}") from None
+        if not recorded:
+            raise
+        return find(recorded, name)
+
+
+def catalogue() -> Catalogue:
+    """Return the named sizes, corpora, recipes and schemes of the project's experiments file."""
+    return experiments().catalogue
+
+
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words without and those with an equals sign; no name of a grid or cell has one."""
+    return [word for word in words if "=" not in word], [word for word in words if "=" in word]
+
+
+def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
+    from gpas_cli.grid.variant import vary
+
+    return vary(experiments(), found, settings) if settings else found
+
+
+def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
+    """Return the cells that `words` name, where a grid names all of its cells; without words, those of every grid.
+
+    Words of the form NAME=VALUE are settings of all of them.
+    """
+    from gpas_cli.grid.select import select
+
+    grids = experiments().grids
+    names, settings = split_settings(words or [])
+    if settings and not names:
+        raise GpasError(f"name the cells to apply {settings[0]} to")
+    found = [entry for name in names or grids for entry in (entries([name]) if name in grids else find_cells([name]))]
+    return select(list({entry.id: entry for entry in _varied(found, settings)}.values()), where or [])
+
+
+def chosen_cells(words: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
+    """Return `cells_or_grids`, for commands that need a choice. Raises GpasError without words and conditions."""
+    if not words and not where:
+        raise GpasError("name cells or a grid, or select cells with --where")
+    return cells_or_grids(words, where)
+
+
+@contextmanager
+def recorded_of(chosen: Sequence[Entry], where: Project | None = None, *, database: bool = True) -> Iterator[Recorded]:
+    """Yield what is recorded of the cells, by default in this project. Print why results are not up to date.
+
+    `database` is as for `report.recorded.recorded`.
+    """
+    from gpas_cli.report.recorded import recorded
+
+    with recorded(where or project(), chosen, database=database) as known:
+        warn(known.problem)
+        yield known
+
+
+def without_runs(chosen: Sequence[Entry]) -> str:
+    """Return the warning that the database knows cells and the folder of run directories is missing, or ""."""
+    if project().runs.is_dir():
+        return ""
+    from gpas_cli.store.peek import describe_missing_runs
+
+    return describe_missing_runs(project(), {stage.key for entry in chosen for stage in entry.cell.stages})
