@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -29,6 +28,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gpas_cli.processor import cpu_model
 
 ROOT = Path(__file__).resolve().parents[1]
 UPDATES = 600  # of a cell
@@ -172,7 +173,7 @@ def main() -> None:
         do_updates()
         return
     found = compare(asked.against, asked.rounds, asked.rest_rounds)
-    found |= {"against": asked.against, "processor": platform.processor() or platform.machine()}
+    found |= {"against": asked.against, "processor": cpu_model()}
     if asked.json:
         print(json.dumps(found, indent=2))
         return
