@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -186,21 +186,29 @@ def later_keys(time: int, dtype: torch.dtype) -> Tensor:
     return torch.full((time, time), -math.inf, dtype=dtype).triu_(1)
 
 
-_attend_in_graph = torch.library.custom_op("gpas::attend", _attend, mutates_args=())
-_differentiate_in_graph = torch.library.custom_op("gpas::differentiate_attention", _differentiate, mutates_args=())
-
-
-@_attend_in_graph.register_fake
-def _(
+def _attend_shapes(
     q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, seen: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     rows, heads, time, width = q.shape
     return q.new_empty(rows, time, heads, width).transpose(1, 2), q.new_empty(rows, heads, time, 1)
 
 
-@_differentiate_in_graph.register_fake
-def _(
+def _differentiate_shapes(
     q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, seen: Tensor | None, causal: bool,
     y: Tensor, sums: Tensor, d_y: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
+
+
+def _operation(function: Callable[..., Any], shapes: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as one operation of compiled graphs. `shapes` returns results of its shapes and strides.
+
+    Its name has that of this module, since files of exported networks have a copy of the module.
+    """
+    made = torch.library.custom_op(f"{__name__.replace('.', '_')}::{function.__name__}", function, mutates_args=())
+    made.register_fake(shapes)
+    return made
+
+
+_attend_in_graph = _operation(_attend, _attend_shapes)
+_differentiate_in_graph = _operation(_differentiate, _differentiate_shapes)

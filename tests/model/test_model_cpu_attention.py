@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from exporting import needs_transformers
 from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model import cpu_attention as module
 from gpas_cli.model.attention import Visible
+from gpas_cli.model.bundle import Bundle
 from gpas_cli.model.cpu_attention import cpu_attention, suits_cpu
 from gpas_cli.model.llama import build
 from gpas_cli.spec.parse_cell import parse_model
@@ -166,14 +170,30 @@ def test_operations_of_a_graph_say_what_they_return() -> None:
     torch.library.opcheck(module._differentiate_in_graph, (*x, BOUNDS, None, True, y.detach(), sums.detach(), d_y))
 
 
+def value_and_gradients(attention: Callable[..., Tensor]) -> list[Tensor]:
+    q, k, v = (x.detach().requires_grad_() for x in inputs(ROWS, HEADS, TIME, WIDTH))
+    y = attention(q, k, v)
+    return [y, *torch.autograd.grad(y.square().sum(), (q, k, v))]
+
+
+def assert_graph_computes_the_same_bits(attention: Callable[..., Tensor]) -> None:
+    torch._dynamo.reset()
+    graph = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    for a, b in zip(value_and_gradients(cpu_attention), value_and_gradients(graph), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
 def test_a_graph_computes_the_same_bits() -> None:
-    q, k, v = (x.detach().requires_grad_() for x in inputs(ROWS, HEADS, TIME, WIDTH))
+    assert_graph_computes_the_same_bits(cpu_attention)
 
-    def compute(attention: Callable[..., Tensor]) -> list[Tensor]:
-        y = attention(q, k, v)
-        return [y, *torch.autograd.grad(y.square().sum(), (q, k, v))]
 
-    graph = torch.compile(cpu_attention, backend="aot_eager", fullgraph=True)
-    for a, b in zip(compute(cpu_attention), compute(graph), strict=True):
-        assert torch.equal(a, b)
+@needs_transformers
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
+def test_an_exported_network_has_operations_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = ModuleType("modeling_of_an_export")
+    monkeypatch.setitem(sys.modules, copy.__name__, copy)
+    exec(Bundle("gpas_cli.model.remote").text(), copy.__dict__)
+    assert copy.cpu_attention is not cpu_attention
+    assert_graph_computes_the_same_bits(copy.cpu_attention)
+    assert_graph_computes_the_same_bits(cpu_attention)
