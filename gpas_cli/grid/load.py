@@ -48,7 +48,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
     parts = read_mapping(root, (), problems, TOP_LEVEL_KEYS)
     _check_version(parts.get("version"), root, problems)
     plugins = known_plugins(parts.get("plugins") if run_plugins else None, path, problems)
-    lacking = any(problem.path == PLUGINS for problem in problems)
+    unloaded = any(problem.path == PLUGINS for problem in problems)
     catalogue = Catalogue(
         schemes=plugins.schemes,
         stage_kinds=plugins.stage_kinds,
@@ -76,7 +76,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]
-        raise InvalidExperiments(_causes([*problems, *more]) if lacking else [*problems, *more])
+        raise InvalidExperiments(_causes([*problems, *more]) if unloaded else [*problems, *more])
     return experiments
 
 

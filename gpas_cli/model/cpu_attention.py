@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from gpas_cli.model.second_order import by_autograd
 
@@ -101,20 +101,20 @@ class _Block(NamedTuple):
 def _blocks(q: Tensor, bounds: Tensor | None, seen: Tensor | None, causal: bool) -> Iterator[_Block]:
     rows, heads, time, _ = q.shape
     if bounds is not None:
-        edges = bounds.tolist()
-        spans = [(slice(0, 1), begin, end) for begin, end in pairwise(edges)]
+        spans = [(slice(0, 1), begin, end) for begin, end in pairwise(bounds.tolist())]
     else:
-        at_once = max(1, SCORES // (heads * time * time)) if time <= QUERIES else 1
-        spans = [(slice(first, first + at_once), 0, time) for first in range(0, rows, at_once)]
-    for some, begin, end in spans:
+        some_rows = max(1, SCORES // (heads * time * time)) if time <= QUERIES else 1
+        spans = [(slice(first, first + some_rows), 0, time) for first in range(0, rows, some_rows)]
+    for own_rows, begin, end in spans:
         for start in range(begin, end, QUERIES):
             stop = min(start + QUERIES, end)
             last = stop if causal else end
-            at_once = max(1, SCORES // ((stop - start) * (last - begin)))
-            for head in range(0, heads, at_once) if at_once < heads else (0,):
-                own = slice(head, head + at_once)
-                queries = some, own, slice(start, stop)
-                yield _Block(queries, (some, own, slice(begin, last)), _part(seen, queries), causal * (stop - start))
+            later = stop - start if causal else 0
+            some_heads = max(1, SCORES // ((stop - start) * (last - begin)))
+            for head in range(0, heads, some_heads):
+                own_heads = slice(head, head + some_heads)
+                queries, keys = (own_rows, own_heads, slice(start, stop)), (own_rows, own_heads, slice(begin, last))
+                yield _Block(queries, keys, _part(seen, queries), later)
 
 
 def _part(seen: Tensor | None, queries: Place) -> Tensor | None:
@@ -130,8 +130,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs, laid out as (rows, time, heads, h), and the logarithms to the base 2 of the sums of
     exponentials, (rows, heads, time, 1)."""
-    y = torch.empty_like(q.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-    sums = q.new_empty(*q.shape[:3], 1)
+    y, sums = _empty_outputs(q)
     for block in _blocks(q, bounds, seen, causal):
         own = block.queries
         shares = _scores(q, k, block)
@@ -148,8 +147,9 @@ def _differentiate(
     y: Tensor, sums: Tensor, d_y: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, contiguous."""
-    d_q = torch.empty_like(q, memory_format=torch.contiguous_format)
-    d_k, d_v = torch.zeros_like(d_q), torch.zeros_like(d_q)
+    d_q, d_k, d_v = _empty_gradients(q)
+    d_k.zero_()
+    d_v.zero_()
     # the sum over keys of share * d_share, which the gradient of a softmax subtracts
     means = (y * d_y).sum(-1, keepdim=True)
     for block in _blocks(q, bounds, seen, causal):
@@ -186,29 +186,26 @@ def later_keys(time: int, dtype: torch.dtype) -> Tensor:
     return torch.full((time, time), -math.inf, dtype=dtype).triu_(1)
 
 
-def _attend_shapes(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, seen: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return memory for what `_attend` returns for such queries."""
     rows, heads, time, width = q.shape
     return q.new_empty(rows, time, heads, width).transpose(1, 2), q.new_empty(rows, heads, time, 1)
 
 
-def _differentiate_shapes(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor | None, seen: Tensor | None, causal: bool,
-    y: Tensor, sums: Tensor, d_y: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _empty_gradients(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for what `_differentiate` returns for such queries."""
     return q.new_empty(q.shape), q.new_empty(q.shape), q.new_empty(q.shape)
 
 
-def _operation(function: Callable[..., Any], shapes: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as one operation of compiled graphs. `shapes` returns results of its shapes and strides.
+def _operation(function: Callable[..., Any], empty: Callable[[Tensor], Any]) -> Callable[..., Any]:
+    """Return `function` as one operation of compiled graphs. `empty` returns memory for its results, given the queries.
 
     Its name has that of this module, since files of exported networks have a copy of the module.
     """
-    made = torch.library.custom_op(f"{__name__.replace('.', '_')}::{function.__name__}", function, mutates_args=())
-    made.register_fake(shapes)
+    made = library.custom_op(f"{__name__.replace('.', '_')}::{function.__name__}", function, mutates_args=())
+    made.register_fake(lambda q, *others: empty(q))
     return made
 
 
-_attend_in_graph = _operation(_attend, _attend_shapes)
-_differentiate_in_graph = _operation(_differentiate, _differentiate_shapes)
+_attend_in_graph = _operation(_attend, _empty_outputs)
+_differentiate_in_graph = _operation(_differentiate, _empty_gradients)

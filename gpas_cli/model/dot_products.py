@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from gpas_cli.model.triton_support import has_triton
 
 
-@torch.library.custom_op("gpas::dot_products", mutates_args=())
+@library.custom_op("gpas::dot_products", mutates_args=())
 def dot_products(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     """Return <left[i], right[i]>, the sum over all elements of their product, shape (len(left),).
 

@@ -10,12 +10,12 @@ GPUs with deterministic algorithms.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from gpas_cli.model.triton_support import has_triton
 
 
-@torch.library.custom_op("gpas::softmax_gradients", mutates_args={"logits"})
+@library.custom_op("gpas::softmax_gradients", mutates_args={"logits"})
 def softmax_gradients(
     logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool, vocab: int
 ) -> Tensor:

@@ -202,14 +202,14 @@ def _chunked(
     products = _buffer(most, len(weight), dtype, hidden.device)
     # With bfloat16 weights the log-probabilities are bfloat16 too, as in the reference; their sum is not.
     exact = dtype if head.dtype == torch.bfloat16 else wide
-    on_cpu = hidden.device.type == "cpu" and len(weight) == len(head)
-    scratch = products if exact == dtype or not on_cpu else torch.empty_like(products, dtype=exact)
+    by_torch = hidden.device.type == "cpu" and len(weight) == len(head)
+    scratch = products if exact == dtype or not by_torch else torch.empty_like(products, dtype=exact)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
         states = hidden[part].to(dtype)
         counts = (targets[part] != IGNORED)[:, None]
         logits = torch.mm(states, weight.t(), out=products[: len(states)])
-        if on_cpu:
+        if by_torch:
             chosen = softmax_gradients_by_torch(logits, targets[part], scratch[: len(states)], z_loss, wanted)
         else:
             chosen = softmax_gradients(logits, targets[part], exact, z_loss, wanted, len(head))

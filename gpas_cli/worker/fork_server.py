@@ -57,7 +57,7 @@ def serve(connection: socket.socket) -> Path | None:
 
 
 def _forked(connection: socket.socket, descriptors: Sequence[int]) -> bool:
-    """Fork a job, which tells its id to the other end. Return whether this process is the job."""
+    """Fork a job, which sends its process id to the other end. Return whether this process is the job."""
     try:
         child = os.fork() == 0
     except OSError as error:

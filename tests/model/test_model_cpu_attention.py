@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exporting import needs_transformers
-from torch import Tensor
+from torch import Tensor, library
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model import cpu_attention as module
@@ -164,10 +164,10 @@ def test_short_rows_are_taken_all_at_once() -> None:
 def test_operations_of_a_graph_say_what_they_return() -> None:
     q, k, v = inputs(1, HEADS, int(BOUNDS[-1]), WIDTH)
     y, sums = module._attend_in_graph(q, k, v, BOUNDS, None, True)
-    torch.library.opcheck(module._attend_in_graph, (q.detach(), k.detach(), v.detach(), BOUNDS, None, True))
+    library.opcheck(module._attend_in_graph, (q.detach(), k.detach(), v.detach(), BOUNDS, None, True))
     x = tuple(x.detach() for x in (q, k, v))
     d_y = torch.ones(1, int(BOUNDS[-1]), HEADS, WIDTH, dtype=torch.float64).transpose(1, 2)
-    torch.library.opcheck(module._differentiate_in_graph, (*x, BOUNDS, None, True, y.detach(), sums.detach(), d_y))
+    library.opcheck(module._differentiate_in_graph, (*x, BOUNDS, None, True, y.detach(), sums.detach(), d_y))
 
 
 def value_and_gradients(attention: Callable[..., Tensor]) -> list[Tensor]:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from gpas_cli.schedule.process import token
 from gpas_cli.worker.fork_server import FORK, MESSAGE_BYTES, POLL
 
@@ -126,7 +128,6 @@ class ForkedJob:
 def _runs(pid: int, before: str) -> bool:
     """Return whether the process `pid` whose token was `before` still runs."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        return token(pid) == before and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
         return False
-    return state != "Z" and token(pid) == before
