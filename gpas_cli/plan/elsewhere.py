@@ -46,7 +46,14 @@ def costs_elsewhere(
     if not jobs:
         return ()
     number = max(NODE_GPUS, *(job.resources.gpus for job in jobs))
-    return tuple(_cost(runs, names, number, entries, jobs, resume) for names in _alike(jobs))
+    known = size_names(entries)
+    found = []
+    for names in _alike(jobs):
+        machine = NamedGpus((), (), names[0], number, None)
+        guess = estimate(runs, jobs, machine, resume)
+        costs = by_size((entry.cell for entry in entries), guess.works, known)
+        found.append(CostElsewhere(names, machine, guess, tuple(costs), known))
+    return tuple(found)
 
 
 def basis(costs: Sequence[CostElsewhere]) -> str:
@@ -66,18 +73,3 @@ def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:
         peaks = tuple(peak_flops(name, precision) for precision in precisions)
         groups[peaks] = (*groups.get(peaks, ()), name)
     return list(groups.values())
-
-
-def _cost(
-    runs: Path,
-    names: tuple[str, ...],
-    number: int,
-    entries: Sequence[Entry],
-    jobs: Sequence[StageJob],
-    resume: Mapping[str, int],
-) -> CostElsewhere:
-    machine = NamedGpus((), (), names[0], number, None)
-    guess = estimate(runs, jobs, machine, resume)
-    known = size_names(entries)
-    costs = by_size((entry.cell for entry in entries), guess.works, known)
-    return CostElsewhere(names, machine, guess, tuple(costs), known)

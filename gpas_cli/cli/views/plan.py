@@ -144,7 +144,7 @@ def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableTyp
     if listed or (listed is None and len(planned.rows) <= tables.MOST_LISTED):
         return [tables.cells(planned.rows)]
     notes = [Text(line) for line in tables.notes_of_cells(planned.rows)]
-    counted = [tables.summary_of_cells(planned.rows)] if len(planned.actions) > 1 else []
+    counted = [tables.summary_of_cells(planned)] if len(planned.actions) > 1 else []
     return [*counted, *notes, Text(f"every cell: gpas plan {words} --cells", style="dim")]
 
 

@@ -100,12 +100,12 @@ def cells(rows: Sequence[PlanRow]) -> Columns:
     return Columns(("cell", "key", "action", "detail"), shown)
 
 
-def summary_of_cells(rows: Sequence[PlanRow]) -> Columns:
+def summary_of_cells(planned: Plan) -> Columns:
     """Return a table with a row for each grid, size and action: the number of cells."""
-    from gpas_cli.plan.sizes import size_label, size_names
+    from gpas_cli.plan.sizes import size_label
 
-    names = size_names(row.entry for row in rows)
-    groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in rows)
+    names = planned.size_names
+    groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in planned.rows)
     shown = [
         (grid, size, (WORDS.get(action, action), COLOURS[action]), f"{number:,}")
         for (grid, size, action), number in groups.items()
