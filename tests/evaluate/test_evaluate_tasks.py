@@ -11,17 +11,12 @@ import pytest
 from gpas_cli.errors import DataError
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks import direct_task
-from gpas_cli.evaluate.tasks.adapters import document_of
 from gpas_cli.evaluate.tasks.embedded import EmbeddedTask
-from gpas_cli.evaluate.tasks.forms import FormError, form_of
-from gpas_cli.evaluate.tasks.local import import_task, read_records
+from gpas_cli.evaluate.tasks.local import LocalTask, digest_of, import_task, read_records
 from gpas_cli.spec.downstream import GROUPS
 
+REAL = Path(__file__).parents[1] / "real"
 ARC = {"question": "Why is the sky blue?", "choices": {"text": ["sea", "air"], "label": ["A", "B"]}, "answerKey": "B"}
-
-
-def record(body: str, answer: str, head: str = "Please choose the correct answer to the question: ") -> dict[str, str]:
-    return {"instruction": f"{head}{body}", "input": "", "output": f"the correct answer is {answer}", "answer": answer}
 
 
 def write(path: Path, documents: list[Any]) -> Path:
@@ -93,7 +88,7 @@ def test_the_place_in_a_list_is_the_line_where_the_document_begins(tmp_path: Pat
     path = tmp_path / "own.json"
     path.write_text(json.dumps([ARC, {}], indent=2))
     line = path.read_text().splitlines().index("  {}") + 1
-    with pytest.raises(DataError, match=rf"own\.json:{line}: no field"):
+    with pytest.raises(DataError, match=rf"own\.json:{line}: record 2: no field"):
         import_task(path, "arc_easy", tmp_path)
 
 
@@ -110,69 +105,100 @@ def test_a_name_that_cannot_be_a_task_is_refused(tmp_path: Path, name: str) -> N
         import_task(write(tmp_path / "own.jsonl", [ARC]), name, tmp_path)
 
 
-MARKS = "Who? Answer2: nobody\n\nAnswer1: a (Answer1) Answer2: b Answer3: c\n\nAnswer format: answer1/answer2/answer3"
+def real(task: str) -> Path:
+    """Return a few records of the file of LLM-Adapters for a task, with its own bytes."""
+    return REAL / "llm_adapters" / f"{task.removesuffix('_closed_book')}.json"
 
 
 @pytest.mark.parametrize(
-    ("task", "source", "context", "choices", "answer"),
+    ("task", "context", "choices", "answers"),
     [
-        (
-            "arc_easy",
-            record("Who?\n\nAnswer1: a Answer2: b\n\nAnswer format: answer1/answer2", "answer2"),
-            "Question: Who?\nAnswer:",
-            ("a", "b"),
-            1,
-        ),
-        ("openbookqa", record(MARKS, "answer3"), "Who? Answer2: nobody", ("a (Answer1)", "b", "c"), 2),
-        (
-            "social_iqa",
-            record("Ann left. What next?\n\nAnswer1: a Answer2: b Answer3: c\n\nAnswer format: x", "answer1"),
-            "Q: Ann left. What next?\nA:",
-            ("a", "b", "c"),
-            0,
-        ),
-        (
-            "piqa",
-            record(
-                "Cut bread\n\nSolution1: knife\n\nSolution2: spoon\n\nAnswer format: solution1/solution2",
-                "solution1",
-                "Please choose the correct solution to the question: ",
-            ),
-            "Question: Cut bread\nAnswer:",
-            ("knife", "spoon"),
-            0,
-        ),
-        (
-            "boolq_closed_book",
-            {
-                "instruction": "Please answer the following question with true or false, question: is it so?\n\n"
-                "Answer format: true/false",
-                "answer": "true",
-            },
-            "Question: is it so?\nAnswer:",
-            ("no", "yes"),
-            1,
-        ),
+        ("arc_easy", "Question: When a rock is placed in a graduated cylinder containing water, the height of the "
+         "water will\nAnswer:", ("decrease", "increase", "remain the same"), [0, 1, 1]),
+        ("arc_challenge", "Question: A group of engineers wanted to know how different building designs would respond "
+         "during an earthquake. They made several models of buildings and tested each for its ability to withstand "
+         "earthquake conditions. Which will most likely result from testing different building designs?\nAnswer:", (
+             "buildings will be built faster", "buildings will be made safer", "building designs will look nicer",
+             "building materials will be cheaper"), [2, 1]),
+        ("openbookqa", "There is most likely going to be fog around:",
+         ("a marsh", "a tundra", "the plains", "a desert"), [1, 0]),
+        ("social_iqa", "Q: Sydney walked past a homeless woman asking for change but did not have any money they could "
+         "give to her. Sydney felt bad afterwards. How would you describe Sydney?\nA:",
+         ("sympathetic", "like a person who was unable to help", "incredulous"), [2, 0, 1]),
+        ("piqa", "Question: dresser\nAnswer:",
+         ("replace drawer with bobby pin", "finish, woodgrain with  bobby pin"), [0, 1, 1]),
+        ("winogrande", "", ("always got the harder cases.",) * 2, [1, 0, 0]),
+        ("boolq_closed_book", "Question: is house tax and property tax are same?\nAnswer:", ("no", "yes"), [0, 1, 1]),
     ],
-)
-def test_records_of_llm_adapters(
-    task: str, source: dict[str, str], context: str, choices: tuple[str, ...], answer: int
+)  # fmt: skip
+def test_records_of_a_real_file_of_llm_adapters(
+    tmp_path: Path, task: str, context: str, choices: tuple[str, ...], answers: list[int]
 ) -> None:
-    question = form_of(task).read(document_of(source, task))
-    assert (question.context, question.choices, question.answer) == (context, choices, answer)
+    imported = direct_task(import_task(real(task), task, tmp_path).name, tmp_path)
+    assert imported is not None
+    found = imported.questions()
+    assert [question.answer for question in found] == answers
+    assert (found[1].context, found[1].choices) == (context, choices)
 
 
-def test_a_winogrande_record_has_a_context_for_each_choice() -> None:
-    head = "Please choose the correct answer to fill in the blank to complete the given sentence: "
-    source = record("The _ fell.\n\nOption1: cup Option2: cat\n\nAnswer format: option1/option2", "option2", head)
-    question = form_of("winogrande").read(document_of(source, "winogrande"))
-    assert [question.context_of(choice) for choice in (0, 1)] == ["The cup", "The cat"]
-    assert (question.choices, question.answer) == (("fell.", "fell."), 1)
+def test_a_real_winogrande_record_has_a_context_for_each_choice(tmp_path: Path) -> None:
+    imported = direct_task(import_task(real("winogrande"), "winogrande", tmp_path).name, tmp_path)
+    assert imported is not None
+    before = "Sarah was a much better surgeon than Maria so "
+    assert imported.questions()[0].contexts == (f"{before}Sarah", f"{before}Maria")
 
 
-def test_boolq_without_passages_is_only_the_closed_book_task() -> None:
-    with pytest.raises(FormError, match="import it as --task boolq_closed_book"):
-        document_of({"instruction": "question: is it so?", "answer": "true"}, "boolq")
+CHANGES: dict[str, tuple[str, str, str]] = {
+    "the answer is no choice": ("", "", "'answer4' is not one of answer1, answer2, answer3"),
+    "more choices than named": ("answer1/answer2/answer3", "answer1/answer2", "are answer1, answer2, answer3, not"),
+    "fewer choices than named": ("Answer3: ", "", "are answer1, answer2, not answer1, answer2, answer3"),
+    "no answer format": ("\n\nAnswer format: answer1/answer2/answer3", "", "has 0 times 'Answer format:'"),
+    "the format in a choice": ("Answer3: ", "Answer3: yes.Answer format: ", "a choice contains 'Answer format:'"),
+    "another head": ("Please choose the correct answer to the question: ", "Q: ", "does not begin with 'Please"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_form_that_is_not_known_is_refused_with_record_and_line(tmp_path: Path, change: str) -> None:
+    old, new, message = CHANGES[change]
+    records = json.loads(real("social_iqa").read_text())
+    changed = {**records[1], "instruction": records[1]["instruction"].replace(old, new)}
+    changed["answer"] = "answer4" if change == "the answer is no choice" else changed["answer"]
+    path = write(tmp_path / "own.jsonl", [records[0], changed])
+    with pytest.raises(DataError, match=rf"own\.jsonl:2: record 2: .*{message}"):
+        import_task(path, "social_iqa", tmp_path)
+
+
+def test_the_records_of_another_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r":2: record 1: the choices are option1, option2; those of this task are answer1"
+    ):
+        import_task(real("winogrande"), "arc_easy", tmp_path)
+    with pytest.raises(DataError, match=r":2: record 1: 4 choices and the question .* are not of social_iqa"):
+        import_task(real("openbookqa"), "social_iqa", tmp_path)
+
+
+def test_a_file_of_two_kinds_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [*json.loads(real("arc_easy").read_text()), ARC])
+    with pytest.raises(DataError, match=r"own\.jsonl:4: record 4: only one of this and the first record"):
+        import_task(path, "arc_easy", tmp_path)
+
+
+def test_a_task_that_an_earlier_version_imported_wrongly_is_unavailable(tmp_path: Path) -> None:
+    option2 = "Maria Answer format: option1/option2"
+    document = {"sentence": "Ann so _ left.", "option1": "Sarah", "option2": option2, "answer": "1"}
+    content = (json.dumps(document) + "\n").encode()
+    task = direct_task(f"winogrande@{digest_of(content)}", tmp_path)
+    assert isinstance(task, LocalTask)
+    task.path.parent.mkdir()
+    task.path.write_bytes(content)
+    with pytest.raises(TaskUnavailable, match=r"jsonl:1: a choice contains 'Answer format:'.*import the file again"):
+        task.questions()
+
+
+def test_boolq_without_passages_is_only_the_closed_book_task(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="import it as --task boolq_closed_book"):
+        import_task(real("boolq"), "boolq", tmp_path)
 
 
 @pytest.mark.parametrize("name", GROUPS["embedded"])

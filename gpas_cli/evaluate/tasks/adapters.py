@@ -5,7 +5,8 @@ A record has everything in its instruction, and names the answer:
     {"instruction": "Please choose the correct answer to the question: ...\\n\\nAnswer1: ... Answer2: ...\\n\\n
      Answer format: answer1/answer2", "input": "", "output": "the correct answer is answer2", "answer": "answer2"}
 
-Its BoolQ has no passages, so that only the closed-book task can be made of it.
+WinoGrande has a blank instead of a blank line before "Answer format:". BoolQ has no passages, so that only the
+closed-book task can be made of it. Anything else is refused, since a guess would change scores unnoticed.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpas_cli.evaluate.tasks.forms import Doc, FormError
+from gpas_cli.evaluate.tasks.forms import ANSWER_FORMAT, Doc, FormError
 
 _NUMBERED = re.compile(r"(Answer|Solution|Option|Ending)(\d+): ?")
 _LETTERS = "ABCDEFGH"
 _TASK = re.compile(r"Please [^:]*(?:question|sentence): ?", re.IGNORECASE)
+_FORMAT = re.compile(rf"\s+{ANSWER_FORMAT}\s*")
 
 
 def is_adapter_record(record: object) -> bool:
@@ -31,38 +33,53 @@ def document_of(record: Mapping[str, Any], task: str) -> Doc:
     instruction, answer = record["instruction"], record["answer"]
     if not isinstance(instruction, str) or not isinstance(answer, str):
         raise FormError("'instruction' or 'answer' is not text")
-    if answer in ("true", "false"):
-        return _true_or_false(instruction, answer, task)
-    make = _MAKERS.get(task, _own)
-    question, choices = _parts(instruction)
-    found = re.fullmatch(r"[a-z]+(\d+)", answer)
-    if found is None or not 1 <= int(found.group(1)) <= len(choices):
-        raise FormError(f"the answer '{answer}' is not one of its {len(choices)} choices")
-    return make(question, choices, int(found.group(1)) - 1)
+    body, *formats = _FORMAT.split(instruction)
+    if len(formats) != 1:
+        raise FormError(f"the instruction has {len(formats)} times '{ANSWER_FORMAT}', not once")
+    expected = formats[0].strip().split("/")
+    if answer not in expected:
+        raise FormError(f"the answer '{answer}' is not one of {', '.join(expected)}")
+    if expected == ["true", "false"]:
+        return _true_or_false(body, answer, task)
+    word, make = _MAKERS.get(task, ("", _own))
+    question, choices = _parts(body, expected, word)
+    try:
+        return make(question, choices, expected.index(answer))
+    except ValueError as error:
+        raise FormError(f"{len(choices)} choices and the question '{question}' are not of {task}: {error}") from error
 
 
-def _true_or_false(instruction: str, answer: str, task: str) -> Doc:
+def _true_or_false(body: str, answer: str, task: str) -> Doc:
     if task == "boolq":
         raise FormError("there is no passage; import it as --task boolq_closed_book")
-    _, marker, rest = instruction.partition("question: ")
+    _, marker, question = body.partition("question: ")
     if not marker:
         raise FormError("the instruction has no 'question: '")
-    question = rest.split("\n\nAnswer format:")[0].strip().removesuffix("?")
-    return {"question": question, "label": int(answer == "true")}
+    return {"question": question.strip().removesuffix("?"), "label": int(answer == "true")}
 
 
-def _parts(instruction: str) -> tuple[str, list[str]]:
-    """Return the question and the choices. They are numbered from 1, and a text may contain other such marks."""
-    body = instruction.rpartition("\n\nAnswer format:")[0] or instruction
+def _parts(body: str, expected: Sequence[str], word: str) -> tuple[str, list[str]]:
+    """Return the question and the choices, which `expected` names: answer1, answer2, ... or solution1, solution2, ...
+
+    They are numbered from 1, and a text may contain other such marks. `word`: the mark of the task, "" for any.
+    """
     marks: list[re.Match[str]] = []
     for found in _NUMBERED.finditer(body):
         if int(found.group(2)) == len(marks) + 1 and (not marks or found.group(1) == marks[0].group(1)):
             marks.append(found)
-    if len(marks) < 2:
-        raise FormError("the instruction has no numbered choices")
+    names = [f"{mark.group(1)}{mark.group(2)}".lower() for mark in marks]
+    if len(names) < 2 or names != list(expected):
+        raise FormError(f"the numbered choices are {', '.join(names) or 'none'}, not {', '.join(expected)}")
+    if word and marks[0].group(1) != word:
+        raise FormError(
+            f"the choices are {', '.join(names)}; those of this task are {word.lower()}1, {word.lower()}2, ..."
+        )
+    asked = _TASK.match(body, endpos=marks[0].start())
+    if asked is None:
+        raise FormError("the instruction does not begin with 'Please ... question:' or 'Please ... sentence:'")
     ends = [mark.start() for mark in marks[1:]] + [len(body)]
     choices = [body[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
-    return _TASK.sub("", body[: marks[0].start()], count=1).strip(), choices
+    return body[asked.end() : marks[0].start()].strip(), choices
 
 
 def _labelled(choices: Sequence[str], answer: int) -> dict[str, Any]:
@@ -105,12 +122,13 @@ def _own(question: str, choices: Sequence[str], answer: int) -> Doc:
     return {"context": f"Question: {question}\nAnswer:", "choices": list(choices), "answer": answer}
 
 
-_MAKERS: dict[str, Callable[[str, Sequence[str], int], Doc]] = {
-    "arc_easy": _arc,
-    "arc_challenge": _arc,
-    "openbookqa": _openbookqa,
-    "piqa": _piqa,
-    "winogrande": _winogrande,
-    "social_iqa": _social_iqa,
-    "hellaswag": _hellaswag,
+_Maker = Callable[[str, Sequence[str], int], Doc]
+_MAKERS: dict[str, tuple[str, _Maker]] = {  # task -> the word before the numbers of its choices
+    "arc_easy": ("Answer", _arc),
+    "arc_challenge": ("Answer", _arc),
+    "openbookqa": ("Answer", _openbookqa),
+    "piqa": ("Solution", _piqa),
+    "winogrande": ("Option", _winogrande),
+    "social_iqa": ("Answer", _social_iqa),
+    "hellaswag": ("Ending", _hellaswag),
 }

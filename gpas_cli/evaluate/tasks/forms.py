@@ -16,6 +16,7 @@ from gpas_cli.data.questions import Question
 Doc = Mapping[str, Any]
 PROMPT_VERSION = "0.4.13"
 DEFAULT_FORM = "choices"  # of tasks that are not known
+ANSWER_FORMAT = "Answer format:"  # ends the choices of a record of LLM-Adapters, and is never part of one
 
 
 class FormError(ValueError):
@@ -41,6 +42,9 @@ class Form:
             raise FormError(f"{error}; the fields are {self.fields}") from error
         if len(question.choices) < 2:
             raise FormError("fewer than two choices")
+        for text in (*question.choices, *question.contexts):
+            if ANSWER_FORMAT in text:
+                raise FormError(f"a choice contains '{ANSWER_FORMAT}', which is not part of it: '{text}'")
         if not 0 <= question.answer < len(question.choices):
             raise FormError(f"the answer is choice {question.answer + 1} of {len(question.choices)}")
         return question

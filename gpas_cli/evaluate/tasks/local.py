@@ -63,7 +63,13 @@ class LocalTask:
                 f"again, or name {base_name(self.name)}@{digest_of(content)} in experiments.yaml"
             )
         form = form_of(base_name(self.name))
-        return [form.read(json.loads(line)) for line in content.splitlines()]
+        found = []
+        for number, line in enumerate(content.splitlines(), start=1):
+            try:
+                found.append(form.read(json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                raise TaskUnavailable(f"{self.path}:{number}: {error}; import the file again") from error
+        return found
 
 
 def local_task(name: str, root: Path) -> LocalTask:
@@ -98,13 +104,17 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
     if task in KNOWN_TASKS and task not in FORMS:
         raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
     documents, problems = [], []
-    for line, record in read_records(source):
+    adapted = None
+    for number, (line, record) in enumerate(read_records(source), start=1):
         try:
-            document = document_of(record, task) if is_adapter_record(record) else record
+            adapted = is_adapter_record(record) if adapted is None else adapted
+            if is_adapter_record(record) != adapted:
+                raise FormError("only one of this and the first record is of LLM-Adapters; a file has one kind")
+            document = document_of(record, task) if adapted else record
             form_of(task).read(document)
             documents.append(document)
         except FormError as error:
-            problems.append(f"{source}:{line}: {error}")
+            problems.append(f"{source}:{line}: record {number}: {error}")
     if problems:
         more = f"\nand {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
         raise DataError("\n".join(problems[:MOST_PROBLEMS]) + more)
