@@ -6,7 +6,6 @@
     read       one grid: its axes, labels, conditions and settings
     ranges     values of an axis by rule: `{range: [1, 5]}`
     validate   rules across grids: includes, and the labels that conditions and tables name
-    trust      which plugin files may be executed
     settings   layers of settings: merging, labels, positions of problems
     draft      cells during expansion: merged settings, and the product of axes
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels

@@ -9,10 +9,10 @@ from typing import TypeVar
 from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.grid.document import Node
 from gpas_cli.grid.readers import add_problem, read_list, read_text
-from gpas_cli.grid.trust import suspicion
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.stage import StageKind
+from gpas_cli.trust import suspicion
 
 PATH = ("plugins",)
 T = TypeVar("T", type[Scheme], StageKind)
@@ -44,8 +44,8 @@ def _add(new: Mapping[str, T], found: dict[str, T], what: str, item: Node, probl
 
 def _plugin(name: str, config: Path, item: Node, problems: list[Problem]) -> Plugin:
     """Return what the file defines; nothing after adding to `problems`."""
-    path = config.parent / name
     try:
+        path = (config.parent / name).resolve()  # what is checked is what is executed, wherever a link leads later
         if reason := suspicion(config, path):
             add_problem(problems, PATH, f"{name} was not executed: {reason}", item)
         elif not path.is_file():

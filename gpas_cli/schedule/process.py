@@ -17,6 +17,7 @@ from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, write_record
 
 PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
+ISOLATED = {"PYTHONSAFEPATH": "1"}  # no process that a job starts imports modules from its working directory
 JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: modules are not imported from the working directory
 
 
@@ -49,8 +50,9 @@ def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a job on this machine: this process's, with `variables`.
 
-    The job imports the package from the folder `package`, wherever it starts.
+    The job imports the package from the folder `package`, wherever it starts. The folders of PYTHONPATH follow, as this
+    process sees them: an empty one would be the job's working directory, from which it imports nothing.
     """
-    search_path = [str(package), os.environ.get("PYTHONPATH", "")]
-    joined = os.pathsep.join(folder for folder in search_path if folder)
-    return {**without_secrets(), **variables, "PYTHONPATH": joined, "PYTHONUNBUFFERED": "1"}
+    more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    search_path = os.pathsep.join([str(package), *(str(Path(folder).absolute()) for folder in more if folder)])
+    return {**without_secrets(), **variables, "PYTHONPATH": search_path, **ISOLATED, "PYTHONUNBUFFERED": "1"}

@@ -1,23 +1,32 @@
 """An immutable copy of the package for jobs to run: later edits do not reach queued jobs.
 
 runs/.code/<hash>/gpas_cli/...   the hash is that of every file's path and content: the recorded code version
+
+Jobs execute what is there, so it is compared with the running package, file by file, before each use, and no other user
+may be able to change it afterwards (`gpas_cli.trust`). An empty file `__pycache__` in each folder keeps Python from
+writing byte code there, or reading it: byte code can be made to differ from its source.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpas_cli
 from gpas_cli.errors import GpasError
 from gpas_cli.packaged import packaged
+from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"
+BYTE_CODE = "__pycache__"
 TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when installed; a job that ingests needs it
 
 
@@ -30,19 +39,19 @@ class Snapshot:
     git: Mapping[str, str | bool]
 
 
-def snapshot(runs: Path, package: Path | None = None) -> Snapshot:
-    """Copy the running package into `runs`, once for each content.
+def snapshot(runs: Path, package: Path | None = None, project: Path | None = None) -> Snapshot:
+    """Copy the running package into `runs`, once for each content. `project` is the folder of experiments.yaml.
 
-    Raises GpasError if the copy exists and has been changed.
+    Raises GpasError if the copy exists and has been changed, or if another user can change it.
     """
     package = package or Path(gpas_cli.__file__).parent
     files = read_files(package)
     code = digest(files)
     target = snapshot_path(runs, code)
-    if not target.is_dir():
+    if not os.path.lexists(target):
         _create(target, files)
-    if digest(read_files(target / PACKAGE)) != code:
-        raise GpasError(f"{target} has been changed and no longer holds the code that its name stands for; delete it")
+    _require_unchanged(target, files)
+    _require_own(target, (project or runs).resolve())
     return Snapshot(code, target, git_facts(package))
 
 
@@ -59,10 +68,9 @@ def snapshot_files(runs: Path, code: str) -> dict[str, bytes] | None:
 
 def copy_snapshot(source: Path, runs: Path, code: str) -> None:
     """Copy the version `code` of the package from the run directories `source` into `runs`, unless `runs` has it."""
-    target = snapshot_path(runs, code)
-    files = None if target.is_dir() else snapshot_files(source, code)
-    if files is not None:
-        _create(target, files)
+    files = None if snapshot_path(runs, code).is_dir() else snapshot_files(source, code)
+    if files is not None and digest(files) == code:  # what claims to be another version is left there
+        _create(snapshot_path(runs, code), files)
 
 
 def current_code(package: Path | None = None) -> str:
@@ -103,9 +111,54 @@ def packaged_in(package: Path, name: str) -> Path:
 
 def _walk(root: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(root.rglob("*")):
-        hidden = any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(root).parts)
+        hidden = any(part == BYTE_CODE or part.startswith(".") for part in path.relative_to(root).parts)
         if path.is_file() and not hidden:
             yield path.relative_to(root).as_posix(), path
+
+
+def _layout(files: Mapping[str, bytes]) -> dict[Path, bytes | None]:
+    """Return the content of every file of a copy by relative path, None for a folder. Folders come first."""
+    layout: dict[Path, bytes | None] = {Path(PACKAGE, name): content for name, content in files.items()}
+    for folder in {folder for path in layout for folder in path.parents}:
+        layout |= {folder: None, folder / BYTE_CODE: b""}
+    return dict(sorted(layout.items()))
+
+
+def _require_unchanged(target: Path, files: Mapping[str, bytes]) -> None:
+    """Raise GpasError unless the copy has exactly these files, all of them regular."""
+    layout = _layout(files)
+    found = {Path(folder, name) for folder, below, names in os.walk(target) for name in (*below, *names)}
+    if more := found - {target / path for path in layout}:
+        raise GpasError(f"{min(more)} is not part of the code that jobs execute from its folder; delete it")
+    for path, content in layout.items():
+        here = target / path
+        if path.name == BYTE_CODE and not os.path.lexists(here):
+            with suppress(OSError):  # the copy comes from an archive, which leaves these files out
+                here.touch()
+        elif not _has(here, content):
+            raise GpasError(f"{here} has been changed since it was copied; delete {target}, and it is copied again")
+
+
+def _has(path: Path, content: bytes | None) -> bool:
+    """Return whether a file with this content is there, or a folder for None. A link is neither."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(mode) if content is None else stat.S_ISREG(mode) and path.read_bytes() == content
+
+
+def _require_own(target: Path, root: Path) -> None:
+    """Raise GpasError if another user can change the copy, through a file of it or a folder between it and `root`."""
+    place = target.resolve()
+    inside = [folder for folder in place.parents if folder.is_relative_to(root)] or place.parents[:2]
+    found = first_fault((*reversed(inside), place, *place.rglob("*")))
+    if found:
+        folder = root if found[0].is_relative_to(root) else place.parents[1]
+        raise GpasError(
+            f"{' '.join(map(str, found))}, and jobs execute the code in {target} as you; "
+            f"if you trust its users, allow it with `{allowing(folder)}`"
+        )
 
 
 def _create(target: Path, files: Mapping[str, bytes]) -> None:
@@ -115,12 +168,12 @@ def _create(target: Path, files: Mapping[str, bytes]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
-        for name, content in files.items():
-            path = aside / PACKAGE / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            path.chmod(0o444)
-        aside.chmod(0o755)
+        for path, content in _layout(files).items():
+            if content is None:
+                (aside / path).mkdir(exist_ok=True)
+            else:
+                (aside / path).write_bytes(content)
+            (aside / path).chmod(0o755 if content is None else 0o444)
         aside.rename(target)
     except OSError:
         if not target.is_dir():

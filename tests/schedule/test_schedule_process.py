@@ -24,7 +24,9 @@ def test_jobs_do_not_get_the_database_password() -> None:
         assert environment["HOME_SWEET_HOME"] == "kept"
 
 
-def test_a_job_imports_the_package_of_its_snapshot_first() -> None:
+def test_a_job_imports_the_package_of_its_snapshot_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":/elsewhere::mine:")
     environment = job_environment(Path("/code"), {"OMP_NUM_THREADS": "2"})
-    assert environment["PYTHONPATH"].split(os.pathsep) == ["/code", "/elsewhere"]
+    assert environment["PYTHONPATH"].split(os.pathsep) == ["/code", "/elsewhere", str(Path.cwd() / "mine")]
+    assert environment["PYTHONSAFEPATH"] == "1"
     assert environment["OMP_NUM_THREADS"] == "2"

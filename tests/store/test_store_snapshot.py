@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import gpas_cli
+from gpas_cli import trust
 from gpas_cli.errors import GpasError
-from gpas_cli.store.snapshot import copy_snapshot, git_facts, read_files, snapshot, snapshot_path
+from gpas_cli.store.snapshot import BYTE_CODE, copy_snapshot, git_facts, read_files, snapshot, snapshot_path
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_the_copy_is_named_after_its_content(tmp_path: Path, package: Path) -> N
     first = snapshot(tmp_path / "runs", package)
     assert read_files(first.path / "gpas_cli") == read_files(package)
     assert (first.path / "gpas_cli" / "packaged" / "migrations" / "env.py").exists()
-    assert not (first.path / "gpas_cli" / "__pycache__").exists()
+    assert not (first.path / "gpas_cli" / "__pycache__").is_dir()
     (package.parent / "experiments.yaml").write_text("grids: {a: {}}\n")
     (package / "__pycache__" / "x.pyc").write_bytes(b"2")
     assert snapshot(tmp_path / "runs", package).code == first.code
@@ -52,7 +53,8 @@ def test_a_copy_travels_to_other_run_directories_once(tmp_path: Path, package: P
     copied = snapshot_path(tmp_path / "here", first.code)
     assert read_files(copied / "gpas_cli") == read_files(first.path / "gpas_cli")
     assert [path.name for path in copied.parent.iterdir()] == [first.code]
-    for unknown in ("", "0123456789abcdef"):
+    shutil.copytree(first.path, first.path.parent / "fedcba9876543210")
+    for unknown in ("", "0123456789abcdef", "fedcba9876543210", f"../.code/{first.code}"):
         copy_snapshot(tmp_path / "there", tmp_path / "elsewhere", unknown)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -68,8 +70,74 @@ def test_a_changed_copy_is_refused(tmp_path: Path, package: Path) -> None:
     assert path.stat().st_mode & 0o222 == 0
     path.chmod(0o644)
     path.write_text("answer = 3\n")
-    with pytest.raises(GpasError, match="has been changed"):
+    with pytest.raises(GpasError, match=f"{path} has been changed .* delete {path.parents[1]}"):
         snapshot(tmp_path / "runs", package)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sitecustomize.py", "gpas_cli/spec/norm.cpython-311.pyc", "torch", "gpas_cli/.hidden.py", "gpas_cli/link"],
+)
+def test_a_copy_with_more_than_was_copied_is_refused(tmp_path: Path, package: Path, name: str) -> None:
+    path = snapshot(tmp_path / "runs", package).path / name
+    if name == "torch":
+        path.mkdir()
+    elif "link" in name:
+        path.symlink_to("__init__.py")
+    else:
+        path.write_text("import os\n")
+    with pytest.raises(GpasError, match=f"{path} is not part of the code .* delete it"):
+        snapshot(tmp_path / "runs", package)
+
+
+@pytest.mark.parametrize("name", ["gpas_cli/__init__.py", "gpas_cli/spec", "gpas_cli/__pycache__", ""])
+def test_a_copy_whose_files_are_links_or_folders_is_refused(tmp_path: Path, package: Path, name: str) -> None:
+    copy = snapshot(tmp_path / "runs", package).path
+    path = copy / name
+    path.rename(tmp_path / "aside")
+    if name.endswith(BYTE_CODE):
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "aside")
+    with pytest.raises(GpasError, match=f"{path} has been changed"):
+        snapshot(tmp_path / "runs", package)
+
+
+def test_python_neither_writes_nor_reads_byte_code_of_a_copy(tmp_path: Path, package: Path) -> None:
+    copy = snapshot(tmp_path / "runs", package).path
+    for path in copy.rglob(BYTE_CODE):
+        path.unlink()  # as in an archive
+    assert snapshot(tmp_path / "runs", package).path == copy
+    for _ in range(2):
+        command = [sys.executable, "-P", "-c", "import gpas_cli; print(gpas_cli.answer)"]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == ("1\n", "")
+        assert snapshot(tmp_path / "runs", package).path == copy
+
+
+@pytest.mark.parametrize("part", ["", "runs", "runs/.code", "the copy", "gpas_cli/spec", "gpas_cli/__init__.py"])
+def test_a_copy_that_others_can_change_is_refused(
+    tmp_path: Path, package: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    project = tmp_path / "project"
+    copy = snapshot(project / "runs", package).path
+    path = copy if part == "the copy" else copy / part if "gpas" in part else project / part
+    path.chmod(path.stat().st_mode | 0o002)
+    with pytest.raises(GpasError, match=f"^{path} is writable by every user, .* `gpas trust {project}`"):
+        snapshot(project / "runs", package, project)
+    trust.trust(project)
+    assert snapshot(project / "runs", package, project).path == copy
+
+
+def test_run_directories_elsewhere_are_checked_without_the_project(tmp_path: Path, package: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    project.chmod(0o777)
+    assert snapshot(tmp_path / "runs", package, project)
+    (tmp_path / "runs").chmod(0o777)
+    with pytest.raises(GpasError, match=f"`gpas trust {tmp_path / 'runs'}`"):
+        snapshot(tmp_path / "runs", package, project)
 
 
 def test_python_imports_the_snapshot_and_not_the_original(tmp_path: Path) -> None:

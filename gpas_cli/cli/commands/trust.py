@@ -1,4 +1,4 @@
-"""`gpas trust`: allow the plugins in folders of other users."""
+"""`gpas trust`: allow plugins and jobs in folders of other users."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def trust(
     remove: Annotated[bool, typer.Option("--remove", help="Remove these folders from the trusted ones.")] = False,
     show: Annotated[bool, typer.Option("--list", help="Print the trusted folders.")] = False,
 ) -> None:
-    """Allow plugins from folders that another user owns or can write to.
+    """Allow plugins and jobs in folders that another user owns or can write to.
 
-    A plugin is Python code that runs with your permissions. Read it first.
+    A plugin, and the copy of the code that jobs run, are Python with your permissions. Read them first.
 
     Example: [bold]gpas trust /shared/project[/bold]
     """
-    from gpas_cli.grid import trust as room
+    from gpas_cli import trust as room
 
     if not folders and not show:
         raise typer.BadParameter("name the folder to trust, or add --list")

@@ -111,7 +111,8 @@ class LocalRun:
             require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
-            self._spawner = Spawner(self.project, snapshot(runs), self._claims.submitter, self._command)
+            code = snapshot(runs, project=self.project.config.parent)
+            self._spawner = Spawner(self.project, code, self._claims.submitter, self._command)
             self._spawner.prepare((task.job for task in self._in("waiting")), self._slots)
         except BaseException:
             self._claims.close()

@@ -91,7 +91,11 @@ def text(
         more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
     log = f"{_literal(place)}/%A_%a_"
     inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {MODULE} {shlex.quote(str(place))}'
-    setup = [f'export PYTHONPATH={shlex.quote(str(code.path))}"${{PYTHONPATH:+:$PYTHONPATH}}"']
+    # An empty entry of PYTHONPATH is the working directory, from which jobs import nothing.
+    setup = [
+        f'PYTHONPATH=$(printf %s:%s {shlex.quote(str(code.path))} "${{PYTHONPATH:-}}" | tr -s :)',
+        'export PYTHONSAFEPATH=1 PYTHONPATH="${PYTHONPATH%:}"',
+    ]
     chosen = {**profile, "additional_parameters": more, "comment": f"gpas {code.code}"}
     return _rendered(project, place.name, chosen, f"{log}0_log.out", setup, f"{log}%t_log.out", inner)
 

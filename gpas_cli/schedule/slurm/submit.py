@@ -126,7 +126,7 @@ class ArraySubmitter:
                 yield array, answer.strip()
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
-        code = snapshot(self.project.runs)
+        code = snapshot(self.project.runs, project=self.project.config.parent)
         largest = max_array_size()
         placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
         for level in levels(mine):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -65,10 +67,21 @@ def test_a_profile_becomes_sbatch_text(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert f"#SBATCH {line}\n" in made
     assert "wckey" not in made
-    assert made.index("module load cuda") < made.index("export NCCL_DEBUG='a b'") < made.index("export PYTHONPATH=")
+    assert made.index("module load cuda") < made.index("export NCCL_DEBUG='a b'") < made.index("PYTHONPATH=$(")
     assert "srun " in made
     assert "--cpus-per-task=8 --kill-on-bad-exit=1" in made
     assert "exec apptainer exec x.sif python -u -P -m" in made
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "/code"), ("", "/code"), (":/a::/b:", "/code:/a:/b"), ("/a b", "/code:/a b")]
+)
+def test_no_job_imports_from_its_working_directory(tmp_path: Path, before: str | None, after: str) -> None:
+    lines = [line for line in sbatch_text(tmp_path).splitlines() if "PYTHONPATH" in line]
+    script = "\n".join(["set -u", *lines, 'echo "$PYTHONSAFEPATH $PYTHONPATH"']).replace(str(tmp_path), "")
+    here = {"PATH": os.environ["PATH"], **({} if before is None else {"PYTHONPATH": before})}
+    done = subprocess.run(["sh", "-c", script], env=here, capture_output=True, text=True, check=True)
+    assert done.stdout == f"1 {after}\n"
 
 
 def test_unset_options_are_left_to_the_scheduler(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from faded_plugin import PLUGIN
 
+from gpas_cli import trust
 from gpas_cli.errors import GpasError, InvalidExperiments
-from gpas_cli.grid import trust
 from gpas_cli.grid.expand import cell_names, expand
 from gpas_cli.grid.load import load
 

@@ -1,14 +1,15 @@
-"""Decide which plugin files may be executed.
+"""Decide which Python files of a project may be executed: plugins, and the copies of the package that jobs import.
 
 experiments.yaml is searched upwards from the working directory, and the plugins it names are Python. Without a check,
-`gpas status` in another user's folder would execute that user's code (Git had this problem: CVE-2022-24765). A plugin
-file is executed only if no other user owns, or can write to, experiments.yaml, the file itself, and every folder
-between them.
+`gpas status` in another user's folder would execute that user's code (Git had this problem: CVE-2022-24765), and so
+would `gpas run` with the copy in runs/.code/. A file is executed only if no other user owns, or can write to,
+experiments.yaml, the file itself, and every folder between them.
 
     owner      The user who runs the command, or root. For root, also under sudo, every user's folder is another user's.
     writable   By all users: refused. By a group: refused, unless it is root's or the user's private group (a group with
                the user's name and no other members), which many systems assign to every new file. A folder with the
-               sticky bit (/tmp) may be writable, because other users cannot replace files in it.
+               sticky bit (/tmp) may be writable, because other users cannot replace files in it. An access list (ACL)
+               that lets someone write counts as a group with members.
 
 A file that fails this check is executed nevertheless if it is in a trusted folder. `gpas trust FOLDER` adds folders to
 the user's list ($XDG_CONFIG_HOME/gpas_cli/trusted, one folder per line); the environment variable GPAS_TRUSTED names
@@ -41,20 +42,31 @@ def suspicion(config: Path, plugin: Path, environ: Mapping[str, str] = os.enviro
     Raises OSError if the file does not exist.
     """
     config, plugin = config.resolve(), plugin.resolve(strict=True)
-    trusted = trusted_folders(environ)
-    for path in _checked_paths(config, plugin):
-        reason = _fault(path)
-        if reason and not any(path.is_relative_to(folder) for folder in trusted):
-            folder = config.parent if path.is_relative_to(config.parent) else plugin.parent
-            return f"{path} {reason}; read the plugin, then allow it with `gpas trust {shlex.quote(str(folder))}`"
-    return ""
-
-
-def _checked_paths(config: Path, plugin: Path) -> Iterable[Path]:
-    """Return every path through which another user could change what is executed."""
     root = config.parent
     inside = [folder for folder in plugin.parents if folder.is_relative_to(root)]
-    return dict.fromkeys((root, config, *(inside or [plugin.parent]), plugin))
+    found = first_fault((root, config, *(inside or [plugin.parent]), plugin), environ)
+    if found is None:
+        return ""
+    folder = root if found[0].is_relative_to(root) else plugin.parent
+    return f"{' '.join(map(str, found))}; read the plugin, then allow it with `{allowing(folder)}`"
+
+
+def first_fault(paths: Iterable[Path], environ: Mapping[str, str] = os.environ) -> tuple[Path, str] | None:
+    """Return the first path outside the trusted folders that another user owns or can write to, and which user.
+
+    The paths have been resolved. Raises OSError if one does not exist.
+    """
+    trusted = trusted_folders(environ)
+    for path in dict.fromkeys(paths):
+        reason = _fault(path)
+        if reason and not any(path.is_relative_to(folder) for folder in trusted):
+            return path, reason
+    return None
+
+
+def allowing(folder: Path) -> str:
+    """Return the command that allows what is in a folder."""
+    return f"gpas trust {shlex.quote(str(folder))}"
 
 
 def _fault(path: Path) -> str:
@@ -66,9 +78,19 @@ def _fault(path: Path) -> str:
         return ""
     if facts.st_mode & stat.S_IWOTH:
         return "is writable by every user"
+    if facts.st_mode & stat.S_IWGRP and _has_access_list(path):
+        return "is writable by others through its access list"
     if facts.st_mode & stat.S_IWGRP and not _private(facts.st_gid):
         return f"is writable by the group {_group(facts.st_gid)}"
     return ""
+
+
+def _has_access_list(path: Path) -> bool:
+    """Return whether a file has an access list. Its mode then shows as the group's what the list grants anyone."""
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except (OSError, AttributeError):  # a file system, or a system, without such lists
+        return False
 
 
 def _group(number: int) -> str:
