@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from gpas_cli.data.mask_token import MaskToken, absent_reason
@@ -57,7 +58,8 @@ class Texts:
         cells = distinct(cells)
         reasons = dict.fromkeys(self._reason(cell) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
-        return [*absences, *self._absent_tasks(cells), *self._absent_texts(cells), *self._foreseen(cells)]
+        found = (self._absent_tasks(cells), self._absent_texts(cells), _rows_at_zero(cells), self._foreseen(cells))
+        return [*absences, *chain.from_iterable(found)]
 
     def _absent_tasks(self, cells: Iterable[Cell]) -> Iterator[str]:
         """Yield the missing files of questions of the cells' tasks: jobs skip these tasks."""
@@ -116,6 +118,16 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data | Finetune | 
         return absent_reason(what, root)
 
     return {what: reason(what) for what in dict.fromkeys(what for cell in cells for what in _read_by(cell))}
+
+
+def _rows_at_zero(cells: Iterable[Cell]) -> Iterator[str]:
+    """Yield a warning for each tokenizer whose last id keeps a row of zeros, although the text may have it."""
+    kept = (cell for cell in cells if cell.model.init.zero_last_row and cell.data.uses_last_id)
+    for tokenizer, last in dict.fromkeys((cell.data.tokenizer, cell.model.size.vocab - 1) for cell in kept):
+        yield (
+            f"init.zero_last_row: true keeps id {last} at zero, and tokenizer '{tokenizer}' may emit: gradients of "
+            "rows that begin with that id can overflow; remove the setting or write false"
+        )
 
 
 def _placed(reason: str, declared: Declared | None) -> str:

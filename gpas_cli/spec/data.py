@@ -38,6 +38,11 @@ class Data:
     validation: str = setting("", omit_default_from_key=True)
     documents: str = setting("joined", choices=("joined", "separate"), omit_default_from_key=True)
 
+    @property
+    def uses_last_id(self) -> bool:
+        """Whether the text may have the last id of the vocabulary; with T5's tokenizer the papers keep it at zero."""
+        return self.tokenizer != "t5"
+
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `values` with the defaults that depend on other values."""

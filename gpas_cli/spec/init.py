@@ -19,9 +19,11 @@ class Init:
     `embed_std` defaults to sqrt(2/5), the "Scaled Embed" of the GPAS experiments: with it every preset has a large
     shortcut, `small` too. The vanilla of Spike No More needs a tied head, as `gpt` has, or `embed_std: sqrt(2/(5d))`.
     `everywhere`: Xavier for embedding, head and learned positions as well, as in Spike No More. `zero_last_row`: keep
-    vocabulary row V-1 at zero without gradient, like the reference, whose padding index is -1. With a head tied to the
-    embedding, `embed_std` defaults to the std of the matrices, and `zero_last_row` to false. Learned positions start
-    like the matrices, with `std` in xavier and deepnorm; biases start at 0.
+    vocabulary row V-1 at zero without gradient, like the reference, whose padding index is -1. It defaults to false if
+    the text or the objective may have that id, and with a head tied to the embedding: a row of text that begins with it
+    would be exactly 0, where each norm multiplies gradients by 1/sqrt(eps). With a tied head, `embed_std` defaults to
+    the std of the matrices. Learned positions start like the matrices, with `std` in xavier and deepnorm; biases start
+    at 0.
     """
 
     preset: str = setting("normal", choices=PRESETS)

@@ -59,8 +59,10 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
         if name not in known:
             problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
     objective = parse_objective(values.get("objective", CAUSAL.kind), problems)
-    model = _parse_model(_with_own_rows(values, objective), problems, catalogue)
-    data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, problems)
+    faults: list[Problem] = []
+    data = _section(Data, "data", values.get("data", "c4"), catalogue.corpora, faults)
+    model = _parse_model(_with_last_row(values, objective, data), problems, catalogue)
+    problems.extend(faults)
     optim = _optional(Optim, "optim", values.get("optim", {}), problems)
     depth = _section(Depth, "depth", values.get("depth", FULL), DEPTHS, problems)
     scalars = {name: values[name] for name in ("precision", "seed") if name in values}
@@ -134,13 +136,12 @@ def _in_cell(stage: LaterStage, cell: Cell, problems: list[Problem]) -> LaterSta
     return replace(stage, parameters=own.in_cell(cell)) if hasattr(own, "in_cell") else stage
 
 
-def _with_own_rows(values: Mapping[str, Any], objective: Objective | None) -> Mapping[str, Any]:
-    """Return `values` with the default of `init.zero_last_row` for an objective with ids of its own."""
+def _with_last_row(values: Mapping[str, Any], objective: Objective | None, data: Data | None) -> Mapping[str, Any]:
+    """Return `values` with `init.zero_last_row: false` as the default if the text or the objective may have that id."""
     init = values.get("init", {})
     given = dict(init) if isinstance(init, Mapping) else {"like": init}
-    if objective is None or not objective.reserved or "zero_last_row" in given:
-        return values
-    return {**values, "init": {**given, "zero_last_row": False}}
+    used = (data and data.uses_last_id) or (objective and objective.reserved)
+    return {**values, "init": {"zero_last_row": False, **given}} if used else values
 
 
 def _parse_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Catalogue) -> Model | None:

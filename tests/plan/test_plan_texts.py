@@ -36,3 +36,15 @@ def test_a_missing_file_of_questions_is_a_warning_and_refuses_no_cell(tmp_path: 
     (tmp_path / "tasks").mkdir()
     (tmp_path / f"tasks/{LOCAL}.jsonl").touch()
     assert not any("tasks/" in said for said in texts.warnings([cell]))
+
+
+def test_a_row_of_zeros_that_the_text_may_begin_with_is_a_warning(tmp_path: Path) -> None:
+    project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
+
+    def said(**values: object) -> list[str]:
+        cell = entry(**values).cell
+        return [text for text in Texts(project, [cell]).warnings([cell]) if "zero_last_row" in text]
+
+    (warning,) = said(init={"zero_last_row": True})
+    assert "keeps id 511 at zero, and tokenizer 'bpe' may emit" in warning
+    assert said() == said(size="71m", data="c4") == []

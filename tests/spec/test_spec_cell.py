@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
 import pytest
 from gate_activations import ALL_ACTIVATIONS
@@ -154,9 +155,23 @@ def test_dead_contradictory_and_absurd_choices_are_refused(values: dict, message
 
 def test_files_are_packed_by_default() -> None:
     assert cell(data=FILES).data.layout == "pack"
-    assert cell(data=FILES).key == cell(data={**FILES, "layout": "pack"}).key == "3d78929119f6dcad"
-    assert cell(data={**FILES, "layout": "pad"}).key == "cc87a4c7aad9a85a"
+    init = {"zero_last_row": True}
+    assert (
+        cell(data=FILES, init=init).key == cell(data={**FILES, "layout": "pack"}, init=init).key == "3d78929119f6dcad"
+    )
+    assert cell(data={**FILES, "layout": "pad"}, init=init).key == "cc87a4c7aad9a85a"
     assert cell(data={"like": "c4", "tokenizer": "bpe"}).data.layout == "pad"
+
+
+@pytest.mark.parametrize(("tokenizer", "zero"), [("t5", True), ("bpe", False), ("gpt2", False), ("own.json", False)])
+def test_the_last_row_is_kept_at_zero_only_where_no_text_has_its_id(tokenizer: str, zero: bool) -> None:
+    def own(**init: Any) -> Cell:
+        size = {"like": "quickstart", "vocab": 50257}
+        return cell(size=size, data={"like": "c4", "tokenizer": tokenizer}, init=init)
+
+    assert own().model.init.zero_last_row == own(preset="xavier").model.init.zero_last_row == zero
+    assert own().key == own(zero_last_row=zero).key != own(zero_last_row=not zero).key
+    assert cell_from(own(zero_last_row=True).to_mapping()).model.init.zero_last_row
 
 
 def test_a_validation_text_is_part_of_the_key_only_if_it_is_set() -> None:
