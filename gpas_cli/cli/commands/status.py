@@ -87,7 +87,7 @@ def status(
     elif watch:
         _watch(view, names, where)
     else:
-        states = observed(names, where, started=False)
+        states = observed(names, where, jobs=True, started=False)
         warn(without_runs([state.entry for state in states]))
         view = replace(view, brief=view.brief or (len(states) > LISTED_WHOLE and not (names or every)))
         for part in view.parts(states):

@@ -48,9 +48,12 @@ class Job:
             return ""
         if self.reason == "JobHeldAdmin":
             return "held until an administrator releases it"
-        return f"held; `scontrol release {self.id}` releases it"
+        # JobHeldUser says no more than that it is held.
+        why = "" if self.reason.startswith("JobHeld") or self.reason in ("", "None") else f": {self.reason}"
+        return f"held{why}; `scontrol release {self.id}` releases it"
 
     def __str__(self) -> str:
-        detail = self.held or (self.reason if self.reason not in ("None", "", "NonZeroExitCode") else "")
+        reason = self.reason if self.reason not in ("None", "", "NonZeroExitCode") else ""
+        detail = self.held or ", ".join(filter(None, (reason, self.in_line)))
         where = f" on {self.nodes}" if self.nodes and self.state in job_states.AT_WORK else ""
         return f"SLURM {self.id} {self.state}{where}{f' ({detail})' if detail else ''}"

@@ -17,7 +17,10 @@ INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUN
 # Caused by the node: the job is run again on another one.
 NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
 MEMORY = "OUT_OF_MEMORY"
-ENDED = INTERRUPTED | {"COMPLETED", "FAILED", "CANCELLED", "DEADLINE", MEMORY}
+CANCELLED = "CANCELLED"
+VANISHED = "VANISHED"  # not SLURM's: it no longer reports the job, and why is not certain
+REMOVED = "removed from the queue before it started"
+ENDED = INTERRUPTED | {"COMPLETED", "FAILED", CANCELLED, VANISHED, "DEADLINE", MEMORY}
 
 # Signals from outside that end a job: USR2 or TERM before it has handlers, KILL at its time limit or by the kernel.
 OUTSIDE_SIGNALS = frozenset({9, 12, 15})

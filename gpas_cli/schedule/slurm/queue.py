@@ -13,21 +13,26 @@ The sources, in this order:
               show what runs, and the time until the next query grows with each failure
 
 What accounting or an earlier answer reports about an ended job is kept: it will not change.
+
+No source reports an element that `scancel` removed while it waited (SLURM 22.05). It is missing among elements that are
+known, which `_removed` interprets.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.slurm import client, parsers, submission
+from gpas_cli.schedule.slurm import client, job_states, parsers, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.parsers import WHOLE, Jobs
+from gpas_cli.schedule.slurm.preemption import seconds
+from gpas_cli.schedule.slurm.submission import Submission
 from gpas_cli.store.rundir import read_record, write_json
 from gpas_cli.structure import Record, to_mapping
 
@@ -35,6 +40,7 @@ FRESH_SECONDS = 3.0  # seconds for which an answer is reused
 FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
 BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is queried again; doubled each time
 LONGEST_BACK_OFF_SECONDS = 120.0
+SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
 
 
 @dataclass
@@ -122,28 +128,65 @@ def _live(names: list[str], line: bool) -> Jobs:
 
 
 def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
-    """Return `jobs` and the ended ones that the controller has forgotten, as known before or else from sacct."""
+    """Return `jobs`, the ended ones that the controller has forgotten, as known before or else from sacct, and those
+    removed from the queue."""
+    alive = set(jobs)
     for name in names:
         for index, job in known.jobs.get(name, {}).items():
             if job.ended and index not in jobs.get(name, {}):
                 jobs.setdefault(name, {})[index] = job
-    gone = {name: found for name in names if (found := _missing(runs, name, jobs))}
-    if not gone or not client.present("sacct"):
+    gone = {name: made for name in names if (made := _incomplete(runs, name, jobs))}
+    if not gone:
         return jobs
-    with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone, and how it ended is unknown
-        for name, index, job in parsers.sacct(gone):
-            if job.ended and index not in jobs.get(name, {}):
-                jobs.setdefault(name, {})[index] = job
+    answered = False
+    lost = set[tuple[str, int]]()  # accounting shows jobs that a crashed controller has lost as pending
+    if client.present("sacct"):
+        with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone; its end may be unknown
+            for name, index, job in parsers.sacct({name: made.since for name, made in gone.items()}):
+                if not job.ended:
+                    lost.add((name, index))
+                elif index not in jobs.get(name, {}):
+                    jobs.setdefault(name, {})[index] = job
+            answered = True
+    recent = answered or _within(known.time, _remembered_seconds())
+    for name, made in gone.items():
+        before = known.jobs.get(name, {}) if recent else {}
+        for index in {*_removed(made, jobs.get(name, {}), alive=name in alive)} - {i for n, i in lost if n == name}:
+            # An element that waited a moment ago, or that accounting has never seen, did not start and end since.
+            waited = index in before and before[index].pending
+            state = job_states.CANCELLED if name in alive and (answered or waited) else job_states.VANISHED
+            array = next(iter(jobs[name].values())).id.partition("_")[0]
+            why = job_states.REMOVED if state == job_states.CANCELLED else ""
+            jobs[name][index] = Job(f"{array}_{index}", state, why)
     return jobs
 
 
-def _missing(runs: Path, name: str, jobs: Jobs) -> float:
-    """Return the time of a submission if some of its elements are unaccounted for, else 0."""
+def _incomplete(runs: Path, name: str, jobs: Jobs) -> Submission | None:
+    """Return a submission of which some elements are unaccounted for, else None."""
     made = submission.find(runs, name)
     known = jobs.get(name, {})
-    if made is None or WHOLE in known or len(known) >= len(made.keys):
+    complete = made is None or WHOLE in known or len(known) >= sum(map(bool, made.keys))
+    return None if complete else made
+
+
+def _removed(made: Submission, known: Mapping[int, Job], *, alive: bool) -> Iterator[int]:
+    """Yield the elements of an array that SLURM removed before they started, to judge by the others, which are `known`.
+
+    A controller that crashes loses young arrays, but whole ones. `alive`: it knows elements of this one now.
+    """
+    saved = any(max(job.start, job.end) - made.since > SAVED_SECONDS for job in known.values())
+    if WHOLE in known or not (alive or saved):
+        return
+    started = made.started()
+    yield from (i for i, keys in enumerate(made.keys) if keys and i not in known and i not in started)
+
+
+def _remembered_seconds() -> float:
+    """Return for how long the controller remembers an ended job, 0 if unknown."""
+    try:
+        return seconds(client.configuration().get("MinJobAge", "0"))
+    except GpasError:
         return 0.0
-    return made.since
 
 
 def _path(runs: Path) -> Path:

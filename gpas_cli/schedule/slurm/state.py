@@ -57,6 +57,10 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
         return found
     if queue is None or job is None:
         return _given_up(view.runs, key, _unseen(view, last, claim, queue))
+    if job.state == job_states.VANISHED and any(observe(view.runs, k, view.look).state != "done" for k in claim.after):
+        return _given_up(
+            view.runs, key, _unseen(view, last, claim, queue)
+        )  # SLURM may have removed what waited in vain
     if job.ended:
         return _given_up(view.runs, key, _ended(view.runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
@@ -169,6 +173,8 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
         if job.reason == job_states.NEVER:
             return "interrupted", "removed from the queue: a job that it depends on did not succeed"
         return "cancelled", "cancelled in SLURM"
+    if job.state == job_states.VANISHED:
+        return "unknown", "someone removed it with scancel, or SLURM has lost it; `gpas retry` runs it"
     log = place / f"{job.id}_0_log.out"
     if job.state == job_states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
         return "interrupted", f"out of memory on {job.nodes}"

@@ -90,6 +90,11 @@ class Submission:
         found = self.folder.glob(f"*_{index}_0_log.out")
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
+    def started(self) -> set[int]:
+        """Return the array indices that a node has started: each then has a log."""
+        logs = (re.fullmatch(r"[^_]+_(\d+)_0_log\.out", path.name) for path in self.folder.iterdir())
+        return {int(found[1]) for found in logs if found}
+
     def discard(self) -> None:
         """Delete the folder of a submission that the scheduler refused."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -32,6 +32,20 @@ def test_forgotten_jobs_are_looked_up_in_accounting(accounted: Cluster, tmp_path
     assert "CANCELLED" in cell["evidence"]
 
 
+def test_an_element_cancelled_with_scancel_while_it_waits_stays_cancelled(accounted: Cluster, tmp_path: Path) -> None:
+    """SLURM forgets it at once: the absence of a record is the evidence, also for a user who has not looked before."""
+    toy = SlurmToy(tmp_path / "toy", accounted, steps=5)
+    accounted.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    (removed,) = (job for job in toy.queue() if job.endswith("_1"))
+    accounted.run("scancel", removed)
+    for _ in range(2):
+        assert toy.states() == {"pre-s1": "queued", "pre-gpas-s1": "cancelled"}
+        assert "0 jobs submitted, 1 already queued or running, 1 failed or cancelled" in toy.submit()
+        for path in toy.runs.glob(".slurm/.queue-*.json"):
+            path.unlink()
+
+
 def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
     accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
+from attempts import make_attempt, write_events
 from face import end
 from fake_slurm import Programs, Site, row
 
+from gpas_cli.events import event_of
 from gpas_cli.schedule.slurm import job_states, parsers, queue
 from gpas_cli.schedule.slurm import run as slurm_run
 from gpas_cli.store.rundir import read_json, write_json
@@ -62,6 +65,87 @@ def test_a_job_cancelled_while_waiting_for_another_stays_cancelled(site: Site) -
     assert set(states_of(site).values()) == {"missing"}
 
 
+def without(lines: str, *indices: int) -> str:
+    """Return squeue lines without those of some array elements."""
+    gone = {f"8{' ' * 19}{index} " for index in indices}
+    return "".join(f"{line}\n" for line in lines.splitlines() if not any(text in line for text in gone))
+
+
+def test_an_element_removed_with_scancel_while_it_waits_stays_cancelled(site: Site) -> None:
+    """SLURM 22.05 keeps no record of it, neither in the queue nor in accounting."""
+    site.programs.put("scontrol", "MaxArraySize = 1001\nMinJobAge = 300 sec\n")
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    states_of(site)
+    site.programs.put("squeue", without(trainings(site, "PENDING"), 2))
+    queue_of(site, seen=time.time() - 100)
+    cell = site.gpas("status", "small", "--json").json["cells"][2]
+    assert (cell["state"], cell["cause"]) == ("cancelled", "cancelled in SLURM")
+    assert cell["evidence"] == "SLURM 8_2 CANCELLED (removed from the queue before it started)"
+    assert "0 jobs submitted" in site.submit().out
+    site.programs.put("squeue", "")  # the controller has forgotten the whole array
+    queue_of(site, seen=time.time() - 100)
+    assert states_of(site)[cell["name"]] == "cancelled"
+    assert "jobs submitted" in site.gpas("retry", "--executor", "slurm", "--yes").out
+    assert len(site.programs.calls("sbatch")) == 4
+
+
+@pytest.mark.parametrize(
+    ("evidence", "wanted"),
+    [("none", "unknown"), ("accounting", "cancelled"), ("log", "missing"), ("whole array", "missing"),
+     ("ended late", "unknown"), ("ended soon", "missing")],
+)  # fmt: skip
+def test_a_vanished_element_is_cancelled_only_on_evidence(site: Site, evidence: str, wanted: str) -> None:
+    """Nobody looked while it waited: without accounting it may have started, ended and been forgotten."""
+    site.submit()
+    tokenised(site)
+    array = site.names()[1]
+    lines = without(trainings(site, "PENDING"), 2)
+    made = read_json(site.gpas.runs / ".slurm" / array / "submission.json")["time"]
+    if evidence == "accounting":
+        site.programs.put("sacct", "")
+    if evidence == "log":
+        (site.gpas.runs / ".slurm" / array / "8_2_0_log.out").write_text("")
+    if evidence == "whole array":
+        lines = ""
+    if evidence.startswith("ended"):
+        end = made + (3600 if "late" in evidence else 5)
+        site.programs.put("sacct", f"8_0|{array}|COMPLETED|0:0|n1|{made:.0f}|{end:.0f}\n")
+        lines = ""
+    site.programs.put("squeue", lines)
+    cell = site.gpas("status", "small", "--json").json["cells"][2]
+    assert cell["state"] == wanted, cell
+    if wanted == "unknown":
+        assert "`gpas retry` runs it" in cell["cause"]
+
+
+def queue_of(site: Site, *, seen: float) -> None:
+    """Make SLURM's last answer be from the time `seen`."""
+    path = site.gpas.runs / f".slurm/.queue-{os.getuid()}.json"
+    write_json(path, {**read_json(path), "time": seen})
+
+
+def tokenised(site: Site) -> None:
+    """Make the job that tokenises the text end well."""
+    text = read_json(site.gpas.runs / ".slurm" / site.names()[0] / "submission.json")["keys"][0][0]
+    attempt = make_attempt(site.gpas.runs, text, {"stage": "tokenise"})
+    write_events(attempt, [event_of({"kind": "outcome", **end("done")})])
+
+
+def test_a_requeued_cell_is_shown_with_its_place_and_the_command_that_releases_it(site: Site) -> None:
+    site.submit()
+    attempt = site.gpas.attempt("pre-s1", ("outcome", end("interrupted")))
+    made = {"submission": site.names()[1], "index": 0, "job": "8_0", "restart": 0, "nodes": "n1"}
+    write_json(attempt.attempt_path, {**read_json(attempt.attempt_path), "slurm": made})
+    site.programs.put("squeue", trainings(site, "PENDING", Reason="Priority"))
+    said = " ".join(site.gpas("status", "small").out.split())
+    assert "SLURM 8_0 PENDING (Priority, 1st of 8 in low), after attempt 1 (interrupted)" in said
+    site.programs.put("squeue", trainings(site, "PENDING", Reason="job requeued in held state"))
+    queue_of(site, seen=1.0)
+    said = " ".join(site.gpas("status", "small").out.split())
+    assert "8_0 PENDING (held: job requeued in held state; `scontrol release 8_0` releases it), after attempt 1" in said
+
+
 def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(programs: Programs) -> None:
     programs.put(
         "sacct",
@@ -77,7 +161,10 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING", Reason="launch_failed_requeued_held"))
     said = site.submit().out
-    assert "small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` releases it)" in said
+    assert (
+        "small/pre-s1: SLURM 8_0 PENDING (held: launch_failed_requeued_held; `scontrol release 8_0` releases it)"
+        in said
+    )
     assert "and 3 more jobs are held" in said
     assert "scontrol release 8_0" in site.gpas("status", "small").out
 
