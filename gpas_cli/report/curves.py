@@ -19,7 +19,7 @@ from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow
 Curve = list[tuple[int, float]]  # (step, value), in order of step
 LayerCurve = list[tuple[int, dict[int, float]]]  # (step, {index of the layer: value}), in order of step
 
-LAST = 2**62  # as `until`, a step that no training reaches
+LAST = 2**31 - 1  # as `until`, the largest step that the database can hold
 
 
 def curves(
@@ -90,7 +90,7 @@ def _statement(
     other = aliased(table)
     last = (
         select(func.max(other.step))
-        .where(other.attempt_id == table.attempt_id, other.name == name, other.step <= until)
+        .where(other.attempt_id == table.attempt_id, other.name == name, other.step <= min(until, LAST))
         .scalar_subquery()
     )
     return statement.where(table.step == last)

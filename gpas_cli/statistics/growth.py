@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from gpas_cli.statistics.stats import ROUNDING
+
 LEAST_POINTS = 4  # at different x: three have one degree of freedom left, too few to compare two laws
 PARAMETERS = 3
-TINY = 1e-30  # of a sum of squares: a perfect fit has a finite AIC
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ def _fit(xs: Sequence[float], points: Sequence[tuple[float, float]], *, exponent
     rate = math.fsum((x - centre) * (y - height) for x, y in zip(xs, ys, strict=True)) / spread
     left = math.fsum((y - height - rate * (x - centre)) ** 2 for x, y in zip(xs, ys, strict=True))
     total = math.fsum((y - height) ** 2 for y in ys)
+    rounding = len(ys) * ROUNDING**2  # of logarithms; the AIC of a perfect fit is finite, and equal y prefer no law
     return Growth(
         exponential=exponential,
         factor=math.exp(height - rate * centre),
         rate=rate,
-        r_squared=1 - left / total if total else 1.0,
-        aic=len(ys) * math.log(max(left, TINY) / len(ys)) + 2 * PARAMETERS,
+        r_squared=1 - left / total if total > rounding else 1.0,
+        aic=len(ys) * math.log(max(left, rounding) / len(ys)) + 2 * PARAMETERS,
     )

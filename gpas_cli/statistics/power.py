@@ -29,16 +29,16 @@ class Needed:
 
 
 def estimate(
-    differences: Sequence[float], level: float = 0.05, power: float = 0.8, margin: float = 0.0
+    differences: Sequence[float], level: float = 0.05, power: float = 0.8, margin: float = 0.0, scale: float = 0.0
 ) -> Needed | None:
     """Return how many further pairs a two-sided t test of mean = margin needs to have `power` at `level`.
 
     The true mean and standard deviation are taken to be those of `differences`. None with fewer than two differences
-    or without a finite spread.
+    or without a finite spread. `scale` is that of `stats.aggregate`.
     """
     if len(differences) < 2:
         return None
-    summary = aggregate(differences)
+    summary = aggregate(differences, scale)
     if not summary.std or not math.isfinite(summary.std):
         return None
     size = min(abs(summary.mean - margin) / summary.std, LARGEST_EFFECT)

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpas_cli.statistics.multiplicity import holm
+from gpas_cli.statistics.stats import ROUNDING, aggregate, unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +46,6 @@ CONTRADICTED = "contradicted"
 UNDECIDED = "undecided"
 
 EFFECT_SCALE = 2.0  # standard deviations; chosen for effects of 1 to 3 of them and about eight seeds
-_SAME = 1e-9  # numbers that differ by less, relative to their mean, are equal up to rounding
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,32 @@ class Evidence:
         return min(1.0, 1 / self.outside)
 
 
-def evidence(effects: Sequence[float], low: float = -math.inf, high: float = math.inf, level: float = 0.05) -> Evidence:
+def evidence(
+    effects: Sequence[float],
+    low: float = -math.inf,
+    high: float = math.inf,
+    level: float = 0.05,
+    scale: float = 0.0,
+) -> Evidence:
     """Return the evidence of `effects`, in the order of the seeds, for a mean in (low, high).
 
     An infinite effect is that of a run that diverged. It has no place in a mean and is left out, and it rules out a
     decision for the other side: with an effect of +inf, the mean is never said to be below a bound. This makes
-    decisions rarer and errors no more likely.
+    decisions rarer and errors no more likely. NaN is left out. `scale` is that of `stats.aggregate`.
     """
     import numpy as np
 
-    finite = np.array([each for each in effects if math.isfinite(each)], dtype=float)
-    if not finite.size:
+    finite = [each for each in effects if math.isfinite(each)]
+    if not finite:
         return Evidence(0)
-    inside, outside = log_evidence(finite, low, high)
+    one = unit(max(map(abs, filter(math.isfinite, (*finite, low, high, scale)))))
+    inside, outside = log_evidence(np.array(finite) / one, low / one, high / one, scale / one)
     can_support, can_contradict = possible(effects, low, high)
     return Evidence(
-        n=finite.size,
+        n=len(finite),
         inside=_exp(inside[-1]) if can_support else 1.0,
         outside=_exp(outside[-1]) if can_contradict else 1.0,
-        interval=interval(finite, level),
+        interval=interval(finite, level, scale),
     )
 
 
@@ -123,48 +130,53 @@ def decide(parts: Sequence[Evidence], level: float = 0.05) -> tuple[str, tuple[s
     return (SUPPORTED if verdicts and set(verdicts) == {SUPPORTED} else UNDECIDED), verdicts
 
 
-def log_evidence(numbers: Numbers, low: float, high: float) -> tuple[Numbers, Numbers]:
+def log_evidence(numbers: Numbers, low: float, high: float, scale: float = 0.0) -> tuple[Numbers, Numbers]:
     """Return the logarithms of the largest e-values so far for a mean inside and beyond (low, high), at least 0.
 
-    `numbers` has shape (..., n), with the seeds along the last axis; so have both results.
+    `numbers` has shape (..., n), with the seeds along the last axis; so have both results. `scale`: as in `log_e`.
     """
     import numpy as np
 
+    scales = np.maximum(np.maximum.accumulate(np.abs(numbers), axis=-1), scale)
     means = np.cumsum(numbers, axis=-1) / np.arange(1, numbers.shape[-1] + 1)
     inside = np.full(numbers.shape, math.inf)
     outside = np.zeros(numbers.shape)
     for bound, sign in ((low, 1), (high, -1)):
         if math.isfinite(bound):
-            ruled_out = log_e(numbers - bound)
+            ruled_out = log_e(numbers - bound, scales)
             is_inside = sign * (means - bound) > 0
             inside = np.minimum(inside, _largest(np.where(is_inside, ruled_out, 0.0)))
             outside = np.maximum(outside, _largest(np.where(is_inside, 0.0, ruled_out)))
     return inside, outside
 
 
-def log_e(numbers: Numbers) -> Numbers:
-    """Return log E_n(0) after each of `numbers`, shape (..., n). Equal numbers are no evidence: they have no spread."""
+def log_e(numbers: Numbers, scale: Numbers | float = 0.0) -> Numbers:
+    """Return log E_n(0) after each of `numbers`, shape (..., n). Equal numbers are no evidence: they have no spread.
+
+    `scale`, for each of them or for all, is that of `stats.aggregate`.
+    """
     import numpy as np
 
     n = np.arange(1, numbers.shape[-1] + 1)
     precision = EFFECT_SCALE**-2
     total = np.cumsum(numbers, axis=-1)
     squares = np.cumsum(numbers * numbers, axis=-1)
-    spread = squares - total * total / n
-    usable = spread > _SAME * squares
+    from_first = numbers - numbers[..., :1]  # so that the spread is not the small difference of large sums
+    spread = np.cumsum(from_first * from_first, axis=-1) - np.cumsum(from_first, axis=-1) ** 2 / n
+    usable = spread > (n - 1) * (ROUNDING * np.maximum(np.maximum.accumulate(np.abs(numbers), axis=-1), scale)) ** 2
     share = np.where(usable, total * total / ((n + precision) * np.where(usable, squares, 1.0)), 0.0)
     found = 0.5 * np.log(precision / (n + precision)) - n / 2 * np.log1p(-share)
     return np.where(usable, found, 0.0)
 
 
-def interval(numbers: Sequence[float] | Numbers, level: float = 0.05) -> tuple[float, float] | None:
+def interval(numbers: Sequence[float], level: float = 0.05, scale: float = 0.0) -> tuple[float, float] | None:
     """Return the confidence sequence of the mean at its last number: the intersection of the intervals so far.
 
     None while every interval is unbounded, which with few seeds is usual, or if the intersection is empty.
     """
     low, high = -math.inf, math.inf
     for n in range(2, len(numbers) + 1):
-        mean, half = _candidates(numbers[:n], level)
+        mean, half = _candidates(numbers[:n], level, scale)
         low = max(low, mean - half)
         high = min(high, mean + half)
     return (low, high) if math.isfinite(low) and low <= high else None
@@ -179,17 +191,16 @@ def fewest(level: float) -> int:
     return n
 
 
-def _candidates(numbers: Sequence[float] | Numbers, level: float) -> tuple[float, float]:
+def _candidates(numbers: Sequence[float], level: float, scale: float) -> tuple[float, float]:
     """Return the mean and half the width of {m: E_n(m) < 1 / level}."""
-    n = len(numbers)
+    summary = aggregate(numbers, scale)
+    n = summary.n
     precision = EFFECT_SCALE**-2
-    mean = math.fsum(numbers) / n
-    spread = math.fsum((x - mean) ** 2 for x in numbers)
-    # E_n(m) < 1 / level  <=>  S^2 < share * Q, where S = n (mean - m) and Q = spread + n (mean - m)^2
+    # E_n(m) < 1 / level  <=>  S^2 < share * Q, where S = n (mean - m) and Q = (n - 1) std^2 + n (mean - m)^2
     share = (n + precision) * (1 - (level**2 * precision / (n + precision)) ** (1 / n))
-    if share >= n or spread <= _SAME * n * mean * mean:
-        return mean, math.inf
-    return mean, math.sqrt(share * spread / (n * (n - share)))
+    if share >= n or not summary.std:
+        return summary.mean, math.inf
+    return summary.mean, summary.std * math.sqrt((n - 1) * share / (n * (n - share)))
 
 
 def _largest(logs: Numbers) -> Numbers:

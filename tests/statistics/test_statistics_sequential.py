@@ -83,6 +83,31 @@ def test_equal_numbers_are_no_evidence(numbers: list[float]) -> None:
     assert (found.inside, found.outside, found.interval) == (1.0, 1.0, None)
 
 
+def test_rounding_of_the_compared_numbers_is_no_evidence() -> None:
+    numbers = [1e-14, 2e-14, 1.5e-14, 1.2e-14, 1.8e-14, 1.1e-14, 1.6e-14, 1.3e-14]  # 7e-15 is the last digit of 50
+    assert evidence(numbers, low=0.0).p_inside <= LEVEL
+    found = evidence(numbers, low=0.0, scale=50.0)
+    assert (found.inside, found.outside, found.interval) == (1.0, 1.0, None)
+
+
+def test_a_small_spread_far_from_the_bound_is_one() -> None:
+    numbers = [50 + 1e-6 * x for x in (1, 2, 3, 1, 2, 3)]
+    assert evidence(numbers, low=0.0).p_inside <= LEVEL
+    assert evidence(numbers, low=0.0).interval is not None
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200, 1e308])
+def test_numbers_of_any_size_give_the_same_evidence(size: float) -> None:
+    numbers = [0.5, 0.7, 0.4, 0.9, 0.6, 0.55]
+    found, usual = evidence([x * size for x in numbers], low=0.0), evidence(numbers, low=0.0)
+    assert (found.inside, found.outside) == pytest.approx((usual.inside, usual.outside))
+
+
+def test_nan_is_no_evidence() -> None:
+    assert evidence([math.nan, -0.5, math.nan, -0.7], high=0.0) == evidence([-0.5, -0.7], high=0.0)
+    assert evidence([math.nan] * 6, high=0.0).n == 0
+
+
 def test_a_diverged_run_only_prevents_decisions() -> None:
     lower = [-0.5, -0.7, -0.4, -0.9, -0.6, -0.55]
     assert evidence(lower, high=0.0).p_inside <= LEVEL
@@ -219,7 +244,7 @@ def test_large_effects_need_few_seeds() -> None:
 
 def test_the_interval_covers_at_its_last_number() -> None:
     random = np.random.default_rng(20)
-    limits = [interval(numbers, LEVEL) for numbers in random.normal(1.0, 1.0, (300, MOST_SEEDS))]
+    limits = [interval(numbers, LEVEL) for numbers in random.normal(1.0, 1.0, (300, MOST_SEEDS)).tolist()]
     bounded = [each for each in limits if each is not None]
     assert len(bounded) > 290
     assert sum(not low < 1.0 < high for low, high in bounded) <= _limit(LEVEL, 300)

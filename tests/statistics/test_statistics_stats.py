@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import stdtrit
 
-from gpas_cli.statistics.stats import aggregate, interval, mean_interval, paired, two_sided_p, two_sided_t
+from gpas_cli.statistics.stats import aggregate, interval, mean_interval, paired, same, two_sided_p, two_sided_t
 
 finite = st.floats(-1e6, 1e6)
 
@@ -41,6 +41,32 @@ def test_nonfinite_numbers_stay_visible(bad: float) -> None:
 @given(st.floats(-1e6, 1e6), st.integers(2, 7))
 def test_equal_numbers_have_no_spread(value: float, n: int) -> None:
     assert aggregate([value] * n).std == 0
+
+
+def test_numbers_that_are_equal_up_to_rounding_have_no_spread() -> None:
+    percentages = {seed: 100 * correct / 300 for seed, correct in ((1, 151), (2, 152), (3, 163))}
+    more = {seed: 100 * correct / 300 for seed, correct in ((1, 152), (2, 153), (3, 164))}
+    found = paired(more, percentages)
+    assert found is not None
+    assert len({more[seed] - percentages[seed] for seed in more}) > 1
+    assert (found.std, found.t, found.p, interval(found)) == (0, None, None, None)
+    assert mean_interval(aggregate([0.1 + 0.2, 0.3])) is None
+
+
+def test_a_difference_within_rounding_is_a_tie() -> None:
+    found = paired({1: 0.1 + 0.2, 2: 50.0, 3: math.inf}, {1: 0.3, 2: 51.0, 3: 1.0})
+    assert found is not None
+    assert (found.lower, found.higher) == (1, 1)
+    assert same(1e-15, 0.0, 50.0)
+    assert not same(1e-15, 0.0)
+    assert not same(1e300, math.inf, 1e308)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1.0, 1e200, 4e307])
+def test_squares_neither_overflow_nor_vanish(size: float) -> None:
+    found = aggregate([size, 2 * size, 3 * size])
+    assert (found.mean, found.std) == pytest.approx((2 * size, size), rel=1e-3)
+    assert mean_interval(aggregate([-1e308, 1.5e308])) is None  # the ends are not finite
 
 
 @given(st.lists(finite, min_size=2, max_size=8), st.randoms())
@@ -80,6 +106,16 @@ def test_a_single_pair_or_equal_differences_allow_no_test() -> None:
 def test_printed_critical_values(freedom: int, t: float) -> None:
     assert two_sided_p(t, freedom) == pytest.approx(0.05, abs=1e-6)
     assert two_sided_p(-t, freedom) == two_sided_p(t, freedom)
+
+
+@pytest.mark.parametrize(("freedom", "error"), [(1, 1e-15), (2, 1e-15), (9, 1e-15), (40, 1e-15), (9_999, 2e-12)])
+def test_the_error_of_p_is_that_of_its_docstring(freedom: int, error: float) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(30):
+        for t in (0.01, 0.3, 0.8, 1.1, 1.5, 2.0, 2.3, 3.0, 5.0, 12.0):
+            share = freedom / (freedom + mpmath.mpf(t) ** 2)
+            exact = mpmath.betainc(mpmath.mpf(freedom) / 2, 0.5, 0, share, regularized=True)
+            assert abs(two_sided_p(t, freedom) - exact) < error
 
 
 @given(st.floats(0, 50), st.integers(1, 40))

@@ -20,7 +20,7 @@ from gpas_cli.report.claims.commands import command, missing
 from gpas_cli.report.claims.measure import state_metric
 from gpas_cli.report.claims.pairs import Group, groups
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
-from gpas_cli.report.claims.significance import SIGN, Assessed, sign_test, t_test
+from gpas_cli.report.claims.significance import SIGN, Assessed, is_inside, sign_test, t_test
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
@@ -63,13 +63,15 @@ def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
         return replace(part, reason=f"{group.unpaired[0].id} has no base in {', '.join(comparison.grids)}")
     effects = list(part.effects().values())
     if not effects:
-        return part
+        return replace(part, reason=part.left_out())
     if comparison.test == EACH_RUN:
         return _each_run(part)
     low, high = part.bounds()
     finite = all(math.isfinite(effect) for effect in effects)
-    tested = t_test(effects, low, high, LEVEL) if finite else sign_test(effects, low, high)
-    part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=_why_untested(effects, tested))
+    scale = part.scale()
+    tested = t_test(effects, low, high, LEVEL, scale) if finite else sign_test(effects, low, high, scale)
+    reason = _reasons(_why_untested(effects, tested), part)
+    part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=reason)
     if tested.mean is None:
         return part
     needed = _needed(part, tested.mean)
@@ -89,6 +91,10 @@ def _interval(part: Part, tested: Assessed) -> tuple[float, float] | None:
     return part.shown(low), part.shown(high)
 
 
+def _reasons(first: str, part: Part) -> str:
+    return "; ".join(filter(None, [first, part.left_out()]))
+
+
 def _why_untested(effects: Sequence[float], tested: Assessed) -> str:
     if tested.p is not None:
         return "a run diverged, so that only signs count" if tested.name == SIGN else ""
@@ -101,10 +107,10 @@ def _each_run(part: Part) -> Part:
     """Return the verdict of a claim about every run: one that violates it contradicts it, all of them support it."""
     low, high = part.bounds()
     effects = list(part.effects().values())
-    outside = sum(not low < effect < high for effect in effects)
+    outside = sum(not is_inside(effect, low, high, part.scale()) for effect in effects)
     verdict = CONTRADICTED if outside else SUPPORTED if len(effects) == len(part.pairs) else UNDECIDED
     mean = math.fsum(effects) / len(effects) if all(map(math.isfinite, effects)) else None
-    reason = "decided by each run, without a test"
+    reason = _reasons("decided by each run, without a test", part)
     return replace(part, verdict=verdict, effect=None if mean is None else part.shown(mean), reason=reason)
 
 
@@ -117,7 +123,7 @@ def _needed(part: Part, mean: float) -> Needed | None:
     if not low < mean < high:
         crossed = [low if mean <= low else high]
     effects = list(part.effects().values())
-    found = [estimate(effects, ALPHA, POWER, bound) for bound in crossed]
+    found = [estimate(effects, ALPHA, POWER, bound, part.scale()) for bound in crossed]
     known = [one for one in found if one is not None]
     if not known:
         return None  # without a spread, it is unknown for every bound

@@ -19,6 +19,7 @@ from gpas_cli.report.metrics import metric
 from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
 from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.statistics.growth import exponential_evidence
+from gpas_cli.statistics.stats import aggregate
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -178,7 +179,7 @@ def _taken(points: Points, take: str) -> float | None:
     if take == "exponential-aic":
         return exponential_evidence(points) if min(min(point) for point in points) > 0 else None
     if take == "log-slope":
-        return slope([(x, math.log(y)) for x, y in points]) if min(values) > 0 else None
+        return slope([(x, math.log(y)) for x, y in points], scale=1.0) if min(values) > 0 else None
     return slope(points)
 
 
@@ -193,10 +194,12 @@ def _early_change(points: Mapping[int, Mapping[int, float]]) -> float | None:
     return math.fsum(moved[step] for step in moved if step <= EARLY_SHARE * steps[-1]) / total if total else None
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the slope of the least-squares line; None for fewer than two distinct x."""
+def slope(points: Sequence[tuple[float, float]], scale: float = 0.0) -> float | None:
+    """Return the slope of the least-squares line, 0 if all y are `stats.same`; None for fewer than two distinct x."""
     if len({x for x, _ in points}) < 2:
         return None
+    if not aggregate([y for _, y in points], scale).std:
+        return 0.0
     centre = fmean(x for x, _ in points)
     height = fmean(y for _, y in points)
     spread = math.fsum((x - centre) ** 2 for x, _ in points)

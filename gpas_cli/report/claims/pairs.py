@@ -27,7 +27,7 @@ class Pair:
     """One seed: the numbers of the subject and, unless values are compared, of its base.
 
     With `across`, these are the numbers at the first label, and `other` has those at the second. `effect` is None if a
-    number is missing or both runs diverged, and infinite if one did.
+    number is missing or NaN, has no logarithm where a ratio needs it, or both runs diverged, and infinite if one did.
     """
 
     seed: Label | None
@@ -166,8 +166,8 @@ def _effect(comparison: Comparison, own: Measured, base: Measured | None) -> flo
     if own.value is None or (base is not None and base.value is None):
         return None
     if base is None or base.value is None:
-        return own.value
-    if comparison.compare == "difference":
+        return None if math.isnan(own.value) else own.value
+    if comparison.compare == "difference" or math.isinf(own.value) or math.isinf(base.value):
         return _difference(own.value, base.value)
     if min(own.value, base.value) <= 0:
         return None
@@ -175,5 +175,5 @@ def _effect(comparison: Comparison, own: Measured, base: Measured | None) -> flo
 
 
 def _difference(a: float, b: float) -> float | None:
-    """Return a - b; None for two infinite numbers, of two runs that diverged."""
-    return None if math.isinf(a) and math.isinf(b) else a - b
+    """Return a - b; None for two infinite numbers, of two runs that diverged, and for NaN."""
+    return None if math.isnan(a - b) or (math.isinf(a) and math.isinf(b)) else a - b

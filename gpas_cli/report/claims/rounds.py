@@ -17,6 +17,7 @@ from gpas_cli.grid.expand import family_of
 from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence
 from gpas_cli.report.claims.verdict import UNDECIDED
 from gpas_cli.statistics.sequential import fewest, log_evidence, possible
+from gpas_cli.statistics.stats import aggregate, unit
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments
@@ -85,17 +86,19 @@ def chances(part: PartEvidence, level: float, parts: int, further: int) -> tuple
     """
     import numpy as np
 
-    effects = np.array(part.finite)
-    spread = float(((effects - effects.mean()) ** 2).sum()) if effects.size else 0.0
-    if effects.size < 2 or not spread:
+    scale, bounds = part.part.scale(), part.part.bounds()
+    if not part.finite or not aggregate(part.finite, scale).std:
         return tuple(UNKNOWN_CHANCE * n / further for n in range(1, further + 1))
+    one = unit(max(map(abs, filter(math.isfinite, (*part.finite, *bounds, scale)))))
+    effects = np.array(part.finite) / one
+    spread = float(((effects - effects.mean()) ** 2).sum())
     random = np.random.default_rng(0)
     deviation = np.sqrt(spread / random.chisquare(effects.size - 1, SIMULATIONS))
     mean = random.normal(effects.mean(), deviation / math.sqrt(effects.size))
     future = random.normal(mean[:, None], deviation[:, None], (SIMULATIONS, further))
     past = np.broadcast_to(effects, (SIMULATIONS, effects.size))
-    bounds = part.part.bounds()
-    inside, outside = log_evidence(np.concatenate([past, future], axis=1), *bounds)
+    low, high = (bound / one for bound in bounds)
+    inside, outside = log_evidence(np.concatenate([past, future], axis=1), low, high, scale / one)
     can_support, can_contradict = possible([x for x in part.effects if x is not None], *bounds)
     supported = (inside >= -math.log(level)) & can_support
     decided = supported | ((outside >= -math.log(level / parts)) & can_contradict)

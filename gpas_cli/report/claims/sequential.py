@@ -138,7 +138,7 @@ def _part(part: Part, level: float) -> PartEvidence:
         outside = CERTAIN if part.verdict == CONTRADICTED else 1.0
         found = Evidence(len(effects), inside, outside)
     else:
-        found = evidence([effect for effect in effects if effect is not None], low, high, level)
+        found = evidence([effect for effect in effects if effect is not None], low, high, level, part.scale())
     return PartEvidence(
         part=part,
         evidence=found,

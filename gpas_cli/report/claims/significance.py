@@ -5,6 +5,9 @@ t          Student's t test against the nearest bound. `inside`: against every f
            are two. p values are two-sided, so that p < 0.05 exactly if the 95 % interval is inside (or outside).
 sign       the exact sign test, where a run diverged: its effect is infinite, so that only the side counts.
 each-run   no test: the claim is about every run.
+
+What equals a bound, or each other, up to rounding of the compared numbers is a tie; their largest is `scale`. NaN is no
+evidence and is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpas_cli.statistics.stats import aggregate, mean_interval, two_sided_p
+from gpas_cli.statistics.stats import aggregate, mean_interval, same, two_sided_p
 
 SIGN = "sign"
 
@@ -35,18 +38,20 @@ class Assessed:
         return None if self.inside is None or self.outside is None else min(self.inside, self.outside)
 
 
-def t_test(effects: Sequence[float], low: float, high: float, level: float) -> Assessed:
+def t_test(effects: Sequence[float], low: float, high: float, level: float, scale: float = 0.0) -> Assessed:
     """Test finite effects. Without a spread (one effect, or equal ones) there is a mean but no p value."""
-    summary = aggregate(effects)
+    known = [effect for effect in effects if not math.isnan(effect)]
+    if not known:
+        return Assessed("t")
+    summary = aggregate(known, scale)
     covered = mean_interval(summary, level)
     if not summary.std:
         return Assessed("t", mean=summary.mean, interval=covered)
-    error = summary.std / math.sqrt(summary.n)
     above, below = 1.0, 1.0  # two-sided p values for the mean being above low, and below high
     beneath, beyond = 1.0, 1.0  # and for being below low, and above high
     bounds = [bound for bound in (low, high) if math.isfinite(bound)]
     for bound in bounds:
-        t = (summary.mean - bound) / error
+        t = (summary.mean - bound) / summary.std * math.sqrt(summary.n)
         p = two_sided_p(t, summary.n - 1)
         over, under = (p, 1.0) if t > 0 else (1.0, p)
         if bound == low:
@@ -57,12 +62,18 @@ def t_test(effects: Sequence[float], low: float, high: float, level: float) -> A
     return Assessed("t", inside, min(1.0, min(beneath, beyond) * len(bounds)), summary.mean, covered)
 
 
-def sign_test(effects: Sequence[float], low: float, high: float) -> Assessed:
+def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 0.0) -> Assessed:
     """Test effects of which some are infinite, by the number that lies inside; ties with a bound are left out."""
-    used = [effect for effect in effects if effect not in (low, high) or math.isinf(effect)]
-    inside = sum(low < effect < high or (math.isinf(effect) and effect in (low, high)) for effect in used)
-    n = len(used)
+    sides = [side for effect in effects if (side := is_inside(effect, low, high, scale)) is not None]
+    inside, n = sum(sides), len(sides)
     return Assessed(SIGN, _two_sided(inside, n), _two_sided(n - inside, n))
+
+
+def is_inside(effect: float, low: float, high: float, scale: float) -> bool | None:
+    """Return whether an effect lies in (low, high), None for NaN and for a finite one that ties with a bound."""
+    if math.isnan(effect) or (math.isfinite(effect) and (same(effect, low, scale) or same(effect, high, scale))):
+        return None
+    return low < effect < high or (math.isinf(effect) and effect in (low, high))
 
 
 def _two_sided(successes: int, n: int) -> float:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.scalar import Label
+from gpas_cli.report.claims.measure import Measured
 from gpas_cli.report.claims.pairs import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.words import count
 
 SUPPORTED = "supported"
 CONTRADICTED = "contradicted"
 UNDECIDED = "undecided"
+
+LARGEST_LOG = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,29 @@ class Part:
             return low, high
         return (math.log(low) if low > 0 else -math.inf), (math.log(high) if high < math.inf else math.inf)
 
+    def scale(self) -> float:
+        """Return the largest of the compared numbers, or of their logarithms: effects are exact up to its rounding."""
+        measured = (one.value for pair in self.pairs for one in pair.measured)
+        finite = [abs(value) for value in measured if value is not None and math.isfinite(value)]
+        if self.comparison.logarithmic:  # a relative error of a number is an absolute one of its logarithm
+            finite = [1.0, *(abs(math.log(value)) for value in finite if value)]
+        return max(finite, default=0.0)
+
+    def left_out(self) -> str:
+        """Return how many seeds are left out because their numbers have no difference or ratio; "" if none are."""
+        seeds = sum(pair.effect is None and any(map(self._is_undefined, pair.measured)) for pair in self.pairs)
+        why = "NaN or not positive" if self.comparison.logarithmic else "NaN"
+        return f"{count(seeds, 'seed')} left out: the number is {why}" if seeds else ""
+
+    def _is_undefined(self, one: Measured) -> bool:
+        value = math.inf if one.value is None else one.value
+        return math.isnan(value) or (self.comparison.logarithmic and math.isfinite(value) and value <= 0)
+
     def shown(self, effect: float) -> float:
         """Return an effect on the scale of the test in units of the value: a ratio instead of its logarithm."""
-        return math.exp(effect) if self.comparison.logarithmic else effect
+        if not self.comparison.logarithmic or effect == math.inf:
+            return effect
+        return math.exp(min(effect, LARGEST_LOG))
 
     def diverged(self) -> int:
         """Return the number of runs that diverged."""

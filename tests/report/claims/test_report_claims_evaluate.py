@@ -13,8 +13,11 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.claims.evaluate import evaluate
+from gpas_cli.report.claims.measure import Measured
+from gpas_cli.report.claims.pairs import _effect
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Verdict
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.tables.entry_status import EntryStatus
 
 INF = math.inf
 Numbers = Mapping[tuple[str, str], Sequence[float | str | None]]
@@ -162,6 +165,67 @@ def test_of_ratios_the_geometric_mean_is_shown() -> None:
 @pytest.mark.parametrize(("low", "high", "expected"), [(0.95, 1.05, SUPPORTED), (1.0, 1.05, CONTRADICTED)])
 def test_a_ratio_between_two_bounds_is_an_equivalence_test(low: float, high: float, expected: str) -> None:
     assert verdict(CLEAR, compare="ratio", low=low, high=high).verdict == expected
+
+
+def test_one_question_more_for_each_of_two_seeds_decides_nothing() -> None:
+    numbers = {("pre", "none"): (100 * 151 / 300, 100 * 163 / 300), ("pre", "gpas"): (100 * 152 / 300, 100 * 164 / 300)}
+    for low, high in ((0.0, INF), (-INF, 0.0), (0.2, 0.5)):
+        found = verdict(numbers, low=low, high=high)
+        (part,) = found.parts
+        assert (found.verdict, part.p, part.interval, part.needed) == (UNDECIDED, None, None, None)
+        assert part.reason == "the effects of all seeds are equal, so that their spread is unknown"
+
+
+def test_ratios_that_are_equal_up_to_rounding_have_no_spread() -> None:
+    bases = (3.3, 7.7, 11.1, 13.7)
+    numbers = {("pre", "none"): bases, ("pre", "gpas"): tuple(1.1 * base for base in bases)}
+    found = verdict(numbers, compare="ratio", low=1.0, high=INF)
+    assert (found.verdict, found.parts[0].p) == (UNDECIDED, None)
+
+
+def test_a_difference_of_rounding_does_not_meet_a_claim_about_each_run() -> None:
+    numbers = {("pre", "none"): (0.1 + 0.2,), ("pre", "gpas"): (0.3,)}
+    assert verdict(numbers, test="each-run").verdict == CONTRADICTED  # as equal numbers do
+
+
+def test_a_base_that_diverged_meets_a_claim_about_each_run() -> None:
+    numbers = {("pre", "none"): ("diverged",), ("pre", "gpas"): (30.0,)}
+    assert verdict(numbers, test="each-run").verdict == SUPPORTED
+
+
+@pytest.mark.parametrize(("own", "base", "expected"), [(-INF, 50.0, -INF), (50.0, -INF, INF), (INF, 50.0, INF)])
+def test_a_ratio_keeps_a_diverged_run_whichever_direction_is_better(own: float, base: float, expected: float) -> None:
+    entries = [entry("pre", gate) for gate in ("gpas", "none")]
+    statuses = [EntryStatus(one, 1, "key", "diverged", None) for one in entries]
+    found = _effect(comparison(compare="ratio"), Measured(statuses[0], own), Measured(statuses[1], base))
+    assert found == expected
+
+
+def test_a_seed_whose_number_is_nan_is_left_out_and_counted() -> None:
+    nan = math.nan
+    six = tuple(30.0 + seed for seed in range(6))
+    found = verdict({("pre", "none"): six, ("pre", "gpas"): (nan,) * 6})
+    (part,) = found.parts
+    assert (found.verdict, part.n, part.p, found.missing) == (UNDECIDED, 0, None, ())
+    assert part.reason == "6 seeds left out: the number is NaN"
+    found = verdict({gate: (*numbers, nan) for gate, numbers in CLEAR.items()})
+    (part,) = found.parts
+    assert (found.verdict, part.n, part.reason) == (SUPPORTED, 3, "1 seed left out: the number is NaN")
+    assert part.p == verdict(CLEAR).parts[0].p
+    found = verdict({("pre", "none"): ("diverged",) * 6, ("pre", "gpas"): (nan, *six[1:])})
+    assert found.parts[0].n == 5
+    each = verdict({("pre", "none"): (30.0, 30.0), ("pre", "gpas"): (29.0, nan)}, test="each-run")
+    assert (each.verdict, each.parts[0].reason) == (
+        UNDECIDED,
+        "decided by each run, without a test; 1 seed left out: the number is NaN",
+    )
+
+
+def test_numbers_without_a_ratio_are_counted_and_huge_ratios_are_numbers() -> None:
+    found = verdict({("pre", "none"): (3.0, 4.0), ("pre", "gpas"): (2.0, 0.0)}, compare="ratio", high=1.0)
+    assert found.parts[0].reason.endswith("1 seed left out: the number is NaN or not positive")
+    found = verdict({("pre", "none"): (3.0, 4.0), ("pre", "gpas"): (2.0, 1e300)}, compare="ratio", high=1.0)
+    assert math.isfinite(found.parts[0].interval[1])
 
 
 def test_values_without_a_base() -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
-from gpas_cli.report.claims.significance import sign_test, t_test
+from gpas_cli.report.claims.significance import is_inside, sign_test, t_test
 
 INF = math.inf
 EFFECTS = [-0.62, -0.41, -0.55, -0.48]
@@ -43,6 +43,40 @@ def test_without_a_spread_there_is_no_p_value() -> None:
     for effects in ([-1.0], [-1.0, -1.0, -1.0]):
         tested = t_test(effects, -INF, 0.0, 0.95)
         assert (tested.p, tested.mean, tested.interval) == (None, -1.0, None)
+
+
+def test_rounding_is_no_spread() -> None:
+    """One more correct answer of 300 for both seeds, in percent: the differences differ in their last digits."""
+    tested = t_test([0.3333333333333357, 0.3333333333333286], 0.0, INF, 0.95)
+    assert (tested.p, tested.interval) == (None, None)
+    draw = random.Random(3)
+    for _ in range(2000):
+        pairs = [(100 * (k + 1) / 300, 100 * k / 300) for k in draw.sample(range(299), 2)]
+        effects = [own - base for own, base in pairs]
+        for low, high in ((0.0, INF), (-INF, 0.0), (0.0, 1.0)):
+            assert t_test(effects, low, high, 0.95, scale=max(pairs[0])).p is None
+
+
+def test_a_difference_that_is_rounding_ties_with_its_bound() -> None:
+    tied = [7e-15] * 6
+    assert sign_test([*tied, INF], 0.0, INF, scale=50.0) == sign_test([INF], 0.0, INF)
+    assert is_inside(7e-15, 0.0, INF, 50.0) is None
+    assert is_inside(7e-15, 0.0, INF, 1e-14) is True
+    assert (is_inside(INF, 0.0, INF, 50.0), is_inside(-INF, 0.0, INF, 50.0)) == (True, False)
+
+
+def test_nan_is_no_evidence() -> None:
+    nan = math.nan
+    assert (sign_test([nan] * 6, -INF, 0.0).inside, sign_test([nan] * 6, -INF, 0.0).outside) == (1, 1)
+    assert sign_test([nan, -INF, -1.0], -INF, 0.0) == sign_test([-INF, -1.0], -INF, 0.0)
+    assert t_test([nan, *EFFECTS], -INF, 0.0, 0.95) == t_test(EFFECTS, -INF, 0.0, 0.95)
+    assert t_test([nan], -INF, 0.0, 0.95).p is None
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_effects_of_any_size_are_tested(size: float) -> None:
+    tested = t_test([size * effect for effect in EFFECTS], -INF, 0.0, 0.95)
+    assert tested.p == pytest.approx(t_test(EFFECTS, -INF, 0.0, 0.95).p)
 
 
 @pytest.mark.parametrize(("effects", "k"), [([-INF] * 6, 6), ([-INF, -1, -1, -2, 1], 4), ([INF, 1, 1], 0)])
