@@ -64,6 +64,7 @@ def facts(entry: Entry) -> dict[str, Label]:
         "budget": "equal" if _has_equal_work(entry) else "steps",
         "steps": round(relative_flops(cell) * cell.optim.updates),
         "lr": cell.optim.lr,
+        "schedule": getattr(cell.optim.decay_of_rate, "decay_shape", cell.optim.schedule),
     }
 
 

@@ -105,7 +105,7 @@ def test_7b_is_clipped() -> None:
 
 def test_7b_differs_from_the_paper_in_what_its_code_clips() -> None:
     found = {
-        name: {d.setting: (d.published, d.ours) for d in deviations(entry, published("gpas", "appendix_7b"))}
+        name: {d.setting: (d.published, d.ours) for d in deviations([entry], published("gpas", "appendix_7b"))}
         for name, entry in named("appendix-7b").items()
     }
     means = {"optim.mean_rows": (4, 0)}
@@ -277,7 +277,7 @@ def test_xavier_of_appendix_b_is_of_all_parameters() -> None:
     table = published("spike_no_more", "table6_perplexity")
     for entry in GRIDS["spike-xavier"]:
         assert table.value({**facts(entry), "text": "wikitext"}) is not None
-        assert not any(d.setting.startswith("init") for d in deviations(entry, table))
+        assert not any(d.setting.startswith("init") for d in deviations([entry], table))
 
 
 def test_rows_of_any_length_have_as_many_tokens_in_a_batch() -> None:

@@ -35,6 +35,7 @@ NOT_COMPARED = (
     "std",
     "data",
     "text",
+    "steps",
 )  # with `as_if`: only the direction of effects is compared
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
 

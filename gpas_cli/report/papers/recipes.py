@@ -1,13 +1,14 @@
 """The recipes by which published numbers were obtained, and where a cell differs from them.
 
 A recipe is data in its source's YAML file: settings by their names in experiments.yaml (`optim.lr`), one value for all
-columns or one for each. `settings` are stated in the paper, `code` only in the published code, and `unstated` in
-neither. `exceptions` are settings of single rows, and `not_here` what no setting of ours expresses.
+columns or one for each; {best_of: [...]} where the number is that of the best of several runs. `settings` are stated in
+the paper, `code` only in the published code, and `unstated` in neither. `exceptions` are settings of single rows, null
+for one that does not hold there, and `not_here` what no setting of ours expresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 RELATIVE = 1e-6  # numbers that differ by less are the same setting
+BEST_OF = "best_of"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Recipe:
 
     def settings_of(self, labels: CellLabels) -> dict[str, tuple[Any, str]]:
         """Return setting -> (value, origin) of the cell with these labels, of the settings that are known."""
-        found = {}
+        found: dict[str, tuple[Any, str]] = {}
         for origin, settings in (("code", self.code), ("paper", self.settings)):
             for name, values in settings.items():
                 value = self._of_column(values, labels)
@@ -70,7 +72,7 @@ class Recipe:
         for exception in self.exceptions:
             if has_labels(labels, exception.where):
                 found |= {name: (value, "paper") for name, value in exception.settings.items()}
-        return found
+        return {name: (value, origin) for name, (value, origin) in found.items() if value is not None}
 
     def _of_column(self, values: Any, labels: CellLabels) -> Any:
         if not isinstance(values, list):
@@ -104,30 +106,69 @@ def recipe(source: str, name: str) -> Recipe:
     )
 
 
-def deviations(entry: Entry, table: PublishedTable) -> tuple[Deviation, ...]:
-    """Return where the entry differs from the recipe of the published number that is printed beside it.
+@dataclass(frozen=True)
+class Compared:
+    """A setting of the recipe and of cells. stated: one value, or those that the best of is published."""
+
+    setting: str
+    stated: tuple[Any, ...]
+    ours: tuple[Any, ...]
+    origin: str
+
+    @property
+    def strays(self) -> bool:
+        """Whether a cell has none of the stated values."""
+        return not all(any(_agree(one, own) for one in self.stated) for own in self.ours)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the cells have all of the stated values and no other."""
+        return not self.strays and all(any(_agree(one, own) for own in self.ours) for one in self.stated)
+
+
+def deviations(entries: Sequence[Entry], table: PublishedTable) -> tuple[Deviation, ...]:
+    """Return where the entries differ from the recipe of the published number that is printed beside the best of them.
 
     Empty with `as_if`, where networks of another size are compared. Settings that the source does not state, and
-    sections that the entry does not have, are not compared.
+    sections that the entries do not have, are not compared.
     """
     if table.as_if:
         return ()
-    labels = table.in_own_words(facts(entry))
-    cell = entry.cell.to_mapping()
-    return tuple(found for one in recipes(table) for found in _of_recipe(one, labels, cell))
+    settings = [
+        Deviation(one.setting, _one_of(one.stated), _one_of(one.ours), one.origin)
+        for one in _compared(entries, table)
+        if not one.agrees
+    ]
+    absent = [Deviation(name, value, None) for one in recipes(table) for name, value in one.not_here.items()]
+    return (*settings, *absent)
 
 
-def _of_recipe(one: Recipe, labels: CellLabels, cell: Mapping[str, Any]) -> Iterator[Deviation]:
-    for setting, (published, origin) in one.settings_of(labels).items():
+def strays(entry: Entry, table: PublishedTable) -> tuple[str, ...]:
+    """Return the settings of the entry that are not among those of the recipe."""
+    return tuple(one.setting for one in _compared([entry], table) if one.strays)
+
+
+def tuned(entry: Entry, table: PublishedTable) -> Hashable:
+    """Return the entry's values of the settings of which the best is published."""
+    return tuple(str(one.ours) for one in _compared([entry], table) if len(one.stated) > 1)
+
+
+def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[Compared]:
+    labels = table.in_own_words(facts(entries[0]))
+    cells = [entry.cell.to_mapping() for entry in entries]
+    for setting, (published, origin) in (item for one in recipes(table) for item in one.settings_of(labels).items()):
         section, _, name = setting.partition(".")
-        known = cell.get(section)
-        if known is None:
-            continue
-        ours = known.get(name) if name else known
-        if not _agree(published, ours):
-            yield Deviation(setting, published, ours, origin)
-    for setting, published in one.not_here.items():
-        yield Deviation(setting, published, None)
+        known = [cell[section] for cell in cells if cell.get(section) is not None]
+        ours: list[Any] = []
+        for value in (one.get(name) if name else one for one in known):
+            ours += [value] if value not in ours else []
+        if ours:
+            stated = published[BEST_OF] if isinstance(published, Mapping) else [published]
+            yield Compared(setting, tuple(stated), tuple(ours), origin)
+
+
+def _one_of(values: Sequence[Any]) -> Any:
+    return values[0] if len(values) == 1 else f"the best of {', '.join(map(str, values))}"
 
 
 def _agree(published: Any, ours: Any) -> bool:

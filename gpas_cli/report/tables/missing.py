@@ -31,7 +31,7 @@ def holes(table: Table) -> list[Hole]:
     found = []
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            missing = tuple(s for s in cell.statuses if s.value is None and s.state != "diverged")
+            missing = tuple(s for s in cell.runs if s.value is None and s.state != "diverged")
             if missing:
                 title = f"{row.section}, {row.title}" if row.section else full_title(row)
                 found.append(Hole(title, column.title, missing))

@@ -141,7 +141,7 @@ def _runs(table: Table) -> list[EntryStatus]:
     """Return the status of each entry in each column, once if the column shows several metrics of it."""
     found: dict[tuple[str, object], EntryStatus] = {}
     for _, i, cell in shown_cells(table):
-        for status in cell.statuses:
+        for status in cell.runs:
             place = (status.entry.id, table.columns[i].label)
             if place not in found or status.value is None:
                 found[place] = status

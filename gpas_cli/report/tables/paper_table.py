@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
 from gpas_cli.report.labels import RowKey, facts
 from gpas_cli.report.metrics import METRICS
@@ -18,30 +17,33 @@ from gpas_cli.report.papers import PublishedTable, has_labels
 from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.entry_status import Results, States, entry_status, missing_numbers
-from gpas_cli.report.tables.grouping import refuse_mixture
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.ranking import marks
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
+from gpas_cli.report.tables.variants import best_variant, by_variant, nearest_to_recipe
 from gpas_cli.spec.downstream import BY_TASK, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.texts import KNOWN_TEXTS
 from gpas_cli.statistics import stats
+from gpas_cli.words import listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
     from gpas_cli.grid.declared import Grid
 
+NAMED = 3  # cells in one note
 Place = tuple[str, int, int]  # published table, row and column
 
 
 @dataclass(frozen=True)
 class Serving:
-    """The cells of a grid that belong beside the numbers of a part of a printed table."""
+    """The cells of a grid that belong beside the numbers of a part of a printed table, or why a number has none."""
 
     part: PrintedPart
     grid: Grid
     places: Mapping[Place, Sequence[Entry]] = field(default_factory=dict)
+    unclear: Mapping[Place, str] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Entry]:
@@ -52,18 +54,25 @@ class Serving:
 def serving(part: PrintedPart, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]) -> Serving | None:
     """Return the cells of the grid that has most of the part's cells, None if no grid has any.
 
-    grids: the grids, by name, with the entries to choose from. Grids that name one of the part's published tables go
-    before others; a grid with several cells for one number, which differ in more than the seed, is left out.
+    grids: the grids, by name, with the entries to choose from. If some of them name one of the part's published tables,
+    no other is considered.
     """
-    found: list[Serving] = []
     if not part.tables:
         return None
-    for grid, entries in grids.values():
-        places = _places(part, entries)
-        if places and not _is_mixed(places.values(), _spec(part, grid)):
-            found.append(Serving(part, grid, places))
-    named = [one for one in found if is_published_beside(one.grid, part)]
-    return max(named or found, key=lambda one: len(one.places), default=None)
+    named = [item for item in grids.values() if is_published_beside(item[0], part)]
+    found = [_served(part, grid, entries) for grid, entries in named or grids.values()]
+    return max((one for one in found if one.places or one.unclear), key=lambda one: len(one.places), default=None)
+
+
+def _served(part: PrintedPart, grid: Grid, entries: Sequence[Entry]) -> Serving:
+    """Return the cells of one grid; of several for one number, those nearest to its recipe."""
+    tables = {table.name: table for table in part.tables}
+    over = grid.table_spec.over
+    chosen = {
+        place: nearest_to_recipe(found, tables[place[0]], over) for place, found in _places(part, entries).items()
+    }
+    places = {place: entries for place, (entries, _) in chosen.items() if entries}
+    return Serving(part, grid, places, {place: why for place, (_, why) in chosen.items() if why})
 
 
 def is_published_beside(grid: Grid, part: PrintedPart) -> bool:
@@ -129,16 +138,6 @@ def _labels(cell: PrintedCell) -> dict[str, Any]:
     return {**table.rows[cell.row].labels, **column}
 
 
-def _is_mixed(groups: Iterable[Sequence[Entry]], spec: TableSpec) -> bool:
-    """Return whether the entries of some number differ in more than the seed."""
-    try:
-        for group in groups:
-            refuse_mixture(group, spec)
-    except GpasError:
-        return True
-    return False
-
-
 def compared_metric(cell: PrintedCell) -> Metric:
     """Return the metric of ours that a printed number is compared with."""
     assert cell.table is not None  # settings are no results
@@ -164,6 +163,7 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
     sources = {table.source: table for table in reversed(part.tables)}
     note = Note("cells", f"our numbers are those of the grid {served.grid.name}")
+    tuned = _tuned([cell for row in rows for cell in row.cells if cell.others])
     return Table(
         spec,
         columns[0].metric,
@@ -172,8 +172,16 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
         sources,
         printed=part.name,
         corner=part.corner,
-        remarks=(note,),
+        remarks=(note, *tuned),
     )
+
+
+def _tuned(cells: Sequence[TableCell]) -> Iterator[Note]:
+    """Note that the best of several cells is shown, as in the paper, and which ones these are."""
+    if cells:
+        best = dict.fromkeys(cell.statuses[0].entry.name for cell in cells if cell.summary)
+        named = f": {listed(list(best), NAMED)}" if best else ""
+        yield Note("cells", f"as in the paper, the best of several settings is shown{named}")
 
 
 def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
@@ -232,19 +240,27 @@ def _cell(
     table = printed.table
     assert table is not None  # settings have no cells
     what, task = what or compared_metric(printed), _task(printed)
-    statuses = tuple(
-        entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results) for one in entries
-    )
+    tried = [
+        [
+            entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results)
+            for one in variant
+        ]
+        for variant in by_variant(entries, spec.over)
+    ]
+    ranked = best_variant(tried, what)
+    statuses = tuple(ranked[0]) if ranked else ()
+    others = tuple(status for variant in ranked[1:] for status in variant)
     numbers = [status.value for status in statuses if status.value is not None]
     summary = stats.aggregate(numbers) if numbers else None
     beside = {}
     if printed.value is not None:
         tokens = table.train_tokens[printed.column] if table.train_tokens else None
-        deviating = deviations(entries[0], table) if entries else ()
+        deviating = deviations(entries, table) if entries else ()
         remarks = table.remarks_for(_labels(printed))
         number = Printed(printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text)
         beside = {table.source: number}
-    return TableCell(statuses, summary, status=missing_numbers(statuses, spec.over), printed=beside)
+    status = missing_numbers((*statuses, *others), "variant" if others else spec.over)
+    return TableCell(statuses, summary, status=status, printed=beside, others=others)
 
 
 def _recorded(entry: Entry, what: Metric, task: str | None) -> str:

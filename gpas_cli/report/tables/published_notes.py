@@ -56,7 +56,7 @@ def _compared(table: Table) -> Iterator[Note]:
     """Note which average of our losses is compared, and the runs that have not recorded it."""
     shown = [(source, column.metric.name) for column in table.columns for source in column.sources]
     pairs = [(source, table.published[source].compared_as, name) for source, name in dict.fromkeys(shown)]
-    for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name):
+    for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
         yield Note(
             "compared",
             f"published numbers are compared with {name}: the sum of the batches' mean losses is divided by their "

@@ -55,6 +55,7 @@ class TableCell:
     """One cell. `mark` is "best", "second" or ""; `status` is why numbers are missing, "" if none is.
 
     `delta` is None in a base row, and if no seed has both numbers. `statuses` is empty if the grid has no such cell.
+    others: the runs with other settings, where the best of several settings is shown.
     """
 
     statuses: tuple[EntryStatus, ...] = ()
@@ -63,6 +64,7 @@ class TableCell:
     status: str = ""
     mark: str = ""
     printed: Mapping[str, Printed] | None = None
+    others: tuple[EntryStatus, ...] = ()
 
     @property
     def values(self) -> dict[Hashable, float]:
@@ -82,8 +84,14 @@ class TableCell:
 
     @property
     def complete(self) -> bool:
-        """Whether every seed has its number."""
-        return self.summary is not None and self.summary.n == len(self.statuses)
+        """Whether every seed has its number, and every other setting has ended."""
+        ended = all(other.value is not None or other.state == "diverged" for other in self.others)
+        return ended and self.summary is not None and self.summary.n == len(self.statuses)
+
+    @property
+    def runs(self) -> tuple[EntryStatus, ...]:
+        """All runs that the number needs."""
+        return (*self.statuses, *self.others)
 
 
 @dataclass(frozen=True)
@@ -134,7 +142,7 @@ class Table:
     @cached_property
     def statuses(self) -> tuple[EntryStatus, ...]:
         """Each entry once, with a number if it has one: with a column per task, an entry is in several cells."""
-        every = [status for row in self.rows for cell in row.cells for status in cell.statuses]
+        every = [status for row in self.rows for cell in row.cells for status in cell.runs]
         return tuple({s.entry.id: s for s in sorted(every, key=lambda s: s.value is not None)}.values())
 
 
@@ -286,7 +294,7 @@ def _printed(
     if value is None:
         return None
     delta = table.delta(labels, base) if base else None
-    found = deviations(own.statuses[0].entry, table)
+    found = deviations([status.entry for status in own.statuses], table)
     return Printed(value, delta, table.tokens(labels), found, table.remarks_for(labels))
 
 

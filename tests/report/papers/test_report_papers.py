@@ -442,5 +442,6 @@ def test_raptr_rows_bear_the_right_names(digest: dict[str, Any]) -> None:
         assert published("raptr", "table1_loss").value(labels) == row["eval_loss"]
     fixed = digest["raptr"]["table6_fixed_set"]
     for name, row in fixed.items():
-        labels = {**BERT, "depth": "raptr", "scale": "sqrt", "fixed": name[1:-1].replace(" ", "") or "none"}
+        paths = {"depth": "raptr", "stages": "6-8-10-12"}
+        labels = {**BERT, **paths, "scale": "sqrt", "fixed": name[1:-1].replace(" ", "") or "none"}
         assert published("raptr", "table6_loss").value(labels) == row["eval_loss"]

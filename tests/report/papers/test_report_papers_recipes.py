@@ -25,7 +25,7 @@ WHOLE = cell_from({"size": "71m", "optim": OPTIM, "finetune": {}, "downstream": 
 
 
 def differing(one: Any, table: str, source: str = "gpas") -> dict[str, tuple[Any, Any]]:
-    return {d.setting: (d.published, d.ours) for d in deviations(one, published(source, table))}
+    return {d.setting: (d.published, d.ours) for d in deviations([one], published(source, table))}
 
 
 def test_every_table_names_its_recipe() -> None:
@@ -100,7 +100,7 @@ def test_table2_differs_from_the_code_only_in_the_means_of_an_update() -> None:
 def test_every_changed_setting_is_a_deviation(
     more: dict[str, Any], setting: str, values: tuple[Any, Any], origin: str
 ) -> None:
-    found = deviations(entry(**more), published("gpas", "table2_perplexity"))
+    found = deviations([entry(**more)], published("gpas", "table2_perplexity"))
     assert Deviation(setting, *values, origin) in found
     assert {one.setting for one in found} == {setting, "optim.mean_rows"}
 
@@ -124,7 +124,7 @@ def test_sections_that_a_cell_does_not_have_are_not_compared() -> None:
 
 def test_another_size_has_no_recipe_to_differ_from() -> None:
     small = entry(size="quickstart", data="quickstart")
-    assert deviations(small, published("gpas", "table2_perplexity@71m")) == ()
+    assert deviations([small], published("gpas", "table2_perplexity@71m")) == ()
 
 
 GPT_350M = {
@@ -155,12 +155,23 @@ def test_a_llama_of_any_shape_gets_no_number_of_spike_no_more() -> None:
 
 
 def test_what_no_setting_expresses_is_a_deviation_too() -> None:
-    found = deviations(entry(axes={"size": "mine"}, **GPT_350M), published("spike_no_more", "table1_perplexity"))  # type: ignore[arg-type]
+    found = deviations([entry(axes={"size": "mine"}, **GPT_350M)], published("spike_no_more", "table1_perplexity"))  # type: ignore[arg-type]
     assert Deviation("dropout", 0.1, None) in found
     assert {one.setting for one in found} == {"dropout", "precision", "data.tokenizer", "size.vocab"}
 
 
 def test_the_baseline_of_equal_work_is_expected_to_have_fewer_updates() -> None:
     table = published("raptr", "table3_loss")
-    found = {one.axes["depth"]: deviations(one, table) for one in expand(EXPERIMENTS, ["raptr-ul2"])}
-    assert found["equal-flops"] == found["full"] == found["raptr"] == ()
+    found = {one.axes["depth"]: deviations([one], table) for one in expand(EXPERIMENTS, ["raptr-ul2"])}
+    assert {name: one for name, one in found.items() if one} == {
+        "equal-flops": (Deviation("optim.lr", "the best of 0.01, 0.015, 0.02", 0.01),)
+    }
+
+
+def test_the_best_of_several_settings_differs_from_each_of_them_and_not_from_all() -> None:
+    table = published("raptr", "table7_loss")
+    dropped = [one for one in expand(EXPERIMENTS, ["raptr-bert-layerdrop"]) if one.axes["depth"] == "layerdrop"]
+    assert deviations(dropped, table) == ()
+    assert deviations(dropped[:1], table) == (
+        Deviation("optim.lr", "the best of 0.0001, 0.00016, 0.00025, 0.0004", 0.0001),
+    )

@@ -83,6 +83,58 @@ def test_perplexities_on_texts_stand_beside_those_of_the_stage_texts(
     assert sorted(v for row in table.rows for cell in row.cells for v in cell.values.values()) == [20, 31.5]
 
 
+@pytest.mark.parametrize(
+    ("number", "grids", "numbers", "cells"),
+    [
+        ("2", ["raptr-bert-table2", "raptr-bert-large-table2"], [9, 9], [36, 18]),
+        ("7", ["raptr-bert-layerdrop"], [6], [12]),
+    ],
+)
+def test_a_number_that_is_the_best_of_several_rates_has_a_cell_for_each(
+    declared: dict[str, tuple[Grid, list[Entry]]], number: str, grids: list[str], numbers: list[int], cells: list[int]
+) -> None:
+    found = [serving(part, declared) for part in printed("raptr", number).parts]
+    assert [(one.grid.name, len(one.places), len(one.entries)) for one in found if one] == [
+        *zip(grids, numbers, cells, strict=True)
+    ]
+
+
+def test_the_best_of_several_rates_is_shown(declared: dict[str, tuple[Grid, list[Entry]]]) -> None:
+    (part,) = printed("raptr", "7").parts
+    found = serving(part, declared)
+    assert found is not None
+    losses = {1e-4: 1.75, 1.6e-4: 1.73, 2.5e-4: 1.74}
+    results: dict[str, Result] = {}
+    for one in found.entries:
+        if one.cell.depth.kind == "raptr" and one.cell.optim.lr in losses:
+            results |= result(one, metrics={"masked_loss": losses[one.cell.optim.lr]})
+    (raptr, layerdrop, _) = (row.cells[1] for row in paper_table(found, {}, results).rows)
+    assert (raptr.values, raptr.status, raptr.complete) == ({42: 1.73}, "3/4 variants", False)
+    assert (layerdrop.status, len(layerdrop.runs)) == ("missing", 4)
+    named = "- as in the paper, the best of several settings is shown: lr0.00016-raptr\n"
+    assert named in render(paper_table(found, {}, results), "markdown")
+    diverged = next(one for one in found.entries if one.cell.depth.kind == "raptr" and one.cell.optim.lr == 4e-4)
+    results |= result(diverged, outcome="diverged")
+    assert paper_table(found, {}, results).rows[0].cells[1].complete
+
+
+def test_a_shorter_run_of_another_grid_is_not_taken_for_a_number(declared: dict[str, tuple[Grid, list[Entry]]]) -> None:
+    (part,) = printed("raptr", "7").parts
+    assert serving(part, {"raptr-bert-fixed": declared["raptr-bert-fixed"]}) is None
+
+
+def test_a_grid_that_names_the_table_is_not_passed_over() -> None:
+    named = (grid("named", published={"gpas": "table2_perplexity"}), [])
+    assert serving(TABLE_2, {"named": named, "other": (grid("other"), [entry()])}) is None
+
+
+def test_the_recipe_chooses_among_the_cells_of_a_number(declared: dict[str, tuple[Grid, list[Entry]]]) -> None:
+    found = serving(TABLE_2, {"table2-precision": declared["table2-precision"]})
+    assert found is not None
+    assert {one.cell.precision for one in found.entries} == {"pure_bf16"}
+    assert {len(entries) for entries in found.places.values()} == {3}
+
+
 def test_rows_and_columns_are_in_the_papers_order() -> None:
     entries = [
         entry(norm, gate, size=size) for norm in ("lns", "pre") for gate in ("gpas", "none") for size in ("1b", "71m")
@@ -133,9 +185,14 @@ def test_a_grid_that_names_the_table_goes_before_a_larger_one() -> None:
     assert found.grid.name == "larger"
 
 
-def test_a_grid_with_two_cells_for_one_number_is_left_out() -> None:
+def test_no_number_has_two_cells_between_which_the_recipe_does_not_choose() -> None:
     twice = [entry(axes={"precision": name}, precision=name) for name in ("fp32", "bf16")]
-    assert serving(TABLE_2, {"twice": (grid("twice"), twice)}) is None
+    found = serving(TABLE_2, {"twice": (grid("twice"), twice)})
+    assert found is not None
+    assert found.places == {}
+    assert [*found.unclear.values()] == [
+        "2 cells of demo match it and differ in precision; select one with --where",
+    ]
 
 
 def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
