@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpas_cli.permissions import explain
 from gpas_cli.schedule.process_cancel import cancel_process
-from gpas_cli.schedule.scheduler import scheduler_of
-from gpas_cli.state.claims import read_claim
+from gpas_cli.schedule.scheduler import CancelsTogether, scheduler_of
+from gpas_cli.state.claims import Claim, read_claim
 from gpas_cli.state.status import ALIVE, UNREADABLE, CellStatus
 from gpas_cli.state.view import SchedulerView
 
@@ -25,21 +25,23 @@ class Cancelling:
 
 def cancel(runs: Path, states: Iterable[CellStatus]) -> list[Cancelling]:
     """Cancel the current stage of each cell; a stage that several cells share is cancelled once."""
-    done: dict[str, tuple[bool, str]] = {}
+    states = list(states)
     look = SchedulerView(runs, max_age_seconds=0.0)
-    result = []
-    for state in states:
-        if state.key not in done:
-            done[state.key] = _cancel(look, state)
-        result.append(Cancelling(state, *done[state.key]))
-    return result
-
-
-def _cancel(look: SchedulerView, state: CellStatus) -> tuple[bool, str]:
-    try:
-        claim = read_claim(look.runs, state.key) if state.state in ALIVE else None
-        if claim is None:  # a process may run although its `gpas run` died and another one removed the claim
-            return cancel_process(look, state, None)
-        return scheduler_of(look, claim).cancel(state, claim)
-    except UNREADABLE as error:
-        return False, f"could not be cancelled: {explain(error)}"
+    done: dict[str, tuple[bool, str]] = {}
+    together: dict[str, dict[str, Claim]] = {}
+    for state in {state.key: state for state in states}.values():
+        claim = read_claim(runs, state.key) if state.state in ALIVE else None
+        try:
+            if claim is None:  # a process may run although its `gpas run` died and another one removed the claim
+                done[state.key] = cancel_process(look, state, None)
+            elif claim.submission and isinstance(scheduler_of(look, claim), CancelsTogether):
+                together.setdefault(claim.scheduler, {})[state.key] = claim
+            else:
+                done[state.key] = scheduler_of(look, claim).cancel(state, claim)
+        except UNREADABLE as error:
+            done[state.key] = False, f"could not be cancelled: {explain(error)}"
+    for name, stages in together.items():
+        scheduler = look.scheduler(name)
+        assert isinstance(scheduler, CancelsTogether)
+        done |= scheduler.cancel_all(stages)
+    return [Cancelling(state, *done[state.key]) for state in states]

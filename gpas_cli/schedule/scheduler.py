@@ -96,6 +96,14 @@ class Scheduler(ClaimScheduler, Protocol):
 
 
 @runtime_checkable
+class CancelsTogether(Protocol):
+    """A scheduler that cancels many stages at once. Optional."""
+
+    def cancel_all(self, stages: Mapping[str, Claim]) -> Mapping[str, tuple[bool, str]]:
+        """Cancel stages by key, whose claims have a submission. Return by key what `Scheduler.cancel` returns."""
+
+
+@runtime_checkable
 class Examinable(Protocol):
     """A scheduler that `gpas doctor` can examine. Optional."""
 

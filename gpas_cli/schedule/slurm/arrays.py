@@ -54,7 +54,7 @@ class Array:
     def spec(self, at_once: int) -> str:
         """Return the indices in sbatch's form: 0-9%4, 1,3-5."""
         throttle = f"%{at_once}" if at_once and at_once < len(self.indices) else ""
-        return ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in _ranges(self.indices)) + throttle
+        return ranges(self.indices) + throttle
 
 
 def arrays(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], largest: int) -> list[Array]:
@@ -112,6 +112,11 @@ def _dependent(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], larg
             continue
         names = ":".join(f"{place.job}_{place.index}" for place in places)
         yield from _packed(same, largest, f"afterok:{names}")
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Return ascending indices in SLURM's form: 0-9, 1,3-5."""
+    return ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in _ranges(indices))
 
 
 def _ranges(indices: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -60,7 +60,10 @@ class SlurmScheduler(Scheduler):
     def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
         if not claim.submission:  # a `gpas run` has just claimed the stage to submit it
             return cancel_process(self.look, status, claim)
-        return True, cancel(self._view, status.key, claim)
+        return self.cancel_all({status.key: claim})[status.key]
+
+    def cancel_all(self, stages: Mapping[str, Claim]) -> Mapping[str, tuple[bool, str]]:
+        return cancel(self._view, stages)
 
     def machine(self) -> Machine:
         return Cluster()

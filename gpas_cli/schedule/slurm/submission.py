@@ -60,6 +60,10 @@ class Submission:
         """The stage keys of each element."""
         return [list(keys) for keys in self.record.keys]
 
+    def keys_of(self, index: int) -> tuple[str, ...]:
+        """Return the stage keys of one element."""
+        return tuple(self.record.keys[index])
+
     @property
     def owner(self) -> int:
         """The numeric id of the user who submitted it. Raises OSError."""

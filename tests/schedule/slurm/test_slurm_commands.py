@@ -199,6 +199,25 @@ def test_an_undeclared_cell_is_cancelled_by_its_key(site: Site) -> None:
     assert "no cell 'ffff'" in site.gpas("cancel", "ffff", expect=2).err
 
 
+def test_cancelling_a_grid_takes_one_call_of_scancel_for_each_array(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", without(trainings(site, "PENDING"), 3))
+    site.programs.put("scancel", "")
+    said = site.gpas("cancel", "small", "--yes").out
+    assert "small/pre-s1: removed from the queue (SLURM 8_0)" in said
+    assert site.programs.calls("scancel") == ["8_[0-2,4-7]"]
+    assert set(states_of(site).values()) == {"cancelled", "missing"}
+
+
+def test_cells_are_cancelled_although_scancel_fails(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    site.programs.put("scancel", "scancel: error: Access/permission denied", code=1)
+    said = site.gpas("cancel", "small", "--yes").out
+    assert "small/pre-s1: its job will exit when it starts (scancel: Access/permission denied)" in said
+    assert set(states_of(site).values()) == {"cancelled"}
+
+
 NOISE = """\
 srun: error: n1: task 0: Exited with exit code 127
 srun: launch/slurm: _step_signal: Terminating StepId=8.0
