@@ -1,12 +1,14 @@
-"""Replace files atomically, and open files safely where the path may be a FIFO or a device. Standard library only."""
+"""Replace files atomically, open files where the path may be a FIFO or a device, parse JSON. Standard library only."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 
 def replace_file(
@@ -34,6 +36,14 @@ def replace_file(
         if isinstance(error, OSError):
             error.filename = os.fspath(path)  # not the file beside it, nor none, as `write` says it
         raise
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError, also where `json` raises RecursionError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def fsync(path: Path) -> None:

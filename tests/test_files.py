@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.files import fsync, open_regular, replace_file
+from gpas_cli.files import fsync, open_regular, parse_json, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -87,3 +87,9 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         open_regular(tmp_path / "folder")
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, '{"a":' * 50_000, b"\xff\xfe{", "", "9" * 5000])
+def test_whatever_is_not_json_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(text)

@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gpas_cli.errors import DataError
-from gpas_cli.files import replace_file
+from gpas_cli.files import parse_json, replace_file
 
 TEMPORARY_PREFIX = ".tmp-"
 STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
@@ -53,8 +53,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """
     try:
         # is_file: reading a FIFO would block until someone writes to it.
-        value = json.loads(path.read_bytes()) if path.is_file() else None
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        value = parse_json(path.read_bytes()) if path.is_file() else None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error

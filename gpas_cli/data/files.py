@@ -37,6 +37,7 @@ from gpas_cli.data.divide import (
     pieces_of,
 )
 from gpas_cli.errors import DataError, nearest
+from gpas_cli.files import parse_json
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
@@ -212,7 +213,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 def field_of(line: bytes, field: str, where: str) -> str:
     """Return the text under `field` of a JSON line. Raises DataError, beginning with `where`, if there is none."""
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = parse_json(line.decode("utf-8-sig"))
     except ValueError as error:
         raise DataError(f"{where}: not a line of JSON: {error}") from error
     if not isinstance(record, dict):

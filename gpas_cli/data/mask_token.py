@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpas_cli.files import parse_json
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ def absent_reason(token: MaskToken, root: Path) -> str:
     """Return why a tokenizer.json does not have the token; "" if it has, and for all other tokenizers."""
     path = root / Path(token.tokenizer).expanduser()
     try:
-        definition = json.loads(path.read_text("utf-8"))
+        definition = parse_json(path.read_text("utf-8"))
         model = definition.get("model", {}).get("vocab", ())
         pieces = {piece if isinstance(piece, str) else piece[0] for piece in model}
         names = pieces | {added["content"] for added in definition.get("added_tokens", ())}

@@ -23,6 +23,7 @@ from gpas_cli.data.corpora import Notify, cached_survey
 from gpas_cli.data.questions import KINDS, questions
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, nearest
+from gpas_cli.files import parse_json
 from gpas_cli.spec.finetune import COMMONSENSE, EMBEDDED, EMBEDDED_EXAMPLES, Finetune
 
 COMMONSENSE_URL = (
@@ -144,13 +145,22 @@ def files(setting: str, name: str, part: str, root: Path) -> list[Path]:
 
 def read_records(path: Path) -> Iterator[FinetuneRecord]:
     """Yield the records of a .json or .jsonl file. Raises DataError with file and line for an invalid one."""
+    for where, value in json_values(path, listed=path.suffix != ".jsonl"):
+        yield _record(where, value)
+
+
+def json_values(path: Path, *, listed: bool | None = None) -> Iterator[tuple[Where, Any]]:
+    """Yield the items of a JSON list (`listed`), or the values of JSON lines, each with its place.
+
+    Without `listed` a file that begins with [ is a list. Raises DataError with file and line for what is not JSON.
+    """
     try:
         text = _content(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    values = _lines(path, text) if path.suffix == ".jsonl" else _items(path, text)
-    for where, value in values:
-        yield _record(where, value)
+    if listed is None:
+        listed = text.lstrip().startswith("[")
+    yield from _items(path, text) if listed else _lines(path, text)
 
 
 def _content(path: Path) -> bytes:
@@ -160,7 +170,7 @@ def _content(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-class _Where(NamedTuple):
+class Where(NamedTuple):
     """A character of a file. As a string, its line, which only messages need."""
 
     path: Path
@@ -171,41 +181,43 @@ class _Where(NamedTuple):
         return f"{self.path}:{self.text.count(chr(10), 0, self.place) + 1}"
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[_Where, Any]]:
+def _lines(path: Path, text: str) -> Iterator[tuple[Where, Any]]:
     place = 0
     for line in text.split("\n"):
-        where = _Where(path, text, place)
+        where = Where(path, text, place)
         place += len(line) + 1
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
             raise DataError(f"{where}: not a line of JSON: {error}") from error
         yield where, value
 
 
-def _items(path: Path, text: str) -> Iterator[tuple[_Where, Any]]:
+def _items(path: Path, text: str) -> Iterator[tuple[Where, Any]]:
     """Yield the items of one JSON list, each with the place where it begins."""
     decoder = json.JSONDecoder()
     place = _after_blanks(text, 0)
     if text[place : place + 1] != "[":
-        raise DataError(f"{_Where(path, text, place)}: not a list of records, [{{...}}, ...]")
+        raise DataError(f"{Where(path, text, place)}: not a list of records, [{{...}}, ...]")
     place = _after_blanks(text, place + 1)
     while text[place : place + 1] != "]":
         try:
             value, end = decoder.raw_decode(text, place)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from error
-        yield _Where(path, text, place), value
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{Where(path, text, place)}: not JSON: {error}") from error
+        yield Where(path, text, place), value
         place = _after_blanks(text, end)
         if text[place : place + 1] == ",":
             place = _after_blanks(text, place + 1)
         elif text[place : place + 1] != "]":
-            raise DataError(f"{_Where(path, text, place)}: a comma or the end of the list is missing here")
+            raise DataError(f"{Where(path, text, place)}: a comma or the end of the list is missing here")
     after = _after_blanks(text, place + 1)
     if after < len(text):
-        raise DataError(f"{_Where(path, text, after)}: text after the end of the list")
+        raise DataError(f"{Where(path, text, after)}: text after the end of the list")
 
 
 def _after_blanks(text: str, place: int) -> int:
@@ -214,7 +226,7 @@ def _after_blanks(text: str, place: int) -> int:
     return place
 
 
-def _record(where: _Where, value: object) -> FinetuneRecord:
+def _record(where: Where, value: object) -> FinetuneRecord:
     if not isinstance(value, Mapping):
         raise DataError(f"{where}: a {type(value).__name__}, not a record with {', '.join(FIELDS)}")
     found = FinetuneRecord(*(_text(where, value, name) for name in FIELDS))
@@ -224,7 +236,7 @@ def _record(where: _Where, value: object) -> FinetuneRecord:
     return found
 
 
-def _text(where: _Where, record: Mapping[str, Any], name: str) -> str:
+def _text(where: Where, record: Mapping[str, Any], name: str) -> str:
     if name not in record:
         if name == "input":
             return ""

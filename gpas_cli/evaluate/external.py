@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gpas_cli.data.hub import first_line
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
+from gpas_cli.files import parse_json
 from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Read
 from gpas_cli.train.precision import Precision, choose_device
@@ -44,16 +45,24 @@ class ExternalModel:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of config.json."""
-        return dict(json.loads((self.folder / "config.json").read_bytes()))
+        """The content of config.json. Raises GpasError if it is not a JSON object."""
+        path = self.folder / "config.json"
+        try:
+            found = parse_json(path.read_bytes().decode())
+        except (OSError, ValueError) as error:
+            raise GpasError(f"{path}: not the configuration of a network: {error}") from error
+        if not isinstance(found, dict):
+            raise GpasError(f"{path}: not the configuration of a network but a {type(found).__name__}")
+        return found
 
     @property
     def positions(self) -> int | None:
         """The number of positions that the network has learned; None if they are rotary or unknown."""
-        if "rope" in json.dumps(self.config):
+        config = self.config
+        if '"rope' in json.dumps(config):  # a name or a value, but not the end of "europe"
             return None
-        found = self.config.get("max_position_embeddings") or self.config.get("n_positions")
-        return found if isinstance(found, int) else None
+        found = config.get("max_position_embeddings") or config.get("n_positions")
+        return found if isinstance(found, int) and found > 0 else None
 
     @property
     def has_code(self) -> bool:
@@ -62,7 +71,8 @@ class ExternalModel:
 
     def provenance(self) -> dict[str, str]:
         """Return where the network comes from, and digests of its content."""
-        architecture = next(iter(self.config.get("architectures") or ()), "")
+        named = self.config.get("architectures")
+        architecture = named[0] if isinstance(named, list) and named else ""
         facts = {name: value for name, value in asdict(self).items() if name != "folder"}
         return {**facts, "architecture": str(architecture)}
 
@@ -87,7 +97,9 @@ def find_model(source: str, revision: str = "") -> ExternalModel:
     if not weights:
         raise GpasError(f"{source} has no weights (*{', *'.join(WEIGHTS)})")
     others = [path for path in names if path.suffix in OTHERS]
-    return ExternalModel(source, folder, commit, _digest(weights), _digest(others))
+    found = ExternalModel(source, folder, commit, _digest(weights), _digest(others))
+    found.provenance()  # reads config.json before the network is loaded
+    return found
 
 
 def _download(name: str, revision: str) -> tuple[Path, str]:
@@ -142,18 +154,23 @@ def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel
     logging.disable_progress_bar()
     options: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": trust_code}
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(model.folder, **options)
+        loaded, found = AutoModelForCausalLM.from_pretrained(model.folder, output_loading_info=True, **options)
+        if found["missing_keys"]:
+            raise GpasError(f"{model.source}: its weights lack {', '.join(sorted(found['missing_keys'])[:3])}")
         words = AutoTokenizer.from_pretrained(model.folder, **options)
+        half = next(loaded.parameters()).dtype == torch.bfloat16
+        precision = Precision("pure_bf16" if half else "fp32", choose_device())
+        network = TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
+        tokenizer = _tokenizer(words, network.vocab, model.source)
+    except GpasError:
+        raise
     except Exception as error:
-        # The code of a network may raise any exception.
+        # The code of a network may raise any exception, and so may its first forward pass under a wrong configuration.
         raise GpasError(
             f"transformers cannot load {model.source}: {type(error).__name__}: {first_line(error)}"
         ) from error
-    half = next(loaded.parameters()).dtype == torch.bfloat16
-    precision = Precision("pure_bf16" if half else "fp32", choose_device())
-    network = TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return OpenedModel(network, precision, _tokenizer(words, network.vocab, model.source), parameters)
+    return OpenedModel(network, precision, tokenizer, parameters)
 
 
 def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:

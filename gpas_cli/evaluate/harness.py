@@ -12,7 +12,6 @@ Any other task of likelihoods that the installed harness has is scored as well.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 import os
@@ -33,6 +32,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
 from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
+from gpas_cli.files import parse_json
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
 FOLDERS = {
@@ -193,9 +193,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
             documents = []
             for number, line in enumerate(read_lines(path), start=1):
                 where = f"{path}:{number}"
-                documents.append(json.loads(line))
+                documents.append(parse_json(line))
         else:
-            documents = json.loads(path.read_bytes())
+            documents = parse_json(path.read_bytes())
     except (DataError, OSError, ValueError) as error:
         raise TaskUnavailable(f"{where}: {error}") from error
     if not isinstance(documents, list) or not documents or not all(isinstance(one, dict) for one in documents):

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.files import parse_json
 from gpas_cli.permissions import user_name
 from gpas_cli.store.journal import decode, encode
 
@@ -138,7 +139,7 @@ def _objects(name: str, member: Member) -> Iterator[dict[str, Any]]:
         yield from (values for line in content.split(b"\n") if line and (values := decode(line)) is not None)
     elif name.endswith(".json"):
         try:
-            yield json.loads(content)
+            yield parse_json(content)
         except ValueError:
             return  # a damaged record is left out
 

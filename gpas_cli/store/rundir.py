@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
-from gpas_cli.files import open_regular, replace_file
+from gpas_cli.files import open_regular, parse_json, replace_file
 from gpas_cli.store.records import AttemptRecord, ExitRecord
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
@@ -226,11 +226,9 @@ def read_json(path: Path) -> dict[str, Any]:
     with open_regular(path) as file:
         content = file.read()
     try:
-        value = json.loads(content)
+        value = parse_json(content)
     except ValueError as error:
         raise StoreError(f"{path}: not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise StoreError(f"{path}: not valid JSON: nested too deeply") from error
     if not isinstance(value, dict):
         raise StoreError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value

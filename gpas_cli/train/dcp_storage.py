@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from gpas_cli.files import fsync, replace_file
+from gpas_cli.files import fsync, parse_json, replace_file
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -171,7 +171,7 @@ def read_manifest(path: Path) -> Manifest:
     if path.suffix == ".safetensors":
         raise DamagedCheckpoint(f"{path} is a checkpoint in one file, as older versions wrote them; it cannot be read")
     try:
-        content = json.loads((path / MANIFEST).read_bytes())
+        content = parse_json((path / MANIFEST).read_bytes())
         recorded = content.pop("sha256")
         if content["format"] != FORMAT:
             raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads format {FORMAT}")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.events import Spike
-from gpas_cli.files import replace_file
+from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.run import Monitoring
 
 FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
@@ -137,7 +137,7 @@ def read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
     """Return the state after update `step`, or None if no folder has a readable one."""
     for folder in folders:
         try:
-            state = json.loads(_path(folder, step).read_text())
+            state = parse_json(_path(folder, step).read_text())
             Health(Monitoring(), 2).restore(state)
         except (OSError, ValueError, KeyError, TypeError):
             continue

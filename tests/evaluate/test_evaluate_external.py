@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,19 @@ def plain(opened: OpenedModel, request: Request) -> float:
     return float(logs[-count:].gather(1, row[0, -count:, None]).sum())
 
 
-@pytest.mark.parametrize("make", [llama, gpt2, phi])
+def qwen2() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**SMALL, intermediate_size=24, num_key_value_heads=1, tie_word_embeddings=True)
+
+
+def mistral() -> Any:
+    from transformers import MistralConfig
+
+    return MistralConfig(**SMALL, intermediate_size=24, num_key_value_heads=1, sliding_window=8)
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, phi, qwen2, mistral])
 def test_likelihoods_are_those_of_the_networks_own_logits(tmp_path: Path, make: Any) -> None:
     opened = open_model(find_model(str(saved(tmp_path / "model", make()))))
     scorer = Scorer(opened.network, opened.precision, max_length=48, tokens_at_once=90)
@@ -144,6 +157,9 @@ def test_the_harness_gets_the_same_tokens_as_our_own_scoring(tmp_path: Path, bos
 def test_only_learned_positions_bound_the_context(tmp_path: Path) -> None:
     assert find_model(str(saved(tmp_path / "gpt2", gpt2()))).positions == 48
     assert find_model(str(saved(tmp_path / "llama", llama()))).positions is None
+    config = json.loads((tmp_path / "gpt2/config.json").read_text())
+    (tmp_path / "gpt2/config.json").write_text(json.dumps({**config, "_name_or_path": "europe"}))
+    assert find_model(str(tmp_path / "gpt2")).positions == 48
 
 
 def test_the_digests_change_with_the_files(tmp_path: Path) -> None:
@@ -158,6 +174,47 @@ def test_the_digests_change_with_the_files(tmp_path: Path) -> None:
     assert changed.files != before.files
     assert set(before.provenance()) == {"source", "revision", "weights", "files", "architecture"}
     assert before.provenance()["architecture"] == "LlamaForCausalLM"
+
+
+HOSTILE = {
+    "a list": (b"[1]", "not the configuration of a network but a list"),
+    "nested deeply": (b"[" * 200_000, "nested too deeply"),
+    "UTF-16": (b"\xff\xfe{", "invalid start byte"),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+def test_a_configuration_that_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_bytes(HOSTILE[content][0])
+    with pytest.raises(GpasError, match=rf"config\.json: .*{HOSTILE[content][1]}"):
+        find_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [content for content, _ in HOSTILE.values()])
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_other_files_that_cannot_be_read_are_refused_or_not_needed(tmp_path: Path, name: str, content: bytes) -> None:
+    (saved(tmp_path / "model", llama()) / name).write_bytes(content)
+    with suppress(GpasError):
+        open_model(find_model(str(tmp_path / "model")))
+
+
+def test_a_network_with_missing_weights_is_not_scored_with_random_ones(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = saved(tmp_path / "model", llama()) / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(GpasError, match=r"its weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        open_model(find_model(str(tmp_path / "model")))
+
+
+def test_a_wrong_setting_is_one_message(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", gpt2()) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "n_head": -1}))
+    with pytest.raises(GpasError, match=r"transformers cannot load .*: RuntimeError"):
+        open_model(find_model(str(tmp_path / "model")))
 
 
 def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

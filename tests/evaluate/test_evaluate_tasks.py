@@ -12,7 +12,7 @@ from gpas_cli.errors import DataError
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks import direct_task
 from gpas_cli.evaluate.tasks.embedded import EmbeddedTask
-from gpas_cli.evaluate.tasks.local import LocalTask, digest_of, import_task, read_records
+from gpas_cli.evaluate.tasks.local import LocalTask, digest_of, import_task
 from gpas_cli.spec.downstream import GROUPS
 
 REAL = Path(__file__).parents[1] / "real"
@@ -92,11 +92,26 @@ def test_the_place_in_a_list_is_the_line_where_the_document_begins(tmp_path: Pat
         import_task(path, "arc_easy", tmp_path)
 
 
-def test_a_torn_file_is_refused_with_the_line(tmp_path: Path) -> None:
+TORN = {
+    "a line": ('{"question": "Wh', r"own\.jsonl:2: not a line of JSON"),
+    "two objects in a line": ("{}{}", r"own\.jsonl:2: not a line of JSON"),
+    "nested deeply": ("[" * 200_000, r"own\.jsonl:2: not a line of JSON: it is nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("kind", TORN)
+def test_a_torn_file_is_refused_with_the_line(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "own.jsonl", [ARC])
-    path.write_text(path.read_text() + '{"question": "Wh')
-    with pytest.raises(DataError, match=r"own\.jsonl:2: not JSON"):
-        list(read_records(path))
+    path.write_text(path.read_text() + TORN[kind][0])
+    with pytest.raises(DataError, match=TORN[kind][1]):
+        import_task(path, "arc_easy", tmp_path)
+
+
+def test_a_list_whose_end_is_missing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "torn.json"
+    path.write_bytes(real("arc_easy").read_bytes().rstrip(b"]\n"))
+    with pytest.raises(DataError, match=r"torn\.json:19: a comma or the end of the list is missing here"):
+        import_task(path, "arc_easy", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Arc", "arc easy", "../arc", "choices", "wikitext", "indent"])

@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.data.questions import Question
+from gpas_cli.data.records import json_values
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
 from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, form_of
-from gpas_cli.files import replace_file
+from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, LOCAL_TASK, base_name, local_file, task_title
 
 MOST_PROBLEMS = 5  # of one file, in a message
@@ -66,8 +66,8 @@ class LocalTask:
         found = []
         for number, line in enumerate(content.splitlines(), start=1):
             try:
-                found.append(form.read(json.loads(line)))
-            except (ValueError, RecursionError) as error:
+                found.append(form.read(parse_json(line)))
+            except ValueError as error:
                 raise TaskUnavailable(f"{self.path}:{number}: {error}; import the file again") from error
         return found
 
@@ -105,7 +105,7 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
         raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
     documents, problems = [], []
     adapted = None
-    for number, (line, record) in enumerate(read_records(source), start=1):
+    for number, (where, record) in enumerate(json_values(source), start=1):
         try:
             adapted = is_adapter_record(record) if adapted is None else adapted
             if is_adapter_record(record) != adapted:
@@ -114,7 +114,7 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
             form_of(task).read(document)
             documents.append(document)
         except FormError as error:
-            problems.append(f"{source}:{line}: record {number}: {error}")
+            problems.append(f"{where}: record {number}: {error}")
     if problems:
         more = f"\nand {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
         raise DataError("\n".join(problems[:MOST_PROBLEMS]) + more)
@@ -125,29 +125,3 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
     made.path.parent.mkdir(exist_ok=True)
     replace_file(made.path, content)
     return Imported(made.name, made.path, len(documents))
-
-
-def read_records(source: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the records of a JSON list or of JSON lines, with the line that each begins in.
-
-    Raises DataError, with the line, if the file cannot be read.
-    """
-    try:
-        text = source.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{source}: cannot be read as UTF-8 text: {error}") from error
-    is_list = text.lstrip().startswith("[")
-    decoder, place, line = json.JSONDecoder(), 0, 1
-    between = re.compile(r"[\s,\[\]]*" if is_list else r"\s*")
-    while True:
-        found = between.match(text, place)
-        end = found.end() if found else place
-        line += text.count("\n", place, end)
-        if end == len(text):
-            return
-        try:
-            record, place = decoder.raw_decode(text, end)
-        except ValueError as error:
-            raise DataError(f"{source}:{line}: not JSON: {error}") from error
-        yield line, record
-        line += text.count("\n", end, place)

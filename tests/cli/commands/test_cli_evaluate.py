@@ -89,3 +89,10 @@ def test_a_task_without_data_is_named_and_the_others_are_scored(
 def test_settings_are_checked_before_anything_is_loaded(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in face("evaluate", "nowhere", *words, expect=Exit.USAGE).err
     assert not face.runs.exists()
+
+
+def test_a_configuration_that_is_not_json_is_one_message(face: Face, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_bytes(b"[" * 200_000)
+    said = face("evaluate", str(tmp_path), "--tasks", "indent", expect=Exit.USAGE)
+    assert "config.json: not the configuration of a network: it is nested too deeply" in said.err.replace("\n", " ")
