@@ -3,13 +3,15 @@
 It imports what a training imports, once for all jobs, which takes longer than anything else that a small cell does
 besides its updates. The other end of the socket is a `schedule.local.forked.ForkServer`:
 
-    FORK directory, with the descriptors of the log and of the locks  -> the process id of the new job
-    POLL process id                                                   -> its return code, null while it runs
+    FORK directory, with a socket, the log and the locks   -> the process id of the new job
+    POLL process id                                        -> its return code, null while it runs
 
-A job has its own session, its log as standard output, and those locks. Its environment, folder and standard input are
-those of this process. A process may be forked only while it has one thread: a lock that another thread holds would
-stay locked in the copy forever. If the imports have started threads (as libraries for linear algebra or GPUs may do),
-this process exits instead of serving, and jobs are started in the usual way.
+A job begins when STILL_WANTED arrives at that socket, and exits if the other end closes first: whoever asked for it has
+given up, and may have started it in another way. A job has its own session, its log as standard output, and those
+locks. Its environment, folder and standard input are those of this process. A process may be forked only while it has
+one thread: a lock that another thread holds would stay locked in the copy forever. If the imports have started threads
+(as libraries for linear algebra or GPUs may do), this process exits instead of serving, and jobs are started in the
+usual way.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FORK, POLL = "fork", "poll"
+STILL_WANTED = b"1"
 MESSAGE_BYTES = 65536
 MOST_DESCRIPTORS = 253  # that one message can carry
 # What a training imports. torch imports the last two with its first optimizer and its first choice of deterministic
@@ -65,18 +68,30 @@ def _forked(connection: socket.socket, descriptors: Sequence[int]) -> bool:
         child = False
     if child:
         os.setsid()  # Ctrl-C or closing the terminal does not signal the jobs
-        log, *locks = descriptors
+        wanted, log, *locks = descriptors
+        _exit_unless_wanted(connection, socket.socket(fileno=wanted))
         os.dup2(log, 1)
         os.dup2(log, 2)
         for lock in locks:
             os.set_inheritable(lock, True)  # for the processes that the job starts
-        _send(connection, os.getpid())
-        connection.close()
         os.close(log)
     else:
         for descriptor in descriptors:
             os.close(descriptor)
     return child
+
+
+def _exit_unless_wanted(connection: socket.socket, wanted: socket.socket) -> None:
+    """Send the process id of this job, and end it at once if nobody waits for it any more."""
+    try:
+        _send(connection, os.getpid())
+        answer = wanted.recv(len(STILL_WANTED))
+    except OSError:
+        answer = b""
+    if answer != STILL_WANTED:
+        os._exit(0)
+    connection.close()
+    wanted.close()
 
 
 def _return_code(pid: int) -> int | None:

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 
 from gpas_cli.schedule.process import token
-from gpas_cli.worker.fork_server import FORK, MESSAGE_BYTES, POLL
+from gpas_cli.worker.fork_server import FORK, MESSAGE_BYTES, POLL, STILL_WANTED
 
 COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.fork_server")
-LOADING_SECONDS = 120.0  # for the imports; jobs are started without the server after that
-ANSWER_SECONDS = 30.0
+LOADING_SECONDS = 30.0  # for the imports; jobs are started without the server after that, until it is ready
+ANSWER_SECONDS = 10.0  # a server that is silent for longer, because it is stopped or swapped out, is given up
 LOST = 256  # instead of a return code, that of a job which ended after the server had
 
 
@@ -44,28 +44,35 @@ class ForkServer:
             )  # fmt: skip
 
     def loading(self) -> bool:
-        """Return whether the server is still importing."""
+        """Return whether jobs should wait for the server, which is still importing."""
         if not self._loaded and not self._lost:
             self._connection.settimeout(0)
             try:
                 self._loaded = self._received() == "ready"
             except BlockingIOError:
-                self._lost = time.monotonic() > self._until
+                return time.monotonic() < self._until
             except OSError:
                 self._lost = True
-        return not self._loaded and not self._lost
+        return False
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Return whether jobs with this environment can be forked."""
-        return self._loaded and not self._lost and self._environment == environment
+        return not self.loading() and self._loaded and not self._lost and self._environment == environment
 
     def fork(self, directory: Path, log: int, locks: Sequence[int]) -> ForkedJob:
-        """Start the job of the attempt in `directory`, with the descriptors of its log and of its locks. Raises
-        OSError."""
-        pid = self._ask({FORK: str(directory)}, (log, *locks))
-        if not isinstance(pid, int):
-            raise OSError(pid)
-        return ForkedJob(self, pid)
+        """Start the job of the attempt in `directory`, with the descriptors of its log and of its locks.
+
+        Raises OSError: the job does not run and never will, even if the server carries out the request later.
+        """
+        wanted, theirs = socket.socketpair()
+        with wanted:
+            with theirs:
+                pid = self._ask({FORK: str(directory)}, (theirs.fileno(), log, *locks))
+            if not isinstance(pid, int):
+                raise OSError(pid)
+            job = ForkedJob(self, pid)
+            wanted.send(STILL_WANTED)
+        return job
 
     def return_code(self, pid: int) -> int | None:
         """Return the return code of a job, None while it runs. Raises OSError if the server has ended."""
@@ -82,18 +89,19 @@ class ForkServer:
     def _ask(self, request: Mapping[str, object], descriptors: Sequence[int] = ()) -> object:
         try:
             if self._lost:
-                raise ConnectionError("the process that starts jobs has ended")
+                raise ConnectionError("it was given up")
             self._connection.settimeout(ANSWER_SECONDS)
             socket.send_fds(self._connection, [json.dumps(request).encode()], list(descriptors))
             return self._received()
-        except OSError:
+        except OSError as error:
             self._lost = True
-            raise
+            self._process.kill()  # it may hold the locks of the job that it was asked for
+            raise ConnectionError(f"the process that starts jobs has ended or is silent: {error}") from error
 
     def _received(self) -> object:
         answer = self._connection.recv(MESSAGE_BYTES)
         if not answer:
-            raise ConnectionError("the process that starts jobs has ended")
+            raise ConnectionError("its connection is closed")
         return json.loads(answer)
 
 

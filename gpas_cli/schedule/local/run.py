@@ -178,7 +178,7 @@ class LocalRun:
                 cause = f"{in_vain} attempts in a row made no progress; {status.cause or status.evidence}"
                 self._end(task, replace(status, cause=cause))
                 return True
-            how = f"signal {status.signal}" if status.signal else status.cause
+            how = f"signal {status.signal}" if status.signal else status.cause or "its exit was not recorded"
             why = f"was killed ({how}); it starts again"
         else:
             return False
@@ -331,8 +331,12 @@ def _reason(task: StageRun) -> str:
 
 
 def _was_killed(status: StageStatus) -> bool:
-    """Return whether a job was killed instead of exiting by itself, in which case it may start again at once."""
-    return status.state == "interrupted" and (status.signal is not None or status.cause == LOST_PEER)
+    """Return whether a job was killed instead of exiting by itself, in which case it may start again at once.
+
+    A job that ended without an outcome, after the process that would have recorded its exit, counts as killed.
+    """
+    unrecorded = status.source == "lock"
+    return status.state == "interrupted" and (unrecorded or status.signal is not None or status.cause == LOST_PEER)
 
 
 def _asked_to_signal(directory: Path) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +39,7 @@ from gpas_cli.schedule.local.forked import LOST, ForkedJob, ForkServer
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.store.rundir import attempts, read_json
+from gpas_cli.worker.fork_server import FORK, POLL
 
 # A server without torch. Its jobs run the code in the file `act` of their directory.
 SERVER = """
@@ -146,10 +150,61 @@ def test_a_server_that_fails_serves_nothing(tmp_path: Path) -> None:
         assert not made.serves(os.environ)
 
 
-def test_a_server_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpas_cli.schedule.local.forked.LOADING_SECONDS", 0.2)
-    with server(tmp_path, "import time; time.sleep(60)") as made:
+def test_a_server_that_loads_slowly_is_used_once_it_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpas_cli.schedule.local.forked.LOADING_SECONDS", 0.0)
+    slow = f"import time, pathlib\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n{SERVER}"
+    with server(tmp_path, slow) as made:
+        assert not made.loading()
         assert not made.serves(os.environ)
+        (tmp_path / "go").touch()
+        until(lambda: made.serves(os.environ))
+        assert ended(start(made, tmp_path, "sys.exit(3)")) == 3
+
+
+def test_a_request_that_was_given_up_is_never_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a server that was stopped, nor by a job that it had forked already."""
+    monkeypatch.setattr("gpas_cli.schedule.local.forked.ANSWER_SECONDS", 0.2)
+    lock = tmp_path / "alive.lock"
+    held = locks.hold(lock)
+    with server(tmp_path) as made:
+        os.kill(made._process.pid, signal.SIGSTOP)
+        with pytest.raises(ConnectionError, match="silent: timed out"):
+            start(made, tmp_path, "(directory / 'trace').touch()", held)
+        os.close(held)
+        until(lambda: locks.probe(lock) is locks.Lock.FREE)  # the server, killed, holds nothing
+        assert not made.serves(os.environ)
+    (tmp_path / "act").write_text("(directory / 'trace').touch()")
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
+    with mine, (tmp_path / "log.txt").open("ab") as log:
+        child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        assert json.loads(mine.recv(99)) == "ready"
+        wanted, other = socket.socketpair()
+        with wanted, other:
+            socket.send_fds(mine, [json.dumps({FORK: str(tmp_path)}).encode()], [other.fileno(), log.fileno()])
+            job = json.loads(mine.recv(99))
+        mine.send(json.dumps({POLL: job}).encode())
+        until(lambda: not psutil.pid_exists(job) or psutil.Process(job).status() == psutil.STATUS_ZOMBIE)
+    child.wait()
+    assert not (tmp_path / "trace").exists()
+    assert (tmp_path / "log.txt").read_bytes() == b""
+
+
+def test_a_job_is_started_without_a_server_that_is_silent(
+    project: Project, servers: list[ForkServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpas_cli.schedule.local.forked.ANSWER_SECONDS", 0.2)
+
+    def loading(self: ForkServer) -> bool:
+        self._process.send_signal(signal.SIGSTOP)
+        return False
+
+    monkeypatch.setattr(ForkServer, "serves", lambda self, environment: not self._lost)
+    monkeypatch.setattr(ForkServer, "loading", loading)
+    summary = run(project, entry("done", 1), entry("done", 2))
+    assert states(summary) == {"done": ["done-1", "done-2"]}
+    assert [item.status.attempt for item in summary.done] == [1, 1]
 
 
 @pytest.fixture
@@ -211,26 +266,26 @@ def test_jobs_are_forked_by_a_child_of_the_run(project: Project, servers: list[F
 
 
 def test_a_run_survives_the_death_of_its_server(project: Project, servers: list[ForkServer]) -> None:
-    """Running jobs continue, and the following ones are started without it."""
+    """Running jobs continue, those that die with it start again, and the following ones are started without it."""
     cells = [entry("wait", 1), entry("wait", 2), entry("done", 3)]
-    first = Background(scheduler(project, *cells, machine=Machine(gpus=(), cores=(0, 1))))
+    notices = Notices()
+    first = Background(scheduler(project, *cells, machine=Machine(gpus=(), cores=(0, 1)), reporter=notices))
     found = [until(working(project, cell)) for cell in cells[:2]]
     parent = psutil.Process(job_pid(found[0])).parent()
     assert parent is not None
     parent.kill()
     kill(job_pid(found[1]))
-    until(seen(project, cells[1], "interrupted"))
     go(project)
     summary = first.result()
-    assert states(summary) == {"done": ["wait-1", "done-3"], "interrupted": ["wait-2"]}
-    assert "its exit was not recorded" in summary.interrupted[0].reason
+    assert states(summary) == {"done": ["wait-1", "wait-2", "done-3"]}
+    assert notices.heard == ["g/wait-2: attempt 1 was killed (its exit was not recorded); it starts again"]
 
 
 def test_jobs_start_without_a_server_that_has_just_died(
     project: Project, servers: list[ForkServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ForkServer, "serves", lambda self, environment: True)
-    monkeypatch.setattr(ForkServer, "loading", lambda self: psutil.Process(self._process.pid).kill())
+    monkeypatch.setattr(ForkServer, "loading", lambda self: self._process.kill())
     assert states(run(project, entry("done", 1), entry("done", 2))) == {"done": ["done-1", "done-2"]}
 
 
