@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import CellStatus
 
 # The states in the order in which cells are listed: what needs attention comes first.
-ORDER = ("running", "queued", "failed", "unknown", "interrupted", "cancelled", "diverged", "missing", "done")
+ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpas_cli.plan.makespan import makespan
 from gpas_cli.state.ended_index import EndedIndex
-from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus
+from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
 from gpas_cli.state.usage import NOTHING, Usage, end_of, sum_of, usage_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, look_in
@@ -28,7 +28,8 @@ class Running:
 
 @dataclass(frozen=True)
 class GridUsage:
-    """The usage of a grid: its cells by state, their usage so far, and the estimate for the running and queued ones."""
+    """The usage of a grid: its cells by state, their usage so far, and, if all that is left of it is running or queued
+    (or has failed or been cancelled), the estimate for that."""
 
     grid: str
     states: Counter[str]
@@ -68,9 +69,10 @@ class UsageMeter:
         index = index or EndedIndex(self.runs)
         spent = {key: self._stage(key, living.get(key), index) for key in sorted(keys)}
         index.save()
-        once = list(_once(states))
-        running = [self._running(state, spent) for state in once if state.state == "running"]
-        queued = [state for state in once if state.state == "queued"]
+        once = list({state.entry.cell.key: state for state in states}.values())
+        runs = by_run(states)
+        running = [self._running(state, spent) for state in runs if state.state == "running"]
+        queued = [state for state in runs if state.state == "queued"]
         by_grid: dict[str, list[CellStatus]] = {}
         for state in states:
             by_grid.setdefault(state.entry.grid, []).append(state)
@@ -126,11 +128,6 @@ def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
     return sum_of(spent[stage.key] for stage in state.entry.cell.stages)
 
 
-def _once(states: Iterable[CellStatus]) -> Iterator[CellStatus]:
-    """Return the state of each cell once, even if several grids declare it."""
-    return iter({state.entry.cell.key: state for state in states}.values())
-
-
 def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> GridUsage:
     """Return the usage of a grid. Running cells are extrapolated; queued ones use the median of similar cells."""
     lively = [state for state in states if state.state in ALIVE]
@@ -138,7 +135,7 @@ def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) ->
     lasting = [_lasts(state, likes) for state in lively]
     known = [seconds for seconds in lasting if seconds is not None]
     running = [_of(state, spent) for state in states if state.state == "running"]
-    whole = bool(running) and len(known) == len(lasting)
+    whole = bool(running) and len(known) == len(lasting) and all(map(_is_coming, states))
     rates = [taken.times(1 / taken.seconds) for taken in running if taken.seconds]
     return GridUsage(
         grid=grid,
@@ -147,6 +144,13 @@ def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) ->
         to_go=sum_of(rates).times(sum(known) / len(rates)) if whole and rates else None,
         ends=makespan([(seconds / 3600, 1) for seconds in known], len(running)) * 3600 if whole else None,
     )
+
+
+def _is_coming(state: CellStatus) -> bool:
+    """Return whether nothing more has to be started for a cell to end. A job for another grid runs only its stage."""
+    if state.state in ALIVE:
+        return state.grid in ("", state.entry.grid) or state.key == state.entry.key
+    return state.state in (*RESULTS, "failed", "cancelled")
 
 
 def _likes(states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> dict[tuple[str, object], float]:

@@ -21,7 +21,7 @@ from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.submitters import SILENCE_SECONDS
 from gpas_cli.store.journal import Line, tail
 from gpas_cli.store.records import AttemptRecord, ExitRecord, ProcessRecord
-from gpas_cli.store.rundir import AttemptDir, read_record
+from gpas_cli.store.rundir import AttemptDir, read_json, read_record
 
 OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
 PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
@@ -55,8 +55,15 @@ def _complete(
     made = asked.slurm if asked and found.state not in RESULTS else None
     return replace(
         found, progress=progress(lines), age=_age(lines, found.age), attempt=attempt.number, folder=str(attempt.path),
-        submission=made.submission if made else "",
+        submission=made.submission if made else "", grid=asked.grid if asked else _grid(attempt),
     )  # fmt: skip
+
+
+def _grid(attempt: AttemptDir) -> str:
+    """Return the grid for which an attempt was made, "" if it cannot be read."""
+    with suppress(*UNREADABLE):
+        return str(read_json(attempt.attempt_path)["grid"])
+    return ""
 
 
 def outcome(lines: Sequence[Line]) -> Outcome | Malformed | None:

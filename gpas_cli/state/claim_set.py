@@ -5,7 +5,7 @@ Each decision is made under one lock, held briefly: observe, then claim only unc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -57,15 +57,23 @@ def run_no_more(runs: Path, keys: Iterable[str]) -> list[str]:
 class ClaimSet:
     """The claims of this process, as a context manager that releases them on exit.
 
-    `retry` names further states in which a stage is claimed. Raises GpasError for a state that cannot be retried.
+    `retry` names further states in which a stage is claimed. `grids` has the grids of claims, by key. Raises GpasError
+    for a state that cannot be retried.
     """
 
-    def __init__(self, runs: Path, retry: Collection[str] = (), scheduler: str = LOCAL):
+    def __init__(
+        self,
+        runs: Path,
+        retry: Collection[str] = (),
+        scheduler: str = LOCAL,
+        grids: Mapping[str, str] | None = None,
+    ):
         for state in retry:
             if state not in RETRIABLE:
                 raise GpasError(f"cannot retry '{state}' cells; {nearest(state, sorted(RETRIABLE))}")
         self.runs = runs
         self.scheduler = scheduler
+        self.grids = grids or {}
         self.wanted = CLAIMABLE | frozenset(retry)
         self.held: set[str] = set()
         self.submitter = Submitter(runs)
@@ -120,7 +128,7 @@ class ClaimSet:
     def _claim(self, key: str, status: StageStatus) -> StageStatus:
         try:
             withdraw(self.runs, key)  # a cancelled stage is claimed only if the user retries it
-            write_claim(self.runs, key, self.submitter, self.scheduler)
+            write_claim(self.runs, key, self.submitter, self.scheduler, grid=self.grids.get(key, ""))
         except OSError as error:
             return replace(status, state="unknown", evidence=f"cannot be claimed: {explain(error)}")
         self.held.add(key)

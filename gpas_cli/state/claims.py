@@ -28,7 +28,7 @@ class Claim:
 
     `submission` is the scheduler's name for the submission, and `index` the job in it; such a claim outlives its
     submitter. `submission` is "" if the submitting process runs the stage itself. `after` contains the keys of the
-    stages that the job waits for.
+    stages that the job waits for. `grid` is the grid for which the stage was requested, "" if it is not recorded.
     """
 
     submitter: str
@@ -39,6 +39,7 @@ class Claim:
     index: int = 0
     after: tuple[str, ...] = ()
     scheduler: str = LOCAL
+    grid: str = ""
 
     def __str__(self) -> str:
         if self.submission:
@@ -60,7 +61,7 @@ def read_claim(runs: Path, key: str) -> Claim | None:
         return None
     return Claim(
         found.submitter, found.host, found.pid, found.time, found.submission, found.index, found.after,
-        found.scheduler or (SLURM if found.submission else LOCAL),
+        found.scheduler or (SLURM if found.submission else LOCAL), found.grid,
     )  # fmt: skip
 
 
@@ -73,6 +74,7 @@ def write_claim(
     submission: str = "",
     index: int = 0,
     after: Sequence[str] = (),
+    grid: str = "",
 ) -> None:
     """Write a claim, replacing any earlier one. There is no fsync, because no submitter survives a power cut.
 
@@ -81,7 +83,7 @@ def write_claim(
     path = claim_path(runs, key)
     claim = ClaimRecord(
         submitter=submitter.id, host=submitter.host, pid=submitter.pid, time=time.time(), scheduler=scheduler,
-        submission=submission, index=index, after=tuple(after),
+        submission=submission, index=index, after=tuple(after), grid=grid,
     )  # fmt: skip
     content = json.dumps(to_mapping(claim)) + "\n"
     try:

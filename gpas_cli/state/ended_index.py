@@ -53,7 +53,7 @@ from gpas_cli.store.rundir import JOURNAL, AttemptDir, is_number, look_in
 
 FOLDER = ".ended"
 SETTLED_SECONDS = 10.0
-FORMAT = [4, gpas_cli.__version__]  # another version may word the evidence differently
+FORMAT = [5, gpas_cli.__version__]  # another version may word the evidence differently
 OPENED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "panfs"})  # network file systems with an index
 
 ENDED = ("outcome", "exit")  # the evidence of a state that is indexed
@@ -299,7 +299,7 @@ def _progress(values: Sequence[Any]) -> Progress:
 
 _MISSING = StageStatus(state="", evidence="")
 _DEFAULTS = vars(_MISSING)
-_SAID = ("state", "evidence", "outcome", "cause", "metrics", "source", "submission", "signal", "stands")
+_SAID = ("state", "evidence", "outcome", "cause", "metrics", "source", "submission", "signal", "stands", "grid")
 _PROGRESS = tuple(own.name for own in fields(Progress))
 _NO_FILES: frozenset[str] = frozenset()
 

@@ -154,6 +154,8 @@ def _with_claim(runs: Path, key: str, alive: SchedulerView, last: StageStatus, f
     claim = read_claim(runs, key) if CLAIM in files else None
     if claim:
         last = alive.state_of(key, last, claim)
+        if claim.grid and (last.state in ALIVE or not last.grid):
+            last = replace(last, grid=claim.grid)
     return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -81,7 +81,7 @@ class StageStatus:
     `submission`: the SLURM submission that created an attempt without a result. `job`: the job as the scheduler reports
     it. `blocker`: the key of the stage whose failure keeps this one from starting. `signal`: the number of the signal
     that ended the process, if known. `stands`: the outcome of an earlier attempt whose result counts until the new run
-    has one.
+    has one. `grid`: the grid for which the attempt or the claim was made, "" if unknown.
     """
 
     state: str
@@ -100,6 +100,7 @@ class StageStatus:
     blocker: str = ""
     stands: str = ""
     signal: int | None = None
+    grid: str = ""
 
     @property
     def directory(self) -> Path | None:
@@ -129,3 +130,25 @@ def cell_status(entry: Entry, stage: str, key: str, status: StageStatus) -> Cell
     made = object.__new__(CellStatus)  # not by keyword: that takes five times as long, and there may be many thousands
     made.__dict__.update(vars(status), entry=entry, stage=stage, key=key)
     return made
+
+
+def by_run(states: Iterable[CellStatus]) -> list[CellStatus]:
+    """Return one status per run, of the cell in the grid for which it was started, else of the first cell with it.
+
+    A cell without a run is one by itself.
+    """
+    found: dict[str, CellStatus] = {}
+    for state in states:
+        key = state.entry.key if state.state == "missing" else state.key
+        known = found.setdefault(key, state)
+        if known.entry.grid != known.grid == state.entry.grid:
+            found[key] = state
+    return list(found.values())
+
+
+def started_grids(states: Iterable[CellStatus]) -> set[str]:
+    """Return the grids for which a run was started, and those whose cells all have results."""
+    states = list(states)
+    open_grids = {state.entry.grid for state in states if state.state not in RESULTS}
+    started = {state.entry.grid for state in by_run(states) if state.state != "missing"}
+    return started | ({state.entry.grid for state in states} - open_grids)

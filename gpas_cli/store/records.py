@@ -296,6 +296,7 @@ class ClaimRecord(Record):
     submission: str = ""
     index: int = 0
     after: tuple[str, ...] = ()
+    grid: str = field(default="", metadata=ABSENT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,6 +75,34 @@ def test_the_end_is_estimated_from_running_and_similar_cells(tmp_path: Path, cel
     assert room.total.to_go.gpu_hours == pytest.approx(5.0, rel=0.01)
 
 
+def test_there_is_no_end_while_nobody_has_queued_the_rest(tmp_path: Path, cells: list[Entry]) -> None:
+    made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
+    running = state(cells[1], "running", made, eta=HOUR)
+    ends = {
+        word: UsageMeter(tmp_path).room([running, state(cells[2], word)]).total.ends
+        for word in ("done", "failed", "cancelled", "missing", "interrupted")
+    }
+    assert [word for word, end in ends.items() if end is not None] == ["done", "failed", "cancelled"]
+
+
+def test_a_job_for_another_grid_is_the_end_of_a_cell_only_if_no_later_stage_is_left(
+    tmp_path: Path, cells: list[Entry]
+) -> None:
+    made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
+    running = replace(state(cells[1], "running", made, eta=HOUR), grid="other")
+    assert UsageMeter(tmp_path).room([running]).total.ends == pytest.approx(HOUR, rel=0.01)
+    scored = entry(seed=2, downstream={"tasks": ["indent"]})
+    assert UsageMeter(tmp_path).room([replace(running, entry=scored)]).total.ends is None
+
+
+def test_a_run_of_several_grids_is_listed_once(tmp_path: Path, cells: list[Entry]) -> None:
+    made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
+    first = replace(state(cells[1], "running", made, eta=HOUR), grid="other")
+    second = replace(first, entry=replace(cells[1], grid="other"))
+    room = UsageMeter(tmp_path).room([first, second])
+    assert [run.state.entry.grid for run in room.running] == ["other"]
+
+
 def test_shared_cells_are_counted_once_in_the_total(tmp_path: Path, cells: list[Entry]) -> None:
     attempt(tmp_path, cells[0], 2.0, "gpu-0")
     room = UsageMeter(tmp_path).room([state(cells[0], "done"), state(replace(cells[0], grid="other"), "done")])

@@ -14,7 +14,7 @@ from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, complete_from
 from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.words import byte_size, count
+from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -57,9 +57,9 @@ def gc(
     chosen = cells_or_grids(words, where)
     if not words and not where:
         chosen = [*chosen, *_undeclared(chosen)]
-    uses = _uses(chosen, rules, older_than)
+    uses, started = _uses(chosen, rules, older_than)
     selected = [use for use in uses.values() if use.removable]
-    console().print(_table(chosen, uses))
+    console().print(_table(chosen, uses, started))
     console().print("\n".join(_totals(uses, rules)), markup=False)
     if delete and selected:
         number = sum(len(use.removable) for use in selected)
@@ -76,8 +76,10 @@ def _undeclared(declared: Sequence[Entry]) -> list[Entry]:
     return undeclared(project().runs, declared, catalogue())
 
 
-def _uses(chosen: Sequence[Entry], rules: Sequence[str], older_than: float | None) -> dict[str, StageUse]:
-    """Return what the stages of the cells occupy, by key."""
+def _uses(
+    chosen: Sequence[Entry], rules: Sequence[str], older_than: float | None
+) -> tuple[dict[str, StageUse], dict[str, str]]:
+    """Return what the stages of the cells occupy, and the grids for which they were started, both by key."""
     from gpas_cli.state.observe import statuses
     from gpas_cli.state.pruning import cutoff, needed_by, stage_use
 
@@ -87,20 +89,29 @@ def _uses(chosen: Sequence[Entry], rules: Sequence[str], older_than: float | Non
     needed = needed_by(declared, seen)
     keys = dict.fromkeys(stage.key for entry in chosen for stage in entry.cell.stages)
     before = cutoff(older_than)
-    return {key: stage_use(runs, key, seen[key].state, needed=needed, rules=rules, before=before) for key in keys}
+    uses = {key: stage_use(runs, key, seen[key].state, needed=needed, rules=rules, before=before) for key in keys}
+    return uses, {key: seen[key].grid for key in keys}
 
 
-def _table(chosen: Sequence[Entry], uses: dict[str, StageUse]) -> Columns:
+def _table(chosen: Sequence[Entry], uses: dict[str, StageUse], started: dict[str, str]) -> Columns:
+    """Return a table with a row per grid, where a stage of several grids counts in the one that started it."""
     declared = experiments().grids
-    grids: dict[str, dict[str, StageUse]] = {}
+    grids: dict[str, list[str]] = {}  # of each stage, the one that it counts in first
     cells: Counter[str] = Counter()
     for entry in chosen:
         name = entry.grid if entry.grid in declared else UNDECLARED
-        grids.setdefault(name, {}).update({stage.key: uses[stage.key] for stage in entry.cell.stages})
         cells[name] += 1
-    headers = ("grid", "cells", "checkpoints", "other files", "can be deleted")
-    rows = [(name, f"{cells[name]:,}", *_row(list(mine.values()))) for name, mine in grids.items()]
-    return Columns(headers, [row for row in rows if row[2:] != NOTHING], right=frozenset(headers[1:]))
+        for key in (stage.key for stage in entry.cell.stages):
+            own = grids.setdefault(key, [])
+            if name not in own:
+                own.insert(0 if name == started[key] else len(own), name)
+    headers = ("grid", "cells", "checkpoints", "other files", "can be deleted", "shared with")
+    rows: list[tuple[str, ...]] = []
+    for name in cells:
+        keys = [key for key, own in grids.items() if own[0] == name]
+        others = dict.fromkeys(other for key in keys for other in grids[key][1:] if uses[key].checkpoint_bytes)
+        rows.append((name, f"{cells[name]:,}", *_row([uses[key] for key in keys]), listed(list(others), 2)))
+    return Columns(headers, [row for row in rows if row[2:5] != NOTHING], right=frozenset(headers[1:5]))
 
 
 def _row(uses: Sequence[StageUse]) -> tuple[str, ...]:

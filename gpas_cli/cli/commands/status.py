@@ -16,7 +16,8 @@ from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, complete_from
 from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
 from gpas_cli.cli.views.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
 from gpas_cli.grid.entry import counted
-from gpas_cli.words import count
+from gpas_cli.state.status import by_run, started_grids
+from gpas_cli.words import count, verb
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,6 +34,7 @@ LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `g
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 ALIVE = ("running", "queued")
+OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
 LEAST = 3  # cells that --watch shows even on a small screen
 
 State = Annotated[
@@ -68,8 +70,8 @@ def status(
 ) -> None:
     """Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.
 
-    Without names, prints a summary of every grid and the cells that are running, queued or failed. With names or
-    --all, lists every cell. Changes nothing.
+    Without names, prints a summary of every grid that has been started and the cells that are running, queued or
+    failed. With names or --all, lists every cell. Changes nothing.
 
     Example: [bold]gpas status quickstart --where gate=gpas --sort perplexity[/bold]
 
@@ -150,8 +152,8 @@ def observed(
 ) -> list[CellStatus]:
     """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
 
-    Without names, return those of all grids or, with `started`, of the default grid and the grids that have been
-    started. `where` does not change which grids count as started; if none of their cells matches, all grids count.
+    Without names, return those of all grids or, with `started`, of the grids that have been started, else of the
+    default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
     `index` is as for `look`.
     """
     from gpas_cli.grid.select import select
@@ -167,8 +169,8 @@ def observed(
 
 
 def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
-    """Return the states of the default grid and of the grids that have been started."""
-    names = {state.entry.grid for state in states if state.state != "missing"} | {experiments().default}
+    """Return the states of the grids that have been started, else those of the default grid."""
+    names = started_grids(states) or {experiments().default}
     return [state for state in states if state.entry.grid in names]
 
 
@@ -201,18 +203,25 @@ class View:
     narrowed: bool = False
 
     def parts(self, states: Sequence[CellStatus]) -> Iterator[RenderableType]:
-        """Yield a summary of each grid, the cells, the number of cells not listed, and the totals."""
+        """Yield a summary of each grid, the cells, the number of cells not listed, and the totals.
+
+        Without a choice of grids or cells, these are the started grids, in as many lines as a terminal has.
+        """
         from rich.text import Text
 
-        several = len({state.entry.grid for state in states}) > 1
+        every, states = states, self._observed(states)
+        grids = len({state.entry.grid for state in states})
+        several = grids > 1
+        on_terminal = console().is_terminal
         if several:
             yield grid_table(states, _ends(states))
             yield Text("")
         listed = self._picked(states)
-        shown = self._cut(listed)
+        shown = self._cut(listed, max(LEAST, console().height - grids - OTHER_LINES) if on_terminal else LISTED)
         if self.brief or self.selection.sort:
-            none = f"no cell is {' or '.join(self._wanted().states or ('there',))}"
-            yield cell_table(shown) if shown else Text(none, style="dim")
+            wanted = self.selection.states
+            none = f"no cell is {' or '.join(wanted)}" if wanted else "nothing is running or needs attention"
+            yield cell_table(shown, wrapped=not (self.brief and on_terminal)) if shown else Text(none, style="dim")
             yield Text("")
         else:
             yield from _by_grid(shown)
@@ -223,11 +232,15 @@ class View:
         if self.brief:
             how = "`gpas status GRID` lists the cells of a grid" if several else "`gpas status --all` lists every cell"
             yield Text(how, style="dim")
+        if hidden := len({state.entry.grid for state in every}) - grids:
+            remark = f"{count(hidden, 'more grid')} {verb(hidden, 'has no run of its', 'have no runs of their')} own"
+            yield Text(f"{remark}: `gpas status --all`", style="dim")
 
     def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
         """Return what fits into `height` lines: the totals, a summary of each grid, and the first cells."""
         from rich.text import Text
 
+        states = self._observed(states)
         several = len({state.entry.grid for state in states}) > 1
         heads = [Text.from_markup(totals(states)), *map(Text, _text_lines(states))]
         for head in heads:
@@ -244,8 +257,7 @@ class View:
 
     def as_mapping(self, states: Sequence[CellStatus]) -> dict[str, Any]:
         """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
-        everything = self.narrowed or not self.brief
-        cells = self.selection.apply(states if everything else only_started(states))
+        cells = self.selection.apply(self._observed(states))
         return {
             "grids": grid_mappings(states, _uses(states)),
             "total": {
@@ -257,19 +269,25 @@ class View:
             "texts": [_text_as_mapping(text) for text in _texts(states)],
         }
 
+    def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
+        """Return the states to show: without a choice of grids or cells, those of started grids."""
+        return only_started(states) if self.brief and not self.narrowed else states
+
     def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
-        """Return the cells to list; each cell once if they are not grouped by grid."""
+        """Return the cells to list; each run once if they are not grouped by grid."""
         wanted = self._wanted(usual)
-        return wanted.fitting(once(states) if wanted.sort else states)
+        if not wanted.sort:
+            return wanted.fitting(states)
+        return wanted.fitting(once(by_run(states) if self.brief else states))
 
     def _wanted(self, usual: str | None = None) -> CellFilter:
         """Return the requested selection, by default the cells that need attention, or all sorted by `usual`."""
         states = self.selection.states or (LIVELY if self.brief else None)
         return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
 
-    def _cut(self, listed: list[CellStatus]) -> list[CellStatus]:
+    def _cut(self, listed: list[CellStatus], usual: int = LISTED) -> list[CellStatus]:
         limit = self.selection.limit
-        return listed[: LISTED if limit is None and self.brief else limit]
+        return listed[: usual if limit is None and self.brief else limit]
 
 
 def headline(states: Sequence[CellStatus], ends: str) -> str:

@@ -77,8 +77,7 @@ def render(room: Activity, height: int) -> RenderableType:
     if room.running:
         parts += [Text(""), _running(room, room.running[:shown]), *_more(len(room.running) - shown, "running")]
     if room.queued:
-        waiting = room.queued[: max(2, space - shown)]
-        parts += [Text(""), _queued(room, waiting), *_more(len(room.queued) - len(waiting), "waiting")]
+        parts += [Text(""), *_queued(room, max(2, space - shown))]
     return Group(*parts)
 
 
@@ -114,16 +113,20 @@ def _of_progress(state: CellStatus) -> dict[str, Cell]:
     }
 
 
-def _queued(room: Activity, states: Sequence[CellStatus]) -> RenderableType:
-    rows: list[dict[str, Cell]] = []
-    for state in states:
+def _queued(room: Activity, limit: int) -> list[RenderableType]:
+    """Return a table of what waits, with at most `limit` rows; jobs of which the same is known share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for state in room.queued:
         job = state.job
         why = (job.held or (job.reason if job.reason != "None" else "")) if job else state.evidence
-        begins = starts(job) if job else ""
-        rows.append(
-            {"cell": _name(room, state), "place": job.in_line if job else "", "starts about": begins, "why": why}
-        )
-    return _table(rows, DROPPABLE_IN_LINE, set())
+        known = (job.in_line, starts(job), why) if job else ("", "", why)
+        alike.setdefault(known, []).append(_name(room, state))
+    rows: list[dict[str, Cell]] = []
+    for (place, begins, why), (first, *others) in list(alike.items())[:limit]:
+        name = f"{first} and {len(others)} more" if others else first
+        rows.append({"cell": name, "place": place, "starts about": begins, "why": why})
+    hidden = sum(map(len, list(alike.values())[limit:]))
+    return [_table(rows, DROPPABLE_IN_LINE, set()), *_more(hidden, "waiting")]
 
 
 def _grids(room: Activity) -> RenderableType:
@@ -199,7 +202,8 @@ def _use_mapping(use: GridUsage) -> dict[str, Any]:
 
 
 def _headline(room: Activity) -> str:
-    states = [f"[{colour}]{room.total.states[s]} {s}[/]" for s, colour in COLOURS.items() if room.total.states[s]]
+    counts = {**room.total.states, "running": len(room.running), "queued": len(room.queued)}
+    states = [f"[{colour}]{counts[s]} {s}[/]" for s, colour in COLOURS.items() if counts.get(s)]
     return f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
 
 

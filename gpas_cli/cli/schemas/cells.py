@@ -23,7 +23,7 @@ class GridSummaryJson(TypedDict):
     cells: int
     states: dict[str, int]
     ends: Annotated[
-        float | None, "unix time of the expected end of running and queued cells; null unless one is running"
+        float | None, "unix time of the expected end; null unless cells run and all others without a result are queued"
     ]
 
 
@@ -66,7 +66,7 @@ class TextJson(TypedDict):
 
 
 class StatusJson(DocumentJson):
-    """`gpas status --json`. Without names `cells` has those of the default grid and of every grid that was started."""
+    """`gpas status --json`. Without names `cells` has those of started grids, else of the default grid."""
 
     grids: list[GridSummaryJson]
     total: TotalJson

@@ -5,6 +5,7 @@ rich's own table measures, wraps and pads every cell as a document: a thousand r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -152,4 +153,15 @@ def _fit(text: str, width: int, right: bool) -> str:
 
 
 def _wrap(console: Console, text: str, width: int) -> list[str]:
+    text = re.sub(rf"\S{{{width + 1},}}", lambda found: _broken(found[0], width), text)
     return [line.plain.rstrip() for line in Text(text).wrap(console, width, overflow="fold")] or [""]
+
+
+def _broken(word: str, width: int) -> str:
+    """Return a long word, such as the name of a cell, with line breaks after its punctuation where there is any."""
+    lines = [""]
+    for part in re.split(r"(?<=[-/+_.,=])", word):
+        if lines[-1] and len(part) <= width < len(lines[-1] + part):
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

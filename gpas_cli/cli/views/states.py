@@ -51,7 +51,7 @@ def grid_table(states: Sequence[CellStatus], ends: Mapping[str, str]) -> Columns
     for grid, counts in by_grid.items():
         numbers = [(str(counts[name]) if counts[name] else "", COLOURS[name]) for name in occurring]
         rows.append((grid, str(counts.total()), *numbers, ends.get(grid, "")))
-    headers = ("grid", "cells", *occurring, "ends about" if ends else "")
+    headers = ("grid", "cells", *occurring, "ends about" if any(ends.values()) else "")
     return Columns(headers, rows, right=frozenset(("cells", *occurring)))
 
 
@@ -69,7 +69,8 @@ def cell_table(
     headers = ("cell", "key", "state", header, *(["doing"] if meter else []), "evidence")
     shown = [_result(found, named=len(names) > 1) for found in results]
     rows = [_row(state, text, meter, named=bool(title)) for state, text in zip(states, shown, strict=True)]
-    return Columns(headers, rows, title, frozenset({header}), (*DROPPABLE, header) if meter else (), wrapped)
+    droppable = (*DROPPABLE, header) if meter else () if wrapped else ("key", header)
+    return Columns(headers, rows, title, frozenset({header}), droppable, wrapped)
 
 
 def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:

@@ -102,7 +102,7 @@ class LocalRun:
         """Claim every unclaimed stage. Return how many are waiting (to be run here), followed and ended."""
         runs = self.project.runs
         runs.mkdir(parents=True, exist_ok=True)
-        self._claims = ClaimSet(runs, self.request.retry)
+        self._claims = ClaimSet(runs, self.request.retry, grids={key: job.grid for key, job in self.jobs.items()})
         try:
             for key, status in self._claims.take(self.jobs).items():
                 phase = "waiting" if key in self._claims.held else "followed" if status.state in ALIVE else "ended"

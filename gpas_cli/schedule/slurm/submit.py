@@ -209,7 +209,10 @@ class ArraySubmitter:
             path.write_text(self._script(array, made.folder, code, seen))
             for index, element in enumerate(array.elements):
                 for job in element:
-                    write_claim(runs, job.key, claims.submitter, SLURM, submission=name, index=index, after=job.after)
+                    write_claim(
+                        runs, job.key, claims.submitter, SLURM, submission=name, index=index, after=job.after,
+                        grid=job.grid,
+                    )  # fmt: skip
             job_id = self._sbatch(made, path, array.spec(self.request.at_once or array.first.resources.at_once))
         except BaseException as error:
             if not isinstance(error, SlurmError) or error.answered:

@@ -34,6 +34,14 @@ def test_without_delete_nothing_is_deleted(face: Face) -> None:
     assert left(done) == [2, 4]
 
 
+def test_a_checkpoint_of_several_grids_counts_in_the_one_that_was_started(face: Face) -> None:
+    with_checkpoints(face.recorded(face.entry("pre-s1", "shares"), *TRAINED, ("outcome", end("done"))), 2, 4)
+    table = face("gc").out
+    assert re.search(r"shares +6 +20.0 kB .* small", table)
+    assert not re.search(r"^small ", table, re.MULTILINE)
+    assert re.search(r"small +8 +20.0 kB", face("gc", "small").out)
+
+
 def test_all_but_the_last_checkpoint_of_a_result_goes_and_what_may_be_resumed_stays(face: Face) -> None:
     done = with_checkpoints(face.ended("pre-s1", "done", 8.0), 2, 4)
     diverged = with_checkpoints(face.ended("pre-s2", "diverged"), 2)

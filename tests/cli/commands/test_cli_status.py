@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from face import EXPERIMENTS, START, Face, step
+from face import EXPERIMENTS, START, Face, end, step
 from rich.console import Console, Group
 from scored import finish_cells
 
@@ -17,29 +19,80 @@ from gpas_cli.cli.commands.status import View, observed
 from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
+from gpas_cli.store.rundir import AttemptDir
 
 
 @pytest.fixture
-def cells(face: Face) -> Face:
+def cells(face: Face) -> Iterator[Face]:
     """Of the eight cells one runs, one has failed and two are done, one of these with half the other's perplexity."""
     face.ended("pre-s1", "done", 8.0)
     face.ended("pre-s2", "done", 4.0)
     face.ended("post-s1", "failed", cause="no luck")
-    running = face.attempt("post-s2", ("start", START), ("step", step(1)), ("step", step(2)))
-    lock = locks.hold(alive_path(running))
-    yield face
+    with alive(face.attempt("post-s2", ("start", START), ("step", step(1)), ("step", step(2)))):
+        yield face
+
+
+@contextmanager
+def alive(attempt: AttemptDir) -> Iterator[None]:
+    """Hold the lock of an attempt, as its process does."""
+    lock = locks.hold(alive_path(attempt))
+    yield
     locks.os.close(lock)
 
 
 def test_without_names_each_grid_is_summed_up_and_what_needs_attention_is_listed(cells: Face) -> None:
+    cells.recorded(cells.entry("lns-s1", "shares"), ("outcome", end("interrupted")))
     lines = cells("status").out.splitlines()
-    assert lines[0].split() == ["grid", "cells", "done", "running", "failed", "missing", "ends", "about"]
+    assert lines[0].split() == ["grid", "cells", "done", "running", "interrupted", "failed", "missing"]
     assert lines[1].split()[:6] == ["small", "8", "2", "1", "1", "4"]
-    assert lines[2].split() == ["shares", "6", "2", "4"]
+    assert lines[2].split() == ["shares", "6", "2", "1", "3"]
     listed = [line.split()[0] for line in lines if line.startswith(("small/", "shares/"))]
-    assert listed == ["small/post-s2", "small/post-s1"]
-    assert "10 cells, 4 of which belong to several grids: 2 done, 1 running, 1 failed, 6 missing" in lines
+    assert listed == ["small/post-s2", "small/post-s1", "shares/lns-s1"]
+    assert (
+        "10 cells, 4 of which belong to several grids: 2 done, 1 running, 1 interrupted, 1 failed, 5 missing" in lines
+    )
     assert "`gpas status GRID` lists the cells of a grid" in lines
+
+
+def test_without_names_grids_that_nobody_started_take_one_line(cells: Face) -> None:
+    """pre-s1 of `shares` is done, too, because the grid shares it with `small`."""
+    text = cells("status").out
+    assert "shares" not in text
+    assert "1 more grid has no run of its own: `gpas status --all`" in text
+    assert "8 cells: 2 done, 1 running, 1 failed, 4 missing" in text
+    assert re.search(r"shares +6 +2 +4", cells("status", "--all").out)
+    assert "nothing is running or needs attention" in cells("status", "--where", "norm=pre").out
+
+
+def test_the_summary_fits_a_screen_of_24_lines_with_each_name_whole(
+    cells: Face, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("post-s1", "post-gpas-s1", "post-gpas-s2", "pre-gpas-s1", "pre-gpas-s2"):
+        cells.ended(name, "failed", cause="no luck " * 20)
+    drawn = Console(file=io.StringIO(), width=80, height=14, color_system=None, force_terminal=True)
+    monkeypatch.setattr(status, "console", lambda: drawn)
+    cells("status")
+    lines = drawn.file.getvalue().splitlines()
+    assert len(lines) < 14
+    assert [line.split()[0] for line in lines if line.startswith("small/")] == [
+        "small/post-s2",
+        "small/pre-gpas-s1",
+        "small/pre-gpas-s2",
+    ]
+    assert any(line.startswith("and 3 more: 3 failed") for line in lines)
+
+
+def test_a_run_of_several_grids_is_listed_in_the_one_that_was_started(cells: Face) -> None:
+    run = cells.recorded(cells.entry("pre-gpas-s1", "shares"), ("start", START), ("step", step(1)))
+    with alive(run):
+        assert [line.split()[0] for line in cells("status").out.splitlines() if "gpas-s1" in line] == [
+            "shares/pre-gpas-s1"
+        ]
+        assert [(one["grid"], one["name"]) for one in cells("top", "--json").json["running"]] == [
+            ("shares", "pre-gpas-s1"),
+            ("small", "post-s2"),
+        ]
+        assert cells("top", "small", "--json").json["running"][0]["grid"] == "small"
 
 
 def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
@@ -53,7 +106,7 @@ def test_doctor_and_status_count_the_same_cells(cells: Face) -> None:
         "states": {"done": 2, "running": 1, "failed": 1, "missing": 6},
     }
     assert [(grid["grid"], grid["cells"]) for grid in document["grids"]] == [("small", 8), ("shares", 6)]
-    assert len(document["cells"]) == 14
+    assert {cell["grid"] for cell in document["cells"]} == {"small"}  # `shares` was not started
 
 
 def test_of_a_single_large_grid_what_needs_attention_is_listed(cells: Face, monkeypatch: pytest.MonkeyPatch) -> None:

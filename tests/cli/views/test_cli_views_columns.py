@@ -28,6 +28,11 @@ def test_columns_are_aligned() -> None:
     ]
 
 
+def test_a_name_is_wrapped_after_its_punctuation() -> None:
+    columns = Columns(("cell", "state"), [("quickstart-ablations/pre-s1", "x" * 14)])
+    assert [line.split()[0] for line in drawn(columns, 28)[1:]] == ["quickstart-", "ablations/", "pre-s1"]
+
+
 def test_the_last_column_wraps_without_loss() -> None:
     path = "/" + "x" * 40
     lines = drawn(Columns(("cell", "why"), [("a", f"one two\nthree {path}")]), 36)
