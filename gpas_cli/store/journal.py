@@ -18,6 +18,7 @@ import math
 import os
 import re
 import time
+import weakref
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -100,6 +101,8 @@ class Journal:
         self._lost: OSError | None = None
         self._n = _next_number(path)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Closes the file of a journal that an error leaves behind, too.
+        self._release = weakref.finalize(self, os.close, self._fd)
         self._torn = not _ends_in_newline(path)
 
     @property
@@ -134,7 +137,7 @@ class Journal:
                 error.errno, f"{self.pending} events could not be written: {error.strerror}", str(self.path)
             ) from error
         finally:
-            os.close(self._fd)
+            self._release()
             self._fd = -1
         if self._lost is not None:
             raise self._lost

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from descriptors import descriptors, opened_since
+from launching import until
 from live_source import Source, served
 
 from gpas_cli.errors import GpasError
@@ -44,6 +46,13 @@ def test_the_page_its_data_and_a_cell_are_served(server: PageServer) -> None:
     assert json.loads(data)["cells"] == [{"id": "a/b"}]
     _, cell = ask(server, f"{server.path}cell.json?id=a%2Fb")
     assert json.loads(cell) == {"name": "a/b"}
+
+
+def test_descriptors_do_not_grow_with_the_requests(server: PageServer) -> None:
+    before = descriptors()
+    for _ in range(40):
+        ask(server, f"{server.path}data.json")
+    until(lambda: not opened_since(before))  # The threads of the last requests close theirs in a moment.
 
 
 def test_unchanged_data_is_not_sent_again(server: PageServer) -> None:

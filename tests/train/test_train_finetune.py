@@ -218,7 +218,7 @@ def together(room: Path) -> Path:
         for rank in range(2)
     ]  # fmt: skip
     try:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        said = [rank.communicate(timeout=300)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from descriptors import descriptors
 from documents import write_documents
 from recorder import Recorder
 from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.events import Outcome
+from gpas_cli.events import Event, Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
@@ -82,6 +83,24 @@ def test_a_run_reports_every_event(paths: RunPaths, tmp_path: Path) -> None:
     (data,) = recorder.of("data")
     assert data["source"] == "files"
     assert len(data["first_batch"]) == 64
+
+
+def test_descriptors_do_not_grow_with_the_updates(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many files are open after the last evaluation and checkpoint as after the first."""
+    counts = []
+    once = Recorder.__call__
+
+    def counted(recorder: Recorder, event: Event) -> None:
+        once(recorder, event)
+        if event.kind == "checkpoint":
+            counts.append(len(descriptors()))
+
+    monkeypatch.setattr(Recorder, "__call__", counted)
+    go(paths, tmp_path, cell(), cadence=Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1))
+    assert len(counts) == STEPS
+    assert max(counts[4:]) <= max(counts[:4])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "pure_bf16"])

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from attempts import make_attempt
+from descriptors import descriptors
 from launching import (
     COMMAND,
+    FOUR_CORES,
     Background,
     Notices,
     entry,
@@ -56,6 +58,24 @@ def test_one_failure_does_not_affect_other_outcomes(project: Project) -> None:
     }
     assert [item.reason for item in summary.failed] == ["no luck", "RuntimeError: the fake job fell over"]
     assert exit_code(summary) == 4
+
+
+class Descriptors(Notices):
+    """A reporter that counts the descriptors which the command has open at the end of each job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def finished(self, job: StageJob, status: StageStatus) -> None:
+        self.counts.append(len(descriptors()))
+
+
+def test_descriptors_do_not_grow_with_the_cells(project: Project) -> None:
+    seen = Descriptors()
+    run(project, *(entry("done", seed) for seed in range(1, 9)), reporter=seen, machine=replace(FOUR_CORES, cores=(0,)))
+    assert len(seen.counts) == 8
+    assert max(seen.counts[4:]) <= max(seen.counts[:4])
 
 
 def test_a_second_run_starts_nothing(project: Project) -> None:

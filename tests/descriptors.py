@@ -1,0 +1,53 @@
+"""A check after each test: what it has opened is closed again.
+
+A shell allows 1,024 open files by default; tests that leave a few each exceed that together, and the last ones fail.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+OPEN = Path("/proc/self/fd")
+
+
+def descriptors() -> dict[str, str]:
+    """Return what each open descriptor of this process refers to, by its number; nothing where there is no /proc.
+
+    Files of installed packages are left out: a library may keep its own open, as matplotlib keeps fonts.
+    """
+    found = {}
+    for link in OPEN.iterdir() if OPEN.is_dir() else ():
+        try:
+            target = str(link.readlink())
+        except OSError:  # The descriptor with which the folder was read.
+            continue
+        if not target.startswith(sys.prefix):
+            found[link.name] = target
+    return found
+
+
+@pytest.fixture(autouse=True)
+def closes_what_it_opens(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a descriptor open, unless it is marked `keeps_open` with the reason."""
+    before = descriptors()
+    yield
+    request.node.funcargs.clear()  # They hold what the test's fixtures returned, and so its files.
+    left = opened_since(before)
+    if left and request.node.get_closest_marker("keeps_open") is None:
+        pytest.fail(f"{len(left)} descriptors are still open: {', '.join(sorted(left))}")
+
+
+def opened_since(before: dict[str, str]) -> list[str]:
+    """Return what is open now and was not before, once objects that only wait for the collector are gone."""
+
+    def new() -> list[str]:
+        return [target for number, target in descriptors().items() if before.get(number) != target]
+
+    if new():
+        gc.collect()
+    return new()
