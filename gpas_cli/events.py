@@ -261,9 +261,8 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Outcome(Event):
-    """How an attempt ended: done, diverged, failed, cancelled or interrupted, at which update, and why.
-
-    `node`: the node that could not run the job.
+    """How an attempt ended: done, diverged, failed, cancelled or interrupted, at which update, and why. `node`: the one
+    that could not run the job. `parameter`: the first one whose gradient was not finite.
     """
 
     outcome: str
@@ -271,6 +270,7 @@ class Outcome(Event):
     cause: str = ""
     metrics: Mapping[str, Number | None] = field(default_factory=dict)
     node: str | None = None
+    parameter: str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,20 @@ def local(tensor: Tensor) -> Tensor:
 def fill(tensor: Tensor, values: Tensor) -> None:
     """Copy the full `values` into `tensor`, or only this process's part if it is sharded."""
     part = local(tensor)
-    if isinstance(tensor, DTensor):
-        # FSDP shards the first dimension into parts of equal length; the last ones may be shorter or empty.
-        assert tensor.placements == (Shard(0),)
-        each = -(-len(values) // tensor.device_mesh.size())
-        start = tensor.device_mesh.get_local_rank() * each
-        values = values[start : start + each]
+    if is_shard(tensor):
+        start = first_row(tensor)
+        values = values[start : start + len(part)]
     assert part.shape == values.shape
     part.copy_(values)
+
+
+def first_row(tensor: Tensor) -> int:
+    """Return the index in the whole `tensor` of the first row of this process's part."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    # FSDP shards the first dimension into parts of equal length; the last ones may be shorter or empty.
+    assert tensor.placements == (Shard(0),)
+    return tensor.device_mesh.get_local_rank() * -(-len(tensor) // tensor.device_mesh.size())
 
 
 def reshard(network: nn.Module) -> None:
@@ -41,16 +47,24 @@ def reshard(network: nn.Module) -> None:
         network.reshard()
 
 
-def joint_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the l2 norm over all elements of `tensors`, shape (). Collective if a tensor is sharded.
+@torch.no_grad()
+def joint_norm(tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the l2 norm over all elements of `tensors`, shape (), and the norm of each one's part in this process,
+    shape (tensors,). Collective if a tensor is sharded.
 
-    Sharded tensors count with all their parts, the others once.
+    Sharded tensors count with all their parts, the others once. The tensors have one type.
     """
     tensors = list(tensors)
-    shards = [local(t) for t in tensors if is_shard(t)]
-    whole = torch.nn.utils.get_total_norm([t for t in tensors if not is_shard(t)])
+    if not tensors:
+        return torch.tensor(0.0), torch.zeros(0)
+    each = torch._foreach_norm([local(t) for t in tensors])
+    norms = torch.stack(each)
+    shards = [norm for norm, t in zip(each, tensors, strict=True) if is_shard(t)]
     if not shards:
-        return whole
-    squared = torch.nn.utils.get_total_norm(shards).square()
+        return torch.linalg.vector_norm(norms), norms
+    own = [norm for norm, t in zip(each, tensors, strict=True) if not is_shard(t)]
+    squared = torch.linalg.vector_norm(torch.stack(shards)).square()
     dist.all_reduce(squared)
-    return (squared + whole.to(squared.device).square()).sqrt()
+    if own:
+        squared = squared + torch.linalg.vector_norm(torch.stack(own)).square()
+    return squared.sqrt(), norms

@@ -24,6 +24,7 @@ PRETRAIN = "pretrain"
 PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
 # The fields of a cell that pretraining reads besides the network.
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "precision", "seed")
+NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
 # Columns of a table that are not an axis of its grid: one for each task, or text, of a later stage.
 MEASURED_COLUMNS = ("task", "text")
@@ -289,3 +290,8 @@ def main_result(metrics: Mapping[str, float]) -> tuple[Metric, float] | None:
             if values:
                 return main, float(values[-1])
     return None
+
+
+def called(outcome: str, metrics: Mapping[str, Any]) -> str:
+    """Return how an outcome is called: "not finite" for a training that died so early that it is no result."""
+    return "not finite" if outcome == "diverged" and NOT_FINITE in metrics else outcome

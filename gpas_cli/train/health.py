@@ -38,10 +38,15 @@ TINY = 1e-30
 
 @dataclass(frozen=True)
 class Divergence:
-    """The update at which a training was found to have diverged, and the reason."""
+    """The update at which a training was found to have diverged, and the reason.
+
+    `finite`: whether its loss and gradient are. `parameter`: the first one whose gradient is not, "" if none is known.
+    """
 
     step: int
     cause: str
+    finite: bool = True
+    parameter: str = ""
 
 
 @dataclass
@@ -92,7 +97,7 @@ class Health:
         """Return the spikes that begin with an update, and the divergence. Add nothing after a divergence."""
         for name, value in (("training loss", loss), ("gradient norm", grad_norm)):
             if not math.isfinite(value):
-                return [], Divergence(step, f"the {name} of update {step} is {value}")
+                return [], Divergence(step, f"the {name} of update {step} is {value}", finite=False)
         values = {"loss": loss, "grad_norm": grad_norm}
         spikes = [spike for of, value in values.items() if (spike := self._detectors[of].add(step, value))]
         return spikes, self._too_high(step, loss)

@@ -30,7 +30,7 @@ from gpas_cli.train.optim import clip, set_learning_rate
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import ParallelLayout
-from gpas_cli.train.update import Update, measure_layers
+from gpas_cli.train.update import GradientNorms, Update, embedding_rows, measure_layers
 
 
 class BatchSource(Protocol):
@@ -105,7 +105,9 @@ class Loop:
         if self.depth:
             self.depth.fill_skipped(self.network, active)
         layers = measure_layers(self.network, variance, active) if observe else None
-        norm = clip(self._parameters, self._gates, self.spec)
+        rows = embedding_rows(self.network)
+        norm, norms = clip(self._parameters, self._gates, self.spec)
+        gradients = GradientNorms(self.network, tuple(p.grad is not None for p in self._parameters), norms, rows)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         seconds = self.position.seconds + time.perf_counter() - began
@@ -113,7 +115,7 @@ class Loop:
             self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
             micro_batch=self.micro_batch, processes=self.layout.world.size, steps=self.spec.updates,
         )  # fmt: skip
-        return Update(step, loss, rate, norm, layers)
+        return Update(step, loss, rate, norm, layers, gradients)
 
     def compile_for_first_update(self) -> None:
         """Compile the layers for the batch of the first update, as an uninterrupted run does. Collective.

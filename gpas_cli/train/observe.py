@@ -153,7 +153,13 @@ class Observer:
                 self.emit(Layers(update.step, update.layers.series(next(numbers))))
             self._last = Step(update.step, loss=loss, lr=update.rate, grad_norm=norm)
             divergence = divergence or self._check(update.step, loss, norm)
-        return self.world.broadcast(divergence)  # all processes stop, or none
+        found = self.world.broadcast(divergence)  # all processes stop, or none
+        if found is None or found.finite:
+            return found
+        gradients = next(update.gradients for update in pending if update.step == found.step)
+        parameter = gradients.first_fault(self.world) if gradients else ""
+        first = f", first in the gradient of {parameter}" if parameter else ""
+        return replace(found, cause=f"{found.cause}{first}", parameter=parameter)
 
     def _check(self, step: int, loss: float, norm: float) -> Divergence | None:
         spikes, divergence = self.health.add(step, loss, norm)

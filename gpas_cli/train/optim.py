@@ -50,15 +50,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """Return the joint l2 norm of the gradients, shape ()."""
-    return joint_norm(p.grad for p in parameters if p.grad is not None)
+    return joint_norm(p.grad for p in parameters if p.grad is not None)[0]
 
 
-def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> Tensor:
+def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> tuple[Tensor, Tensor]:
     """Clip the gradients of all `parameters` of a network in place; `gates` are those of its gates.
 
-    Return the joint norm of all gradients before clipping, shape ().
+    Return the joint norm of all gradients before clipping, shape (), and that of each gradient, as `joint_norm`.
     """
-    norm = gradient_norm(parameters)
+    norm, norms = joint_norm(p.grad for p in parameters if p.grad is not None)
     if spec.clip > 0 and spec.clip_over == "all":
         _scale(parameters, spec.clip, norm)
     elif spec.clip > 0:
@@ -66,7 +66,7 @@ def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> 
         _scale(others, spec.clip, gradient_norm(others))
     if spec.clip_gates > 0:
         _scale(gates, spec.clip_gates, gradient_norm(gates))
-    return norm
+    return norm, norms
 
 
 def _scale(parameters: Iterable[Tensor], bound: float, norm: Tensor) -> None:

@@ -17,10 +17,12 @@ from gpas_cli.events import Checkpoint, Emit, Evaluation, Outcome, Phase, Stop, 
 from gpas_cli.permissions import explain
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.stage import NOT_FINITE
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, Start, assemble, leave, settle_matmul
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import reuse_kernels_of
+from gpas_cli.train.health import Divergence
 from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.matmul_precision import MatmulChoice
@@ -30,6 +32,7 @@ from gpas_cli.train.profile import profiling
 from gpas_cli.train.resume import check_code, resume
 
 DEFAULT_MONITORING = Monitoring()
+EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,13 @@ class _Training:
         position = self.loop.position
         divergence = self._observer.settle()
         self.loop.position = replace(position, seconds=position.seconds + time.perf_counter() - began)
-        return Outcome("diverged", divergence.step, divergence.cause, self._costs()) if divergence else None
+        return self._diverged(divergence) if divergence else None
+
+    def _diverged(self, found: Divergence) -> Outcome:
+        """Return the outcome of a training that diverged. One that is not finite so early has not shown anything."""
+        early = not found.finite and found.step <= EARLY * self.loop.spec.updates
+        metrics = {**self._costs(), **({NOT_FINITE: found.step} if early else {})}
+        return Outcome("diverged", found.step, found.cause, metrics, parameter=found.parameter or None)
 
     def _costs(self) -> dict[str, float]:
         return {**self.inputs.evaluator.costs(self.loop.position), **self._versions()}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.model.dtensors import is_shard, local
+from gpas_cli.model.dtensors import first_row, is_shard, local
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.train.parallel import World
 
 # Part of a parameter's name within its layer -> the series of its weight norm. (`gate` alone is a GPAS gate.)
 WEIGHT_NORM_SERIES = {
@@ -50,14 +52,57 @@ class LayerStatistics:
 
 
 @dataclass(frozen=True)
+class GradientNorms:
+    """Where an update's gradients are not finite, on the device.
+
+    `held`: which parameters of `network` have a gradient. `norms`: of each of these gradients (for a shard, of its part
+    here), before clipping, shape (gradients,). `rows`: the sum of each row of the embedding's, None without gradient.
+    """
+
+    network: Llama
+    held: tuple[bool, ...]
+    norms: Tensor
+    rows: Tensor | None
+
+    def first_fault(self, world: World) -> str:
+        """Return the name of the first parameter by depth whose gradient is not finite, with the row of an embedding,
+        as "model.embed_tokens.weight, row 3"; "" if there is none. Gates are last: their gradients follow from those of
+        the weights. Waits for the device. Collective.
+        """
+        held = [item for item, has in zip(self.network.named_parameters(), self.held, strict=True) if has]
+        gates = {gate.alpha for gate in self.network.gates()}
+        order = sorted(range(len(held)), key=lambda i: held[i][1] in gates)
+        first = world.min(_first_fault(self.norms[order]))
+        if first >= len(held):
+            return ""
+        name, parameter = held[order[first]]
+        table = self.network.model.embed_tokens.weight
+        if parameter is not table or self.rows is None:
+            return name
+        return f"{name}, row {world.min(first_row(table) + _first_fault(self.rows))}"
+
+
+@dataclass(frozen=True)
 class Update:
-    """The result of one update. `loss`, `grad_norm` and `layers` stay on the device until the observer fetches them."""
+    """The result of one update. Its tensors stay on the device until the observer fetches them."""
 
     step: int
     loss: Tensor
     rate: float
     grad_norm: Tensor
     layers: LayerStatistics | None
+    gradients: GradientNorms | None = None
+
+
+def embedding_rows(network: Llama) -> Tensor | None:
+    """Return the sum of each row of the embedding's gradient (of a shard's rows in this process), shape (rows,)."""
+    gradient = network.model.embed_tokens.weight.grad
+    return None if gradient is None else local(gradient).sum(1)
+
+
+def _first_fault(values: Tensor) -> int:
+    """Return the index of the first value that is not finite; a number above all indices if there is none."""
+    return next((i for i, value in enumerate(values.tolist()) if not math.isfinite(value)), sys.maxsize // 2)
 
 
 def measure_layers(network: Llama, variance: Sequence[Tensor], active: ActiveLayers | None = None) -> LayerStatistics:

@@ -110,7 +110,7 @@ def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_nonfinite_loss_is_a_divergence(pair: tuple[float, float], cause: str) -> None:
-    assert judge([*healthy(8), pair]) == [Divergence(9, cause)]
+    assert judge([*healthy(8), pair]) == [Divergence(9, cause, finite=False)]
 
 
 def test_a_loss_above_guessing_for_long_has_diverged() -> None:

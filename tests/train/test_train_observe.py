@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpas_cli.events import Event, Layers, Step
-from gpas_cli.model.dtensors import is_shard
+from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.flops import PEAK_TFLOPS, flops_per_token, peak_flops
@@ -22,7 +22,7 @@ from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.observe import Observer, fetch, speed_meter
 from gpas_cli.train.parallel import World, joined
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.update import Update, measure_layers
+from gpas_cli.train.update import GradientNorms, Update, embedding_rows, measure_layers
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
 
@@ -98,6 +98,13 @@ def sharded(rank: int, ranks: int, folder: str) -> None:
             if is_shard(parameter.grad):  # the sum over processes, which all compute the same here
                 parameter.grad /= ranks
         ours, whole = measured(network), measured(trained())
+        table, held = network.model.embed_tokens.weight, tuple(p.grad is not None for p in network.parameters())
+        if rank == 1:  # the other process has no damage in its part
+            local(table.grad)[2] = math.inf
+        _, norms = joint_norm(p.grad for p in network.parameters() if p.grad is not None)
+        gradients = GradientNorms(network, held, norms, embedding_rows(network))
+        row = len(table) // 2 + 2
+        assert gradients.first_fault(World(rank, ranks, rank)) == f"model.embed_tokens.weight, row {row}"
     assert ours.keys() == whole.keys()
     assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
     (Path(folder) / f"reported-{rank}").touch()

@@ -17,6 +17,7 @@ from recorder import Recorder
 from safetensors.torch import load_file
 
 from gpas_cli.checkpoints import path_of
+from gpas_cli.cli.views.events import line
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.events import Event, Outcome
 from gpas_cli.spec.cell import Cell
@@ -210,7 +211,9 @@ def test_a_loss_that_is_not_a_number_is_a_result(
     monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 8 else 1))
     outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 9)
-    assert outcome.cause == "the training loss of update 9 is nan"
+    # The loss of one row is nan: so are all gradients, of the embedding's rows those of its tokens.
+    assert outcome.cause.startswith("the training loss of update 9 is nan, first in the gradient of model.embed_tokens")
+    assert "not_finite_at" not in outcome.metrics
     assert recorder.of("step")[-1]["step"] == 10
 
 
@@ -219,11 +222,44 @@ def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
 ) -> None:
     healthy = loop.clip
     calls = iter(range(10**6))
-    monkeypatch.setattr(loop, "clip", lambda *a: healthy(*a) * (math.inf if next(calls) == 12 else 1))
+
+    def endless(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
+        norm, norms = healthy(*given)
+        return norm * (math.inf if next(calls) == 12 else 1), norms
+
+    monkeypatch.setattr(loop, "clip", endless)
     outcome, recorder = go(paths, tmp_path, cell())
     assert (outcome.outcome, outcome.step) == ("diverged", 13)
     assert outcome.cause == "the gradient norm of update 13 is inf"
     assert recorder.of("checkpoint")[-1]["step"] == 7  # the checkpoint of update 14 would have contained the damage
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "found"),
+    [
+        ("model.embed_tokens.weight", 7, "model.embed_tokens.weight, row 7"),
+        ("model.layers.1.mlp.down_proj.weight", 0, "model.layers.1.mlp.down_proj.weight"),
+    ],
+)
+def test_the_first_parameter_without_a_finite_gradient_is_named(
+    name: str, at: int, found: str, paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = loop.Loop._gradients
+
+    def damaged(self: loop.Loop, *given: object) -> object:
+        result = healthy(self, *given)
+        if self.position.step == 1:
+            for one in (name, "model.norm.weight"):
+                dict(self.network.named_parameters())[one].grad[at] = math.inf
+        return result
+
+    monkeypatch.setattr(loop.Loop, "_gradients", damaged)
+    outcome, _ = go(paths, tmp_path, cell())
+    assert (outcome.outcome, outcome.step, outcome.parameter) == ("diverged", 2, found)
+    assert outcome.cause.startswith("the gradient norm of update 2 is ")
+    assert outcome.cause.endswith(f", first in the gradient of {found}")
+    assert outcome.metrics["not_finite_at"] == 2
+    assert line(outcome).startswith("not finite at update 2: the gradient norm")
 
 
 def test_a_loss_that_stays_high_is_a_divergence(
@@ -409,7 +445,7 @@ def test_clipping_bounds_all_gradients_then_the_gates(paths: RunPaths) -> None:
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter)
     alphas = [gate.alpha for gate in network.gates()]
-    before = clip(list(network.parameters()), alphas, spec)
+    before, _ = clip(list(network.parameters()), alphas, spec)
     assert before.item() == pytest.approx(math.sqrt(sum(p.numel() for p in network.parameters())))
     gates = gradient_norm(alphas).item()
     scale = 1.0 / (before.item() + 1e-6)

@@ -35,13 +35,16 @@ def retry(
     """
     from gpas_cli.schedule.summary import RunSummary
     from gpas_cli.state.observe import look
+    from gpas_cli.state.status import RESULTS
 
     asked = find_cells(cells) if cells else entries(list(experiments().grids), where)
     states = look(project().runs, asked)
     chosen = [state.entry for state in states if state.state in RETRIED]
     if not chosen and cells:
         states_text = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
-        raise GpasError(f"nothing to retry: {states_text}; `gpas run grid` runs what is missing or interrupted")
+        ended = any(state.state in RESULTS for state in states)
+        more = "`gpas rerun` trains one with a result again" if ended else "`gpas run grid` runs what is missing"
+        raise GpasError(f"nothing to retry: {states_text}; {more}")
     if not chosen:
         console().print("No cell failed or was cancelled.")
         finish(RunSummary())

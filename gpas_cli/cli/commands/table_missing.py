@@ -87,6 +87,8 @@ def _remedies(missing: Sequence[Hole]) -> Iterator[Remedy]:
     if failed:
         cells = [entry.id for entry in failed] if len(failed) <= NAMED else []
         yield Remedy(shlex.join(["gpas", "retry", *cells]), plan_for(scheduler, failed, RETRIED))
+    if dead := to_run(missing, ("not finite",)):
+        yield Remedy(shlex.join(["gpas", "rerun", *(entry.id for entry in dead)]))
     if to_run(missing, ("unsynced",)):
         yield Remedy("gpas sync")
 

@@ -14,6 +14,7 @@ from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, 
 from gpas_cli.cli.views.number import hours_text, number_mapping, print_number, spent_mapping
 from gpas_cli.cli.views.scores import score_as_mapping, scores_table
 from gpas_cli.errors import GpasError
+from gpas_cli.spec.stage import called
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
@@ -182,17 +183,19 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     facts = attempt.facts
     say = console().print
     seen = _standing(attempt)
-    mark = "  <- the number in tables" if attempt.number == decisive and seen.state == attempt.outcome else ""
+    name = called(seen.state, attempt.metrics)
+    mark = "  <- the number in tables" if attempt.number == decisive and name == attempt.outcome else ""
     if decisive and attempt.number < decisive and attempt.outcome in ("done", "diverged"):
         mark = f" (superseded by attempt {decisive})"
     killed = f", killed by {_signal(attempt.signal)}" if attempt.signal else ""
     cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
-    say(f"  attempt {attempt.number}: {seen.state}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
+    say(f"  attempt {attempt.number}: {name}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
     retry = attempt.retry
     lines = {
+        "no result": "it died in its first tenth; `gpas rerun` trains it again" if name != seen.state else "",
         "copied from": _imported(attempt.imported),
         "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
         "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",

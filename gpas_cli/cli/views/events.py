@@ -22,7 +22,7 @@ from gpas_cli.events import (
     TextFacts,
     Warned,
 )  # fmt: skip
-from gpas_cli.spec.stage import main_result
+from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.progress import Progress
 from gpas_cli.words import count
 
@@ -123,7 +123,7 @@ def _outcome(event: Outcome) -> str:
     found = main_result(numbers)
     result = f": {found[0].words} {short(found[1])}" if found else ""
     cause = f": {event.cause}" if event.cause else ""
-    return f"{event.outcome} at update {event.step}{result}{cause}"
+    return f"{called(event.outcome, event.metrics)} at update {event.step}{result}{cause}"
 
 
 _LINES: dict[type[Event], Callable[[Any], str]] = {

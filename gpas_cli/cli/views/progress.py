@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpas_cli.period import Period
-from gpas_cli.spec.stage import main_result
+from gpas_cli.spec.stage import called, main_result
 from gpas_cli.words import stopwatch
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class PlainReporter:
 
     def finished(self, job: StageJob, status: StageStatus) -> None:
         if status.state != "missing":  # cells that were never started are listed together at the end
-            self.say(f"{status.state:<11} {job.id}{result(status)}")
+            self.say(f"{called(status.state, status.metrics):<11} {job.id}{result(status)}")
 
     def tick(self, board: RunSnapshot) -> None:
         if not self._summaries.is_over():

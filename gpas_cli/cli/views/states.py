@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.cli.console import json_number
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import spike_mark
-from gpas_cli.spec.stage import Metric, main_result
+from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE
 from gpas_cli.words import clock_time, duration
 
@@ -91,7 +91,8 @@ def _how_far(state: CellStatus) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
         return f"running {progress.counted}{spike_mark(progress.spikes)}"
-    return state.state if state.stage == "pretrain" or state.state == "done" else f"{state.state} ({state.stage})"
+    name = called(state.state, state.metrics)
+    return name if state.stage == "pretrain" or state.state == "done" else f"{name} ({state.stage})"
 
 
 def evidence(state: CellStatus) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
 # What a run in this state needs. Those that are queued or running need nothing.
-REMEDIES = {"failed": "gpas retry", "unsynced": "gpas sync", "unrecorded": "gpas rerun"}
+REMEDIES = {"failed": "gpas retry", "unsynced": "gpas sync", "unrecorded": "gpas rerun", "not finite": "gpas rerun"}
 WAITING = ("queued", "running")
 
 

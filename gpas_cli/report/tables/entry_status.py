@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.scalar import Label
 from gpas_cli.report.result import PARTIAL, Result
-from gpas_cli.spec.stage import Metric
+from gpas_cli.spec.stage import Metric, called
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
@@ -22,6 +22,7 @@ Results = Mapping[str, Result]
 # States without a number, in the order in which a table cell names them, and their names.
 STATE_NAMES = {
     "diverged": "diverged",
+    "not finite": "not finite",
     "running": "running",
     "queued": "queued",
     "interrupted": "interrupted",
@@ -80,7 +81,7 @@ def entry_status(
         result = known if known is not None and is_supported(known, states) else None
         withheld = known if result is None else None
         if result is not None and result.outcome == "diverged":
-            return EntryStatus(entry, seed, "diverged", stage.key, result=result)
+            return EntryStatus(entry, seed, called(result.outcome, result.metrics), stage.key, result=result)
         if result is None or result.outcome != "done":
             # The state of a later stage implies that this one is done.
             later = any(after.key in states for after in entry.cell.stages[position + 1 :])

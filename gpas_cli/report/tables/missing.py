@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid import Entry
 
 RETRIED = ("failed", "cancelled")  # states that `gpas run` leaves to `gpas retry`
-NOT_RUN = ("unsynced", "unrecorded")  # states of cells that have run
+NOT_RUN = ("unsynced", "unrecorded", "not finite")  # states of cells that have run
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,9 @@ def _unfinished(table: Table) -> Iterator[Note]:
         yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs have no result: {states}")
     if unrecorded:
         yield Note("unfinished", f"{unrecorded} of {len(statuses)} runs did not record every number shown")
+    for s in missing:
+        if s.state == "not finite" and s.result:
+            yield Note("unfinished", f"{s.entry.id} is no result: not finite in its first tenth: {s.result.cause}")
     if any(s.state == "unsynced" for s in missing):
         yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas sync`")
 

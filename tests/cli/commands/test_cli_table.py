@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from face import EXPERIMENTS, START, Face, end
+from face import EXPERIMENTS, START, TRAINED, Face, end
 from jsonschema import Draft202012Validator
 from recorded import gpas
 from test_cli_schema import check
@@ -116,6 +116,25 @@ def test_a_number_of_a_papers_table_is_traced_to_its_runs(face: Face) -> None:
     assert "'none' matches 2 rows; name one of Pre-LN, LNS" in face("why", "gpas:2[none,71m]", expect=2).err
     assert "the grid has no such cell\n" in face("why", "gpas:2[Post-LN,71m]", expect=2).err
     assert "no grid has cells of gpas:A" in face("why", "gpas:A[pre]", expect=2).err
+
+
+def test_a_network_that_dies_at_once_is_no_result_and_rerun_is_named(face: Face) -> None:
+    cause = "the gradient norm of update 1 is nan, first in the gradient of model.embed_tokens.weight, row 3"
+    died = ("outcome", end("diverged", step=1, cause=cause, metrics={"not_finite_at": 1}))
+    face.attempt("pre-s1", *TRAINED, died)
+    face.ended("pre-s2", "diverged")
+    said = " ".join(face("table", "small").out.split())
+    assert "not finite" in said
+    assert f"small/pre-s1 is no result: not finite in its first tenth: {cause}" in said
+    assert "gpas rerun small/pre-s1" in face("table", "small", "--missing", expect=3).out
+    shown = face("why", "pre-s1").out
+    assert f"attempt 1: not finite: {cause}\n" in shown
+    assert "it died in its first tenth; `gpas rerun` trains it again" in shown
+    assert "not finite" in face("status", "small").out
+    assert f"not finite at update 1: {cause}" in face("logs", "pre-s1").out
+    for name in ("pre-s1", "pre-s2"):
+        assert f"small/{name} is diverged; `gpas rerun` trains" in face("retry", name, expect=2).err
+    assert [cell["action"] for cell in face("plan", "small", "--json").json["cells"]][:2] == ["diverged", "diverged"]
 
 
 def test_missing_names_the_holes_and_the_commands_that_fill_them(face: Face) -> None:

@@ -35,6 +35,8 @@ def known(numbers: Numbers, size: str = "71m") -> Recorded:
             entries.append(cell)
             if value == "diverged":
                 results |= result(cell, outcome="diverged")
+            elif value == "not finite":
+                results |= result(cell, outcome="diverged", metrics={"not_finite_at": 2})
             elif isinstance(value, str):
                 states[cell.cell.key] = (value, None)
             elif value is not None:
@@ -144,6 +146,18 @@ def test_a_diverged_run_is_worse_than_any_number() -> None:
     assert found.missing == ()
     found = verdict({("pre", "none"): six, ("pre", "gpas"): ("diverged",) * 6})
     assert found.verdict == CONTRADICTED
+
+
+def test_a_run_that_was_not_finite_at_once_is_no_evidence() -> None:
+    about = comparison(
+        value=Feature(metric="diverged"), against={}, compare="value", test="each-run", low=0.5, high=INF
+    )
+    numbers = {("pre", "gpas"): ("not finite",)}
+    found = verdict(numbers, about)
+    assert (found.verdict, found.parts[0].diverged()) == (UNDECIDED, 0)
+    assert [status.state for status in found.missing] == ["not finite"]
+    assert found.command == f"gpas rerun {found.missing[0].entry.id}"
+    assert verdict({**numbers, ("pre", "none"): (30.0,)}).parts[0].effect is None
 
 
 def test_two_diverged_runs_of_a_seed_say_nothing() -> None:
