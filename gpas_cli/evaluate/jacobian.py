@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,9 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.size import Size
 
 LANCZOS_STEPS = 24
+NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"
+
+Chosen = Callable[[Tensor], Tensor]
 
 
 def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = LANCZOS_STEPS) -> float:
@@ -85,19 +88,32 @@ class Reading:
 def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
     """Return the surroundings of a sub-layer for the stream `x`, with sigmas over all tokens, as in the paper, and
     with those of the worst token. A spectral norm over a sequence is at least that of any token."""
-    residual = sublayer.residual
-    norms = (residual.in_norm, residual.branch_norm, residual.out_norm)
-    with torch.no_grad(), module_inputs([*norms, sublayer.module]) as seen:
+    with torch.no_grad(), mean_squares([sublayer]) as seen:
         sublayer.apply(x)
+    return reading(sublayer, seen, torch.mean, torch.mean), reading(sublayer, seen, torch.min, torch.max)
+
+
+@contextmanager
+def mean_squares(sublayers: Iterable[SubLayer]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Collect the mean square over features, (1, time), of the input of each norm and module of `sublayers` in the
+    forward pass inside the context."""
+    seen: dict[nn.Module, Tensor] = {}
+    modules = [part for one in sublayers for part in (*_norms(one), one.module)]
+    with observed_inputs(modules, lambda module, x: seen.__setitem__(module, x.square().mean(-1))):
+        yield seen
+
+
+def _norms(sublayer: SubLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
+    return sublayer.residual.in_norm, sublayer.residual.branch_norm, sublayer.residual.out_norm
+
+
+def reading(sublayer: SubLayer, seen: Mapping[nn.Module, Tensor], of_norms: Chosen, of_module: Chosen) -> Reading:
+    """Return the surroundings of a sub-layer for the mean squares `seen`, each reduced to one number."""
+    residual = sublayer.residual
     gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, GpasGate))
-
-    def around(least: Callable[[Tensor], Tensor]) -> Surroundings:
-        inside, branch, out = (_norm_factor(norm, least(seen[norm].square().mean(-1))) for norm in norms)
-        return Surroundings(inside, branch, out, residual.skip, gates)
-
-    squares = seen[sublayer.module].square().mean(-1)
-    mean = Reading(around(torch.mean), squares.mean().sqrt().item())
-    return mean, Reading(around(torch.min), squares.max().sqrt().item())
+    inside, branch, out = (_norm_factor(norm, of_norms(seen[norm])) for norm in _norms(sublayer))
+    around = Surroundings(inside, branch, out, residual.skip, gates)
+    return Reading(around, of_module(seen[sublayer.module]).sqrt().item())
 
 
 def _norm_factor(norm: nn.Module, square: Tensor) -> float:
@@ -118,15 +134,17 @@ def attention_numbers(module: nn.Module, size: Size, length: int) -> AttentionSi
     return AttentionSigmas(size.hidden, size.heads, length, *sigmas)
 
 
-def feed_forward_numbers(module: nn.Module, model: Model) -> FeedForwardSigmas:
-    """Return the measured standard deviations of a feed-forward network's matrices; SwiGLU's W_1 is gate_proj."""
+def feed_forward_numbers(
+    module: nn.Module, model: Model, sigma: Callable[[Tensor], float] = deviation
+) -> FeedForwardSigmas:
+    """Return the standard deviations of a feed-forward network's matrices; SwiGLU's W_1 is gate_proj."""
     size = model.size
     names = {name for name, _ in module.named_children()}
-    up = _sigma(module, "up_proj")
-    down = _sigma(module, "down_proj")
+    up, down = (sigma(module.get_parameter(f"{name}.weight")) for name in ("up_proj", "down_proj"))
     if "gate_proj" not in names:
         return FeedForwardSigmas(size.hidden, size.ffn, up, down, slope=SLOPES.get(model.family.ffn, 1.0))
-    return FeedForwardSigmas(size.hidden, size.ffn, _sigma(module, "gate_proj"), down, sigma_v=up)
+    gate = sigma(module.get_parameter("gate_proj.weight"))
+    return FeedForwardSigmas(size.hidden, size.ffn, gate, down, sigma_v=up)
 
 
 def _sigma(module: nn.Module, name: str) -> float:
@@ -149,7 +167,7 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
         with torch.no_grad():
             middle = attention.apply(x)
             if not torch.allclose(feed_forward.apply(middle), y):
-                raise GpasError("the bounds apply only to layers of attention followed by a feed-forward network")
+                raise GpasError(NOT_COMPOSED)
         yield attention, feed_forward, x, middle
 
 

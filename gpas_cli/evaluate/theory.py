@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +16,22 @@ from torch import Tensor
 from gpas_cli.data.loader import Batches
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.jacobian import (
+    NOT_COMPOSED,
     attention_numbers,
     deviation,
     feed_forward_numbers,
+    mean_squares,
+    reading,
     readings,
     spectral_norm,
     stream_gradients,
     sublayer_inputs,
 )
+from gpas_cli.evaluate.moments import Drawn, skeleton
 from gpas_cli.evaluate.preserved import both_gradients, gate_alphas, naive_over_preserved
+from gpas_cli.model.attention import Positions
 from gpas_cli.model.llama import Llama, SubLayer, build
+from gpas_cli.model.probe import observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.train import checkpoint
@@ -39,6 +46,7 @@ BYTES_PER_PARAMETER = 12
 # Assumed speed of a CPU thread: parameters of layers, times tokens, whose spectral norms it computes per second.
 THREAD_RATE = 1.2e8
 MAX_SECONDS = 120.0
+NARROW = 128  # features; operations on fewer are so short that a second thread costs time, on a busy machine most of it
 
 
 @dataclass(frozen=True)
@@ -146,31 +154,70 @@ def examine(
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is that of queries and keys without norms; family.qk_norm is not none")
     device = choose_device()
-    _check_cost(cell.model, device, force=force)
-    notify("building the network in float64")
-    sample = _on(device, own_text(cell, cache, root) or random_text(cell))
-    network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
-    layers = tuple(bounds_of(network, sample, notify))
-    gates = ""
-    preserved = list[Preserved]()
-    if cell.model.gate is not None:
-        gates = _take_gates(network, trained)
-        preserved = preserved_gradients(network, sample)
+    with suitable_threads(cell.model):
+        _check_cost(cell.model, device, force=force)
+        notify("building the network in float64")
+        sample = _on(device, own_text(cell, cache, root) or random_text(cell))
+        network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
+        layers = tuple(bounds_of(network, sample, notify))
+        gates = ""
+        preserved = list[Preserved]()
+        if cell.model.gate is not None:
+            gates = _take_gates(network, trained)
+            preserved = preserved_gradients(network, sample)
     return Theory(sample.origin, sample.tokens.shape[1], layers, gates, tuple(preserved))
 
 
-def identity_bounds(cell: Cell, cache: Path, root: Path) -> list[float]:
-    """Return equation (15) of every layer at initialisation, as in Figure 2 of Spike No More.
+def identity_bounds(
+    cell: Cell, cache: Path, root: Path, notify: Callable[[str], None] = lambda message: None
+) -> list[float]:
+    """Return equation (15) of every layer at initialisation, as in Figure 2 of Spike No More, from one forward pass.
 
-    No Jacobian is measured: one forward pass is enough. Raises GpasError if the network does not fit into memory.
+    No network is built: products with large matrices are drawn (`moments`). `notify` is called with each layer. Raises
+    GpasError for layers that are not the composition of their two sub-layers.
     """
-    network, device = initial_network(cell)
-    sample = _on(device, own_text(cell, cache, root) or random_text(cell))
-    found = []
-    for _, feed_forward, _, middle in sublayer_inputs(network, sample.tokens):
-        numbers = feed_forward_numbers(feed_forward.module, network.spec)
-        found.append(readings(feed_forward, middle)[0].around.bound(numbers.identity()))
-    return found
+    network = skeleton(cell.model, cell.seed)
+    blocks = network.model.blocks()
+    if any(block.bottom for block in blocks):
+        raise GpasError(NOT_COMPOSED)
+    tokens = (own_text(cell, cache, root) or random_text(cell)).tokens
+    parts = [block.sublayers(Positions())[1] for block in blocks]
+    drawn = Drawn(network, cell.seed)
+    layers = announced(len(blocks), notify)
+    with (
+        suitable_threads(cell.model),
+        torch.no_grad(),
+        drawn,
+        mean_squares(parts) as seen,
+        observed_inputs(blocks, lambda *_: next(layers)),
+    ):
+        network.model(tokens)
+    return [
+        reading(part, seen, torch.mean, torch.mean).around.bound(
+            feed_forward_numbers(part.module, cell.model, drawn.deviation).identity()
+        )
+        for part in parts
+    ]
+
+
+@contextmanager
+def suitable_threads(model: Model) -> Iterator[None]:
+    """Compute in one thread inside the context if the network is narrow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if model.size.hidden <= NARROW else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def announced(layers: int, notify: Callable[[str], None]) -> Iterator[None]:
+    """Call `notify` before each of `layers` layers, with an estimate of the remaining seconds from the second on."""
+    began = time.monotonic()
+    for done in range(layers):
+        left = f", about {(time.monotonic() - began) / done * (layers - done):.0f} s left" if done else ""
+        notify(f"layer {done + 1} of {layers}{left}")
+        yield
 
 
 def initial_network(cell: Cell) -> tuple[Llama, torch.device]:
@@ -239,13 +286,11 @@ def bounds_of(
     network: Llama, sample: Sample, notify: Callable[[str], None] = lambda message: None
 ) -> Iterator[LayerBounds]:
     """Yield the bounds of every layer of a float64 network, first layer first."""
-    began = time.monotonic()
-    layers = network.spec.size.layers
     notify("gradients of all layers")
     gradients = [g.norm().item() for g in stream_gradients(network, sample.tokens, sample.targets)]
+    layers = announced(network.spec.size.layers, notify)
     for index, (attention, feed_forward, x, middle) in enumerate(sublayer_inputs(network, sample.tokens)):
-        spent = f", {time.monotonic() - began:.0f} s so far" if index else ""
-        notify(f"layer {index + 1} of {layers}{spent}")
+        next(layers)
         yield LayerBounds(
             layer=index + 1,
             equation=_is_papers(network.spec, index + 1),

@@ -63,7 +63,7 @@ def matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, Std]]:
 
 
 def initialise(network: nn.Module, model: Model, seed: int) -> None:
-    """Initialise every parameter and buffer of `network` in place.
+    """Initialise every parameter and buffer of `network` in place, except parameters on the device "meta".
 
     Raises LookupError for a parameter that neither a rule nor a module initialises.
     """
@@ -71,11 +71,17 @@ def initialise(network: nn.Module, model: Model, seed: int) -> None:
     started = _start_modules(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if name not in started:
-                values = _draw(parameter.shape, seed, name) * _std(rules, name, parameter)
+            if name not in started and not parameter.is_meta:
+                values = draw(parameter.shape, seed, name) * _std(rules, name, parameter)
                 if model.init.zero_last_row and name == "model.embed_tokens.weight":
                     values[-1] = 0
                 fill(parameter, values)
+
+
+def standard_deviations(network: nn.Module, model: Model) -> dict[str, float]:
+    """Return the standard deviation that each matrix of `network` is drawn with, by name."""
+    rules = matrix_rules(model.init, model.size.hidden, model.size.layers)
+    return {name: _std(rules, name, matrix) for name, matrix in network.named_parameters() if matrix.dim() == 2}
 
 
 def _std(rules: list[tuple[str, Std]], name: str, parameter: Tensor) -> float:
@@ -85,7 +91,8 @@ def _std(rules: list[tuple[str, Std]], name: str, parameter: Tensor) -> float:
     raise LookupError(f"no initialisation rule matches {name}")
 
 
-def _draw(shape: torch.Size, seed: int, name: str) -> Tensor:
+def draw(shape: torch.Size, seed: int, name: str) -> Tensor:
+    """Return the standard normal numbers of the parameter `name`, for the same seed and shape always the same."""
     # Always in float32 on the CPU, so that every device and dtype gets the same numbers.
     number = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
     generator = torch.Generator().manual_seed(number)

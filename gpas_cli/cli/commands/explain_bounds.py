@@ -36,15 +36,16 @@ def theory_of(cell: Cell, *, force: bool = False) -> Theory:
 def identity_bounds_of(cell: Cell) -> list[float]:
     """Return equation (15) of Spike No More for every layer of a cell at initialisation.
 
-    Raises GpasError without torch or enough memory.
+    Raises GpasError without torch.
     """
     try:
         from gpas_cli.evaluate.theory import identity_bounds
     except ImportError as error:
         raise GpasError(f"the bounds of this figure need torch, which cannot be imported: {error}") from error
     here = project()
-    with working(f"the bounds of {cell.key}"):
-        return identity_bounds(cell, here.cache, here.config.parent)
+    doing = f"the bounds of {cell.key} at initialisation"
+    with working(doing) as show:
+        return identity_bounds(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
 
 
 def _checkpoints(cell: Cell) -> list[Path]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +35,7 @@ Out = Annotated[
 Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
 Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
+THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
 
 
@@ -50,7 +54,8 @@ def stability(
 
     Example: [bold]gpas theory stability -o figure3.pdf[/bold]
     """
-    from gpas_cli.evaluate.stability import laws, simulate, statements
+    with one_thread():
+        from gpas_cli.evaluate.stability import laws, simulate, statements
 
     known: dict[tuple[str, float], Simulation] = {}
     rows = []
@@ -145,6 +150,19 @@ def _computed(law: str, cell: SpecCell) -> Any:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
     with working("building the network in float64"):
         return growths(cell) if law == "norms" else length_law(cell)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let numpy, if it is first imported inside the context, multiply matrices in one thread: the products are so small
+    that more threads wait for each other, on a busy machine most of the time."""
+    before = os.environ.get(THREADS)
+    os.environ[THREADS] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[THREADS]
 
 
 def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figure]:

@@ -1,0 +1,20 @@
+"""`gpas theory`: how it computes; `test_evaluate_stability.py` checks the numbers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpas_cli.cli.commands.theory import THREADS, one_thread
+
+
+def test_numpy_is_imported_for_one_thread_unless_the_user_chose_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(THREADS, raising=False)
+    with one_thread():
+        assert os.environ[THREADS] == "1"
+    assert THREADS not in os.environ
+    monkeypatch.setenv(THREADS, "4")
+    with one_thread():
+        assert os.environ[THREADS] == "4"
+    assert os.environ[THREADS] == "4"

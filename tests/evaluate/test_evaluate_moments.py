@@ -1,0 +1,101 @@
+"""Products drawn from moments: exact for small matrices, of the right covariance for large ones, in little memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import moments
+from gpas_cli.evaluate.moments import Drawn, skeleton
+from gpas_cli.evaluate.theory import bounds_of, identity_bounds, random_text
+from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.parse_cell import cell_from
+
+OPTIM = {"lr": 0.01, "warmup": 3, "steps": 8, "batch": 4}
+DATA = {"source": "stdlib", "tokenizer": "bpe", "layout": "pack", "length": 48}
+PARTS: list[dict[str, object]] = [
+    {},
+    {"family": "gpt", "init": "small", "embed": "scaled"},
+    {"family": "gpt", "init": {"preset": "xavier", "everywhere": True}},
+    {"norm": {"scheme": "mix", "post_fraction": 0.5}, "gate": {"init": 0.4, "stop_gradient": False}},
+    {"norm": "sandwich"},
+    {"norm": "lns", "init": {"zero_last_row": True}},
+]
+
+
+def cell(hidden: int = 96, **parts: object) -> Cell:
+    size = {"hidden": hidden, "ffn": 3 * hidden, "heads": 4, "layers": 3, "vocab": 600}
+    return cell_from({"size": size, "data": DATA, "optim": OPTIM, **parts})
+
+
+def built(cell: Cell) -> list[float]:
+    """Equation (15) of the network that training starts from."""
+    network = build(cell.model, seed=cell.seed, dtype=torch.float64)
+    return [layer.feed_forward.identity for layer in bounds_of(network, random_text(cell))]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_matrices_of_small_networks_are_those_of_training(tmp_path: Path, parts: dict[str, object]) -> None:
+    small = cell(32, **parts)
+    assert identity_bounds(small, tmp_path, tmp_path) == pytest.approx(built(small), rel=1e-9)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_drawn_products_give_the_bounds_of_a_built_network(
+    tmp_path: Path, parts: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "MOST_ELEMENTS", 0)
+    wide = cell(**parts)
+    found = identity_bounds(wide, tmp_path, tmp_path)
+    assert found == pytest.approx(built(wide), rel=0.2)  # as between two seeds at this width
+    assert found == identity_bounds(wide, tmp_path, tmp_path)
+
+
+def test_outputs_of_a_drawn_product_are_independent_with_the_covariance_of_the_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moments, "MOST_ELEMENTS", 0)
+    network = skeleton(cell(1024, init={"preset": "normal", "std": 0.05}).model, seed=1)
+    x = torch.randn(1, 3, 1024, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, 1] = 0.6 * x[0, 0] + 0.8 * x[0, 1]
+    x[0, 2] = x[0, 0]
+    with torch.no_grad(), Drawn(network, seed=1):
+        y = network.model.layers[0].get_submodule("mlp.up_proj")(x)[0]
+    assert y.shape == (3, 3072)
+    assert torch.allclose(y[0], y[2], rtol=1e-3, atol=1e-3)
+    expected = 0.05**2 * (x[0] @ x[0].T)
+    assert torch.allclose(y @ y.T / 3072, expected, rtol=0.1, atol=0.1 * expected[0, 0].item())
+
+
+def test_a_layer_with_a_path_around_it_has_no_bound(tmp_path: Path) -> None:
+    with pytest.raises(GpasError, match="attention followed by a feed-forward network"):
+        identity_bounds(cell(norm="b2t"), tmp_path, tmp_path)
+
+
+LARGE = """
+from pathlib import Path
+from gpas_cli.evaluate.theory import identity_bounds
+from gpas_cli.spec.parse_cell import cell_from
+size = {"hidden": 5120, "ffn": 20480, "heads": 40, "layers": 1, "vocab": 50257}
+data = {"source": "c4", "tokenizer": "gpt2", "layout": "pack", "length": 256}
+optim = {"lr": 0.01, "warmup": 3, "steps": 8, "batch": 4}
+cell = cell_from({"size": size, "data": data, "optim": optim, "family": "gpt", "init": "small"})
+assert len(identity_bounds(cell, Path("cache"), Path())) == 1
+print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+def test_layers_as_wide_as_those_of_13_billion_parameters_take_less_than_a_gigabyte(tmp_path: Path) -> None:
+    """Built in float64, one of them and the two tables take 10 GB. Layers are computed one after the other."""
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LARGE]
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[1]) < 1_000_000  # kB
