@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.cli.console import console, print_json
@@ -97,9 +98,13 @@ def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     from gpas_cli.report.papers.layouts import printed_named
 
     table = printed_named(name)
-    served = [found for part, found in served_parts([table], (), where) if part.tables and found]
+    parts = served_parts([table], (), where)
+    served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
-        raise GpasError(f"no grid has cells of {table.name}; `gpas table {table.name} --published-only` prints it")
+        unclear = [why for _, found in parts if found for why in found.unclear.values()]
+        reasons = unclear or [one.no_cells for part in table.parts for one in part.tables]
+        why = "".join(f": {reason}" for reason in reasons[:1])
+        raise GpasError(f"no grid has cells of {table.name}{why}; `gpas table {table.name} --published-only` prints it")
     return served
 
 
@@ -127,7 +132,8 @@ def paper_sections(
             if served and part.quantities:
                 sections.append(with_ours(part, served.entries))
             else:
-                sections.append(made(served, known.states, known.results) if served else part)
+                absent = replace(part, unserved=bool(part.tables))
+                sections.append(made(served, known.states, known.results) if served else absent)
         return sections
 
 

@@ -142,6 +142,7 @@ class PrintedTableJson(TypedDict):
     corner: Annotated[str, "the heading of the titles of the rows"]
     columns: list[str]
     rows: list[PrintedRowJson]
+    notes: Annotated[list[str], "why no grid has a cell of it, and misprints and unstated choices"]
 
 
 class TableJson(DocumentJson):

@@ -75,7 +75,7 @@ class PublishedTable:
     of a table with one column, the size of its networks.
     compared_as: our metric that the numbers are compared with, "" for any of the same family.
     recipes: the names of the source's recipes by which the networks were trained. sizes: shape -> the source's name of
-    it, where that is not ours.
+    it, where that is not ours. no_cells: why a number has no cell of ours beside it.
     """
 
     source: str
@@ -93,6 +93,7 @@ class PublishedTable:
     recipes: tuple[str, ...] = ()
     remarks: tuple[Remark, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
+    no_cells: str = "no grid declares such a cell"
 
     def value(self, labels: CellLabels) -> float | None:
         """Return the printed number of the cell with these labels, None if there is none."""
@@ -202,6 +203,7 @@ def _table(source: str, name: str) -> PublishedTable:
         recipes=tuple(data.get("recipes", ())),
         remarks=tuple(Remark(frozen(remark["where"]), remark["text"]) for remark in data.get("remarks", ())),
         sizes={shape: name for name, shape in whole.get("sizes", {}).items()},
+        no_cells=data.get("no_cells", PublishedTable.no_cells),
     )
 
 

@@ -30,7 +30,7 @@ from functools import cache
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.report.papers import SOURCES, PublishedRow, PublishedTable, load, published
+from gpas_cli.report.papers import SOURCES, CellLabels, PublishedRow, PublishedTable, load, published
 
 SEPARATOR = ":"  # in the name of a printed table: gpas:2
 ALIASES = {"curse": "curse_of_depth", "spike": "spike_no_more"}  # short names of sources on the command line
@@ -50,6 +50,13 @@ class PrintedCell:
     table: PublishedTable | None = None
     row: int = 0
     column: int = 0
+
+    @property
+    def labels(self) -> CellLabels:
+        """The labels of its row and column in the published table."""
+        assert self.table is not None  # settings have no labels
+        column = {self.table.axis: self.table.columns[self.column]} if self.table.axis else {}
+        return {**self.table.rows[self.row].labels, **column}
 
     @property
     def value(self) -> float | None:
@@ -76,6 +83,7 @@ class PrintedPart:
     """One of the tables under a caption. `name` is that of the whole table on the command line: gpas:2.
 
     quantities: the settings in its columns, for a table of settings; cells_of: the table whose cells have them.
+    unserved: no grid has a cell of it.
     """
 
     name: str
@@ -85,6 +93,7 @@ class PrintedPart:
     lines: tuple[PrintedLine, ...]
     quantities: tuple[str, ...] = ()
     cells_of: PrintedPart | None = None
+    unserved: bool = False
 
     @property
     def tables(self) -> tuple[PublishedTable, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpas_cli.grid.declared import TableSpec
 from gpas_cli.report.labels import RowKey, facts
@@ -85,7 +85,7 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
     """Return the entries that belong beside each number of the part."""
     shown = {_place(cell): cell for line in part.lines for cell in line.cells}
     found: dict[Place, list[Entry]] = {}
-    for entry in {(entry.cell.key, entry.id): entry for entry in entries}.values():
+    for entry in {entry.cell.key: entry for entry in entries}.values():
         kinds = {stage.kind for stage in entry.cell.stages}
         for table in part.tables:
             for task, place in _in_table(table, entry):
@@ -120,22 +120,14 @@ def _texts(entry: Entry) -> tuple[str, ...]:
 
 def _task(cell: PrintedCell) -> str | None:
     """Return the task or text that the number of a printed cell is measured on, None for a result of the training."""
-    labels = _labels(cell) if cell.table else {}
+    labels = cell.labels if cell.table else {}
     return str(labels["task"]) if "task" in labels else _text(cell)
 
 
 def _text(cell: PrintedCell) -> str | None:
     """Return the text of KNOWN_TEXTS that the number of a printed cell is measured on, None if it is on none."""
-    text = _labels(cell).get("text") if cell.table else None
+    text = cell.labels.get("text") if cell.table else None
     return str(text) if text in KNOWN_TEXTS else None
-
-
-def _labels(cell: PrintedCell) -> dict[str, Any]:
-    """Return the labels of the row and the column of a printed cell."""
-    assert cell.table is not None  # settings have no labels
-    table = cell.table
-    column = {table.axis: table.columns[cell.column]} if table.axis else {}
-    return {**table.rows[cell.row].labels, **column}
 
 
 def compared_metric(cell: PrintedCell) -> Metric:
@@ -155,9 +147,7 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     """
     part, spec = served.part, _spec(served.part, served.grid)
     plain = {
-        _place(cell): _cell(cell, served.places.get(_place(cell), ()), spec, what, states, results)
-        for line in part.lines
-        for cell in line.cells
+        _place(cell): _cell(cell, served, spec, what, states, results) for line in part.lines for cell in line.cells
     }
     rows = _ranked([_row(line, part, spec, plain) for line in part.lines], part)
     columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
@@ -231,7 +221,7 @@ def _key(line: PrintedLine, spec: TableSpec) -> RowKey:
 
 def _cell(
     printed: PrintedCell,
-    entries: Sequence[Entry],
+    served: Serving,
     spec: TableSpec,
     what: Metric | None,
     states: States,
@@ -240,6 +230,7 @@ def _cell(
     table = printed.table
     assert table is not None  # settings have no cells
     what, task = what or compared_metric(printed), _task(printed)
+    entries = served.places.get(_place(printed), ())
     tried = [
         [
             entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results)
@@ -256,8 +247,9 @@ def _cell(
     if printed.value is not None:
         tokens = table.train_tokens[printed.column] if table.train_tokens else None
         deviating = deviations(entries, table) if entries else ()
-        remarks = table.remarks_for(_labels(printed))
-        number = Printed(printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text)
+        remarks = table.remarks_for(printed.labels)
+        unserved = "" if entries else served.unclear.get(_place(printed), table.no_cells)
+        number = Printed(printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text, unserved)
         beside = {table.source: number}
     status = missing_numbers((*statuses, *others), "variant" if others else spec.over)
     return TableCell(statuses, summary, status=status, printed=beside, others=others)

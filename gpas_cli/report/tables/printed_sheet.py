@@ -13,10 +13,13 @@ from gpas_cli.report.tables.csv_table import LABEL, PUBLISHED, WHICH, Line, colu
 from gpas_cli.report.tables.html_table import to_html
 from gpas_cli.report.tables.latex import to_latex
 from gpas_cli.report.tables.markdown import to_markdown
+from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.sheet import Sheet, Style
 from gpas_cli.report.tables.table import Table
+from gpas_cli.words import listed
 
 FORMATS = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
+NAMED = 3  # rows in one note
 CSV_HEADER = ("table", "part", "band", "row", "column", "text", "value", "delta")
 
 
@@ -30,7 +33,25 @@ def sheet(part: PrintedPart) -> Sheet:
             rules.add(place)
         place += 1 + bool(band and (not i or band != bands[i - 1]))
     groups = [[i] for i in range(1, 1 + len(part.headings))]
-    return Sheet(part.title, lambda style: _texts(part, style), groups, rules=frozenset(rules))
+    return Sheet(part.title, lambda style: _texts(part, style), groups, notes=_notes(part), rules=frozenset(rules))
+
+
+def _notes(part: PrintedPart) -> list[Note]:
+    """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
+    rows: dict[str, list[str]] = {}
+    valued = {
+        ", ".join(filter(None, (line.band, line.title))): [c for c in line.cells if c.table and c.value is not None]
+        for line in part.lines
+    }
+    for title, cells in valued.items():
+        texts = [remark.text for cell in cells if cell.table for remark in cell.table.remarks_for(cell.labels)]
+        for text in dict.fromkeys(texts):
+            rows.setdefault(text, []).append(title)
+    reasons = dict.fromkeys(table.no_cells for table in part.tables) if part.unserved else ()
+    absent = [Note("remark", f"no cell here: {why}") for why in reasons]
+    everywhere = [title for title, cells in valued.items() if cells]
+    where = {text: "" if own == everywhere else f"{listed(own, NAMED)}: " for text, own in rows.items()}
+    return [*absent, *(Note("remark", where[text] + text) for text in rows)]
 
 
 def _texts(part: PrintedPart, style: Style) -> list[list[str]]:
@@ -108,6 +129,7 @@ def to_mapping(part: PrintedPart) -> dict[str, Any]:
         "corner": part.corner,
         "columns": list(part.headings),
         "rows": [_row(line) for line in part.lines],
+        "notes": [note.text for note in _notes(part)],
     }
 
 

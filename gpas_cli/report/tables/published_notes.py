@@ -23,6 +23,7 @@ Place = tuple[int, int]  # row and column of a cell
 def published_notes(table: Table) -> Iterator[Note]:
     """Yield the notes about the sources of a table, and about each of their numbers."""
     yield from _sources(table)
+    yield from _unserved(table)
     yield from _compared(table)
     yield from _remarks(table)
     yield from _deviations(table)
@@ -50,6 +51,15 @@ def _sources(table: Table) -> Iterator[Note]:
 
 def _used(table: Table) -> set[str]:
     return {source for column in table.columns for source in column.sources}
+
+
+def _unserved(table: Table) -> Iterator[Note]:
+    """Note why numbers of a paper's layout have no cell of ours beside them."""
+    found: dict[str, list[Place]] = {}
+    for row, column, _, printed in _printed(table):
+        found.setdefault(printed.unserved, []).append((row, column))
+    sources = tuple(table.published)
+    yield from (Note("remark", f"no cell here{_where(table, found[why], sources)}: {why}") for why in found if why)
 
 
 def _compared(table: Table) -> Iterator[Note]:

@@ -39,7 +39,8 @@ class Printed:
     """A published number for a cell, its difference from the published base, and the tokens it was trained on.
 
     deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
-    text: the number and the difference as printed, if the table has the paper's own layout.
+    text: the number and the difference as printed, if the table has the paper's own layout. unserved: why no cell of
+    ours stands beside it there, "" if one does.
     """
 
     value: float
@@ -48,6 +49,7 @@ class Printed:
     deviations: tuple[Deviation, ...] = ()
     remarks: tuple[Remark, ...] = ()
     text: str = ""
+    unserved: str = ""
 
 
 @dataclass(frozen=True)
