@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.harness import DownstreamMissing, score_official
-from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.harness import score_official
+from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never, nothing_fits
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore, TaskUnavailable
 from gpas_cli.evaluate.tasks import Task, direct_task
-from gpas_cli.spec.downstream import Downstream
+from gpas_cli.spec.downstream import SKIPPED, Downstream
 
 # Called with the task, its place among the tasks (from 0), the requests that are done, and their total.
 TaskProgress = Callable[[str, int, int, int], None]
@@ -46,10 +47,8 @@ def score_tasks(
         report = _reporter(progress, name, place)
         try:
             yield score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
-        except (TaskUnavailable, DownstreamMissing, DataError) as error:
-            yield MissingTask(name, str(error))
         except GpasError as error:
-            raise GpasError(f"{name}: {error} (downstream.max_length: {section.max_length})") from error
+            yield MissingTask(name, str(error))
 
 
 def score_task(
@@ -79,27 +78,35 @@ def score_directly(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = never,
 ) -> list[TaskScore]:
-    """Return `acc` and `acc_norm` of the first `limit` questions of a task, without lm-evaluation-harness."""
-    questions = task.questions()[:limit]
-    likelihoods = scorer.score(requests_of(questions, tokenizer), progress, stop)
+    """Return `acc` and `acc_norm` of the first `limit` questions of a task, without lm-evaluation-harness.
+
+    Questions with a choice that the scorer cannot take are left out, and their number is the metric `skipped`. Raises
+    TaskUnavailable if no question is left.
+    """
+    asked = [(question, requests_of([question], tokenizer)) for question in task.questions()[:limit]]
+    fitting = [(question, own) for question, own in asked if all(map(scorer.fits, own))]
+    if not fitting:
+        raise TaskUnavailable(nothing_fits(scorer))
+    likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress, stop))
     right = {"acc": list[bool](), "acc_norm": list[bool]()}
-    start = 0
-    for question in questions:
-        mine = likelihoods[start : start + len(question.choices)]
-        start += len(question.choices)
+    for question, own in fitting:
+        mine = list(islice(likelihoods, len(own)))
         right["acc"].append(_chosen(question, mine, by_length=False) == question.answer)
         right["acc_norm"].append(_chosen(question, mine, by_length=True) == question.answer)
+    values = {metric: (sum(hits) / len(hits), standard_error(hits)) for metric, hits in right.items()}
+    if len(fitting) < len(asked):
+        values[SKIPPED] = (len(asked) - len(fitting), None)
     return [
         TaskScore(
             task=task.name,
             metric=metric,
-            value=sum(hits) / len(hits),
-            stderr=standard_error(hits),
-            examples=len(hits),
+            value=value,
+            stderr=stderr,
+            examples=len(fitting),
             task_version=task.version,
             harness=f"gpas_cli {__version__}",
         )
-        for metric, hits in right.items()
+        for metric, (value, stderr) in values.items()
     ]
 
 

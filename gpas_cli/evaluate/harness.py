@@ -33,6 +33,7 @@ from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
 from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
 from gpas_cli.files import parse_json
+from gpas_cli.spec.downstream import SKIPPED
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
 FOLDERS = {
@@ -93,18 +94,16 @@ def score_official(
     `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
     documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
     cache of `datasets`. `limit`: documents per task. Raises DownstreamMissing without the harness, TaskUnavailable if
-    the documents are unavailable, ScoringStopped after `stop`, and GpasError if there is no such task.
+    the documents are unavailable or none fits, ScoringStopped after `stop`, and GpasError if there is no such task.
     """
     require_harness()
     with _quiet() as aloud, _random_state_kept(), _without_pool(), _offline_if_unreachable():
-        from lm_eval.evaluator import evaluate
-
-        from gpas_cli.evaluate.harness_model import HarnessModel
+        from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
 
         loaded = _load(task, shots, folder)
         model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
-        found = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=BOOTSTRAP_SAMPLES)
-    return _scores(task, shots, found)
+        found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=BOOTSTRAP_SAMPLES)
+    return _scores(task, shots, found, skipped)
 
 
 def _load(task: str, shots: int, folder: Path | None) -> Any:
@@ -203,24 +202,31 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return documents
 
 
-def _scores(task: str, shots: int, found: Any) -> list[TaskScore]:
-    """Return the metrics of `task`; for a tag, which has no results of its own, those of its tasks."""
+def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> list[TaskScore]:
+    """Return the metrics of `task`; for a tag, which has no results of its own, those of its tasks.
+
+    skipped: the number of documents that were left out, by task.
+    """
     results = {**found["results"], **found.get("groups", {})}
     counts = {name: int(count["effective"]) for name, count in found["n-samples"].items()}
-    return [
-        TaskScore(
-            task=name,
-            metric=metric,
-            value=value,
-            stderr=stderr,
-            examples=counts.get(name, sum(counts.values())),
-            task_version=str(found["versions"].get(name, "")),
-            harness=harness_version(),
-            shots=shots,
-        )
-        for name in ([task] if task in results else results)
-        for metric, value, stderr in _metrics(results[name])
-    ]
+    scores = []
+    for name in [task] if task in results else results:
+        metrics = [*_metrics(results[name])]
+        if left_out := _total(name, skipped, counts):
+            metrics.append((SKIPPED, left_out, None))
+        facts: dict[str, Any] = {
+            "examples": _total(name, counts, counts),
+            "task_version": str(found["versions"].get(name, "")),
+            "harness": harness_version(),
+        }
+        for metric, value, stderr in metrics:
+            scores.append(TaskScore(task=name, metric=metric, value=value, stderr=stderr, shots=shots, **facts))
+    return scores
+
+
+def _total(name: str, by_task: Mapping[str, int], tasks: Mapping[str, int]) -> int:
+    """Return the number of a task, or that of all tasks for a group."""
+    return by_task.get(name, 0) if name in tasks else sum(by_task.values())
 
 
 def _metrics(results: Mapping[str, object]) -> Iterator[tuple[str, float, float | None]]:

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import evaluate
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.likelihood import Request, Scorer, never
+from gpas_cli.evaluate.likelihood import Request, Scorer, never, nothing_fits
+from gpas_cli.evaluate.task_score import TaskUnavailable
 
 REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
+
+
+class ChoicesTooLong(Exception):
+    """Some documents have a continuation that is longer than `max_length`: their numbers, from 0, by task."""
+
+    def __init__(self, documents: dict[str, set[int]]):
+        super().__init__()
+        self.documents = documents
+
+
+def evaluate_fitting(model: HarnessModel, loaded: Any, limit: int | None, **options: Any) -> tuple[Any, dict[str, int]]:
+    """Return the harness's results without the documents that have a choice too long for the model, and their numbers.
+
+    Raises TaskUnavailable if no document of a task is left.
+    """
+    try:
+        return evaluate(model, loaded, limit=limit, log_samples=False, **options), {}
+    except ChoicesTooLong as error:
+        skipped = error.documents
+    sizes = {name: min(len(task.eval_docs), limit or sys.maxsize) for name, task in loaded["tasks"].items()}
+    fitting = {name: sorted({*range(size)} - skipped.get(name, set())) for name, size in sizes.items()}
+    if not all(fitting.values()):
+        raise TaskUnavailable(nothing_fits(model.scorer))
+    found = evaluate(model, loaded, samples=fitting, log_samples=False, **options)
+    return found, {name: len(numbers) for name, numbers in skipped.items()}
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
@@ -51,12 +79,20 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [*start, *self._encode(string)]
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
+        """Return log p of each continuation. Raises ChoicesTooLong before anything is computed."""
+        self._instances = requests
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]], **_rest: Any
     ) -> list[tuple[float, bool]]:
         asked = [Request(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        too_long: dict[str, set[int]] = {}
+        for instance, request in zip(self._instances, asked, strict=True):
+            if not self.scorer.fits(request):
+                too_long.setdefault(instance.task_name, set()).add(instance.doc_id)
+        if too_long:
+            raise ChoicesTooLong(too_long)
         return [(one.total, one.greedy) for one in self.scorer.score(asked, self.progress, self.stop)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:

@@ -109,6 +109,10 @@ class Scorer:
             self.network.train(training)
         return found
 
+    def fits(self, request: Request) -> bool:
+        """Return whether the continuation is at most `max_length` long."""
+        return len(request.continuation) <= self.max_length
+
     def _rows(self, requests: Sequence[Request]) -> list[_Row]:
         """Return the rows to compute, longest first, with the requests that each of them answers."""
         rows: dict[tuple[int, ...], _Row] = {}
@@ -126,7 +130,7 @@ class Scorer:
     def _check(self, request: Request) -> None:
         if not request.context:
             raise GpasError("a request has an empty context; the end token can stand for it")
-        if len(request.continuation) > self.max_length:
+        if not self.fits(request):
             raise GpasError(
                 f"a continuation has {len(request.continuation)} tokens, more than the {self.max_length} tokens of "
                 "context that the network is given"
@@ -147,6 +151,11 @@ class Scorer:
         for number, start, end in plan.requests:
             total, greedy = answers[0, start:end].sum(), answers[1, start:end].all()
             yield number, Likelihood(float(total), bool(greedy))
+
+
+def nothing_fits(scorer: Scorer) -> str:
+    """Return why a task is not scored whose questions all have a choice that does not fit."""
+    return f"every question has a choice of more than max_length, {scorer.max_length} tokens; allow more of them"
 
 
 @dataclass

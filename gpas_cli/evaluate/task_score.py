@@ -11,9 +11,9 @@ from gpas_cli.errors import GpasError
 class TaskScore:
     """One metric of one task.
 
-    metric: `acc`, `acc_norm`, `perplexity`, `word_perplexity`, ... value: accuracies are fractions. stderr: its
-    standard error, None if unknown. examples: how many documents were scored. harness: the program that scored them,
-    and its version. shots: solved examples in each prompt.
+    metric: `acc`, `acc_norm`, `perplexity`, `word_perplexity`, ..., or `skipped`, the number of documents that were not
+    scored. value: accuracies are fractions. stderr: its standard error, None if unknown. examples: how many documents
+    were scored. harness: the program that scored them, and its version. shots: solved examples in each prompt.
     """
 
     task: str

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpas_cli import __version__
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError
+from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.likelihood import Request, Scorer, never
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.spec.texts import Texts, text_name
@@ -44,13 +44,11 @@ def score_texts(
         name = text_name(text)
         if name in passed:
             continue
-        try:
-            found = read_text(text, root, section.limit)
-        except DataError as error:
-            yield MissingTask(name, str(error))
-            continue
         report = None if progress is None else _about(progress, name, place)
-        yield scores_of(name, found, scorer, tokenizer, report, stop)
+        try:
+            yield scores_of(name, read_text(text, root, section.limit), scorer, tokenizer, report, stop)
+        except GpasError as error:
+            yield MissingTask(name, str(error))
 
 
 def scores_of(

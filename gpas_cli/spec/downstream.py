@@ -167,6 +167,23 @@ class Downstream:
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
 
 
+# The number of questions of a task with a choice of more tokens than the network is given; recorded if there are any.
+SKIPPED = "skipped"
+MOST_SKIPPED = 0.05  # share of a task's questions from which on its scores are called incomparable
+
+
+def skipped_note(task: str, skipped: float, scored: int) -> str:
+    """Return the sentence that says how many questions of a task are not scored, and why."""
+    share = skipped / (skipped + scored)
+    rest = (
+        f"; more than {MOST_SKIPPED:.0%}: not comparable with scores over all questions" if share > MOST_SKIPPED else ""
+    )
+    return (
+        f"{task_title(task)}: {skipped:,.0f} of {skipped + scored:,.0f} questions are not scored, "
+        f"because a choice is longer than max_length{rest}"
+    )
+
+
 # Metrics that are reported for each task -> the names of the scores that they show.
 ACCURACY = "accuracy"
 BY_TASK = {ACCURACY: ("acc",), "accuracy_norm": ("acc_norm",), "task_perplexity": ("perplexity", "word_perplexity")}

@@ -15,10 +15,9 @@ from test_evaluate_harness import DOCUMENTS
 
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import score_directly, score_tasks, standard_error
 from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.evaluate.task_score import MissingTask
+from gpas_cli.evaluate.task_score import MissingTask, TaskUnavailable
 from gpas_cli.evaluate.tasks import EmbeddedTask, direct_task
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task
@@ -99,11 +98,53 @@ def test_a_task_that_cannot_be_had_does_not_stop_the_others(ours: tuple[Scorer, 
     assert list(score_tasks(Downstream(tasks=(absent, there)), *ours, tmp_path, skip=[absent, there])) == []
 
 
-def test_an_answer_longer_than_the_network_reads_names_task_and_setting(
+LONG = {"goal": "cut", "sol1": "gate " * 100, "sol2": "norm", "label": 0}
+
+
+@needs_harness
+@pytest.mark.parametrize("limit", [None, 6])
+def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
+    ours: tuple[Scorer, Tokenizer], tmp_path: Path, limit: int | None
+) -> None:
+    from gpas_cli.evaluate.harness import score_official
+
+    documents = [DOCUMENTS["piqa"]() for _ in range(9)]
+    fitting, whole = tmp_path / "fitting", tmp_path / "whole"
+    for folder, lines in ((fitting, documents), (whole, [documents[0], LONG, *documents[1:8], LONG, documents[8]])):
+        folder.mkdir()
+        write(folder / "piqa.jsonl", lines)
+    scored = 9 if limit is None else 5
+    expected = {s.metric: s for s in score_official("piqa", *ours, folder=fitting, limit=scored)}
+    task = direct_task(import_task(whole / "piqa.jsonl", "piqa", whole).name, whole)
+    assert task is not None
+    for found in (
+        score_directly(task, *ours, limit=limit),
+        score_official("piqa", *ours, folder=whole, limit=limit),
+    ):
+        scores = {score.metric: score for score in found}
+        assert scores.keys() == {"acc", "acc_norm", "skipped"}
+        assert scores["skipped"].value == (2 if limit is None else 1)
+        assert {score.examples for score in found} == {scored}
+        for metric, one in expected.items():
+            assert scores[metric].value == one.value
+            assert scores[metric].stderr == pytest.approx(one.stderr)
+
+
+@needs_harness
+def test_a_task_without_a_question_that_fits_is_missing_and_the_others_are_scored(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path
 ) -> None:
-    choices = ["gate " * 100, "norm"]
-    source = write(tmp_path / "own.jsonl", [{"context": "gate", "choices": choices, "answer": 0}])
-    name = import_task(source, "own", tmp_path).name
-    with pytest.raises(GpasError, match=rf"{name}: .* tokens.*downstream\.max_length"):
-        list(score_tasks(Downstream(tasks=(name,)), *ours, tmp_path))
+    from gpas_cli.evaluate.harness import score_official
+
+    source = write(tmp_path / "piqa.jsonl", [LONG, LONG])
+    with pytest.raises(TaskUnavailable, match="every question has a choice of more than max_length, 64 tokens"):
+        score_official("piqa", *ours, folder=tmp_path)
+    name = import_task(source, "piqa", tmp_path).name
+    other = import_task(
+        write(tmp_path / "own.jsonl", [{"context": "a", "choices": ["b", "c"], "answer": 0}]), "own", tmp_path
+    ).name
+    missing, found = score_tasks(Downstream(tasks=(name, other)), *ours, tmp_path)
+    assert isinstance(missing, MissingTask)
+    assert "every question has a choice of more than max_length, 64 tokens" in missing.reason
+    assert isinstance(found, list)
+    assert found[0].task == other

@@ -104,6 +104,27 @@ def test_every_task_is_scored_once_and_the_metrics_are_percentages(project: Proj
     assert list(dict.fromkeys(places)) == [1, 2, 3]
 
 
+def test_an_overlong_choice_costs_its_question_not_the_stage(project: Project) -> None:
+    documents = json.loads((project.folder / "task1.json").read_text())
+    documents[3]["choices"] = ["gate " * 100, "norm"]
+    documents[3]["answer"] = 1
+    (project.folder / "task1.json").write_text(json.dumps(documents))
+    long = import_task(project.folder / "task1.json", "task1", project.folder).name
+    tasks = [long, *project.tasks[1:]]
+    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": tasks, "max_length": 32})
+    attempt = project.attempt()
+    assert project.go(attempt).outcome == "done"
+    assert scored(attempt) == tasks
+    counts = {(e.task, e.metric): (e.value, e.examples) for e in events(attempt) if isinstance(e, Score)}
+    assert counts[long, "skipped"] == (1, 11)
+    assert not any(metric == "skipped" for task, metric in counts if task != long)
+    (warning,) = [event.message for event in events(attempt) if isinstance(event, Warned)]
+    assert warning == (
+        "task1: 1 of 12 questions are not scored, because a choice is longer than max_length; "
+        "more than 5%: not comparable with scores over all questions"
+    )
+
+
 def test_a_later_attempt_continues_with_the_unfinished_task(project: Project) -> None:
     first, second = project.attempt(), project.attempt()
     assert project.go(first, stop_at_task(first, 2)).outcome == "interrupted"

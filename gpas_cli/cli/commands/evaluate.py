@@ -12,7 +12,7 @@ import typer
 from gpas_cli.cli.console import console, json_number, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_from
 from gpas_cli.cli.selection import project
-from gpas_cli.cli.views.scores import score_as_mapping, scores_table
+from gpas_cli.cli.views.scores import score_as_mapping, scores_table, skipped_notes
 from gpas_cli.cli.working import working
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
@@ -136,6 +136,8 @@ def _print(done: ExternalScores, section: Downstream) -> None:
         if average in AVERAGE_TITLES:
             drawn.add_row(AVERAGE_TITLES[average], "acc", f"{percent:.2f} %")
     console().print(drawn)
+    for text in skipped_notes(done.scores):
+        console().print(text, style="yellow", markup=False)
     console().print(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")
     if reason := _reason(done):
         console().print(reason, style="yellow", markup=False)

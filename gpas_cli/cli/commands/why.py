@@ -12,7 +12,7 @@ from gpas_cli.cli.console import console, json_number, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
 from gpas_cli.cli.views.number import hours_text, number_mapping, print_number, spent_mapping
-from gpas_cli.cli.views.scores import score_as_mapping, scores_table
+from gpas_cli.cli.views.scores import score_as_mapping, scores_table, skipped_notes
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.stage import called
 from gpas_cli.structure import to_mapping
@@ -169,7 +169,7 @@ def _print(stage: Provenance) -> None:
         say(f"  {_spikes(stage.spikes)}", markup=False)
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
-    for text in _taken_over(stage.taken_over):
+    for text in (*skipped_notes(stage.scores), *_taken_over(stage.taken_over)):
         say(f"  {text}", markup=False)
     say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}", markup=False)
     for attempt in stage.attempts:

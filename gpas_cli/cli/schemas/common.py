@@ -53,7 +53,7 @@ class ScoreJson(TypedDict):
     """One metric of one task."""
 
     task: str
-    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..."]
+    metric: Annotated[str, "acc, acc_norm, perplexity, word_perplexity, ..., skipped (a number of questions)"]
     value: Annotated[NumberJson, "accuracies are fractions"]
     stderr: Annotated[NumberJson | None, "the standard error, null if unknown"]
     examples: Annotated[int, "how many questions were scored"]

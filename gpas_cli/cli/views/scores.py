@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import json_number
+from gpas_cli.spec.downstream import SKIPPED, skipped_note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +33,11 @@ def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
         facts = (f"{score.examples:,}", str(score.shots), score.task_version, score.harness)
         drawn.add_row(score.task, score.metric, *numbers, *facts)
     return drawn
+
+
+def skipped_notes(scores: Sequence[Score | TaskResult]) -> list[str]:
+    """Return a sentence for each task of which questions were skipped."""
+    return [skipped_note(one.task, float(one.value), one.examples) for one in scores if one.metric == SKIPPED]
 
 
 def score_as_mapping(score: Score | TaskResult) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.published_notes import published_notes
 from gpas_cli.report.tables.shown import full_title, place, shown_cells
 from gpas_cli.report.tables.table import Table, TableCell
-from gpas_cli.spec.downstream import KNOWN_TASKS, base_name, task_title
+from gpas_cli.spec.downstream import BY_TASK, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
 from gpas_cli.spec.shortcut import remark
 from gpas_cli.spec.stage import MEASURED_COLUMNS
 from gpas_cli.spec.texts import BY_TEXT
@@ -255,6 +255,10 @@ def _scores(table: Table) -> Iterator[Note]:
                 yield Note(
                     "mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {_counted(counts)}"
                 )
+    if table.metric.name in BY_TASK:
+        shown = [score for result in results for score in result.scores] + others
+        left_out = [skipped_note(one.task, one.value, one.examples) for one in shown if one.metric == SKIPPED]
+        yield from (Note("scores", text) for text in dict.fromkeys(left_out))
     known = {task: KNOWN_TASKS[base_name(task)] for task in tasks if base_name(task) in KNOWN_TASKS}
     chances = [f"{task_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
     if table.metric.name == "accuracy" and chances:

@@ -13,6 +13,7 @@ from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
+from gpas_cli.spec.downstream import SKIPPED, skipped_note
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.worker.stages.context import StageContext
 
@@ -90,6 +91,9 @@ class ScoreSheet:
                     missing.append(one)
                 else:
                     self._add(one)
+                    for score in one:
+                        if score.metric == SKIPPED:
+                            self.emit(Warned(skipped_note(score.task, score.value, score.examples)))
         except ScoringStopped:
             return Outcome(self.stop() or "interrupted", len(self.scored()))
         state = "interrupted" if missing else "done"

@@ -71,6 +71,24 @@ def test_the_scores_of_a_downstream_stage_are_listed(face: Face) -> None:
     assert downstream["taken_over"] == {}
 
 
+def test_questions_that_were_skipped_are_named_below_the_scores(face: Face) -> None:
+    finish_cells(face)
+    entry = face.entries("scored")[0]
+    skipped = score("indent", 100, metric="skipped", stderr=None, examples=1100)
+    attempt_at(
+        face.runs,
+        entry,
+        [event_of({"kind": "start", **START}), skipped, score("indent", 0.4), Outcome("done", 2)],
+        place=1,
+    )
+    said = " ".join(face("why", "scored/pre").out.split())
+    assert "indent skipped 100 1,100" in said
+    assert (
+        "indent: 100 of 1,200 questions are not scored, because a choice is longer than max_length; more than 5%"
+        in said
+    )
+
+
 def test_the_attempt_that_measured_scores_which_were_taken_over_is_named(face: Face) -> None:
     finish_cells(face)
     _, gated = face.entries("scored")

@@ -23,7 +23,10 @@ def score(task: str, value: float = 0.5, **changed: object) -> TaskResult:
 
 
 def table_of(
-    *scores: TaskResult, outcome: str = "done", states: dict[str, tuple[str, float | None]] | None = None
+    *scores: TaskResult,
+    outcome: str = "done",
+    states: dict[str, tuple[str, float | None]] | None = None,
+    columns: str = "task",
 ) -> Table:
     lone = entry(**NINE)
     metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, POSTER)
@@ -31,7 +34,7 @@ def table_of(
         key: replace(own, scores=scores, outcome=outcome)
         for key, own in result(lone, stage="downstream", metrics=metrics).items()
     }
-    return build([lone], states or {}, found, spec(columns="task", value="accuracy", published=PUBLISHED))
+    return build([lone], states or {}, found, spec(columns=columns, value="accuracy", published=PUBLISHED))
 
 
 def cells(table: Table) -> dict[str, TableCell]:
@@ -80,6 +83,15 @@ def test_footnotes_name_the_harness_the_shots_and_what_guessing_scores() -> None
         "BoolQ: scored by lm_eval 0.4.13, 5-shot",
     ]
     assert texts(table, "scores")[2].startswith("guessing scores MMLU 25, WinoG 50,")
+
+
+def test_skipped_questions_are_noted_beside_the_accuracy() -> None:
+    skipped = [score("piqa", metric="skipped", value=12, stderr=None, examples=1826) for _ in range(2)]
+    for columns in ("task", "size"):
+        table = table_of(*map(score, POSTER), *skipped, columns=columns)
+        assert [text for text in texts(table, "scores") if "not scored" in text] == [
+            "PIQA: 12 of 1,838 questions are not scored, because a choice is longer than max_length"
+        ]
 
 
 def test_a_mixture_of_versions_of_a_task_is_noted() -> None:
