@@ -80,6 +80,11 @@ class Source(ABC):
     # Whether it is too large to tokenise in full: only as many documents are read as a run needs.
     endless: ClassVar[bool] = False
 
+    @property
+    def title(self) -> str:
+        """How messages call the source."""
+        return self.name
+
     @abstractmethod
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         """Yield the records of `split` in their fixed order; with `after`, those that follow the document of that id.

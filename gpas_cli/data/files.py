@@ -61,6 +61,10 @@ class Files(Source):
         self.validation = validation
 
     @property
+    def title(self) -> str:
+        return self.pattern
+
+    @property
     def parser(self) -> Parser:
         return TextField(self.text_field).document
 

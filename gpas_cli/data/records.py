@@ -22,6 +22,7 @@ from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify, cached_survey
 from gpas_cli.data.questions import KINDS, questions
 from gpas_cli.data.stdlib import Stdlib
+from gpas_cli.data.tokenizer import bytes_per_token
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 from gpas_cli.spec.finetune import COMMONSENSE, EMBEDDED, EMBEDDED_EXAMPLES, Finetune
@@ -32,6 +33,8 @@ COMMONSENSE_URL = (
 TIMEOUT_SECONDS = 60
 HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
 EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; change it when the questions change
+SAMPLE_BYTES = 1_000_000  # read for an estimate of how many records files have
+JSON_BYTES = 48  # of a record in a file that are not its text: names, quotation marks, braces
 FIELDS = ("instruction", "input", "output")
 # The prompts of LLM-Adapters (finetune.py). There every line but the first is indented by 16 blanks, by accident: T5's
 # tokenizer drops these blanks, and a byte-level BPE would have to predict them.
@@ -112,6 +115,22 @@ def unreadable_reason(spec: Finetune, cache: Path, root: Path) -> str:
     except DataError as error:
         return str(error)
     return ""
+
+
+def estimated_amount(spec: Finetune, vocab: int, root: Path) -> tuple[int, int] | None:
+    """Return about how many records and tokens the files of `spec.data` have; None for the built-in data.
+
+    Reads at most SAMPLE_BYTES. Raises DataError or OSError if there are no files.
+    """
+    if spec.data in (EMBEDDED, COMMONSENSE):
+        return None
+    paths = files("finetune.data", spec.data, "train", root)
+    with paths[0].open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    size = sum(path.stat().st_size for path in paths)
+    examples = max(1, round(size * sample.count(b'"output"') / max(1, len(sample))))
+    added = len(WITHOUT_INPUT) if spec.template != "plain" else 0
+    return examples, int((size + examples * (added - JSON_BYTES)) / bytes_per_token(vocab))
 
 
 def _source(setting: str, name: str, part: str, cache: Path, root: Path, notify: Notify) -> RecordSource:

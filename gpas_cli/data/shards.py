@@ -190,7 +190,7 @@ class TokenCache:
             """Return whether another process has built what is needed."""
             nonlocal announced
             if not announced:
-                notify(f"{WAITING} that is tokenising {self.source.name} {split}")
+                notify(f"{WAITING} that is tokenising {self.source.title} {split}")
             announced = True
             found, complete = self._present(split, enough)
             progress(sum_of(found))
@@ -213,7 +213,7 @@ class TokenCache:
         shards, complete = self._present(split, enough)
         if not complete:
             self.describe()
-            notify(f"tokenising {self.source.name} {split}")
+            notify(f"tokenising {self.source.title} {split}")
         while not complete:
             self._build(split, enough, shards, notify, workers, progress)
             before = len(shards)
@@ -260,7 +260,7 @@ class TokenCache:
                     continue
                 totals += write_shard(self._stem(split, number), draft, final=state == "final").totals
                 number += 1
-                notify(f"tokenising {self.source.name} {split}: {totals.documents} documents, {totals.tokens} tokens")
+                notify(f"tokenising {self.source.title} {split}: {totals.documents} documents, {totals.tokens} tokens")
                 if enough(totals) or read_shard(self._stem(split, number)):
                     return
 

@@ -6,18 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpas_cli.data.corpora import Document, Source
+from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source
 from gpas_cli.data.files import Files
 from gpas_cli.data.prepare import cached
 from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.data.sources import open_source
-from gpas_cli.data.tokenizer import TOKENIZERS
+from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 
-# Assumptions of an estimate before a text is tokenised.
-BYTES_PER_TOKEN = 4
-SAMPLE_BYTES = 4_000_000
+SAMPLE_BYTES = 4_000_000  # read for an estimate before a text is tokenised
 # A user is warned if a text is read more often, or if a larger fraction of it is cut off.
 EXPECTED_EPOCHS = 1.05
 EXPECTED_CUT = 0.02
@@ -58,7 +56,7 @@ class TextUsage:
                 f"layout: pad cuts off {about}{100 * self.cut:.0f} % of the training text, from documents longer than "
                 f"length: {self.data.length}; layout: pack reads all of it"
             )
-        if self.targets is not None and self.targets < self.asked:
+        if self.targets is not None and not self.estimated and self.targets < self.asked != Data().eval_tokens:
             found.append(
                 f"evaluations use {self.targets:,} tokens, the whole validation text; eval_tokens asks for "
                 f"{self.asked:,}"
@@ -109,24 +107,30 @@ def estimate_usage(
     if shards := cached(data, vocab, cache, root=root, rows=rows):
         return text_usage(data, trained or rows, sum_of(shards["train"]), sum_of(shards["validation"]))
     source = open_source(data, cache, root)
-    return _estimate(data, source, trained or rows) if isinstance(source, Files) else None
+    return _estimate(data, vocab, source, trained or rows) if isinstance(source, Files) else None
 
 
-def _estimate(data: Data, source: Files, rows: int) -> TextUsage | None:
-    files = source.files()["train"].values()
-    if any(path.suffix in (".gz", ".parquet") for path in files):
+def _estimate(data: Data, vocab: int, source: Files, rows: int) -> TextUsage | None:
+    files = source.files()
+    if any(path.suffix in (".gz", ".parquet") for named in files.values() for path in named.values()):
         return None
-    size = sum(path.stat().st_size for path in files)
-    row = data.length * BYTES_PER_TOKEN
+    size, held = (sum(path.stat().st_size for path in files.get(split, {}).values()) for split in SPLITS)
+    if not held:
+        held = size * VALIDATION_PERCENT // 100
+        size -= held
+    token = bytes_per_token(vocab)
+    row = data.length * token
+    targets = max(1, int(held / token))
     lengths = [len(document.text.encode("utf-8", "surrogatepass")) for document in _sample(source)]
     if not lengths:
         return None
     if data.layout == "pack":
-        pieces = _pieces(data, BYTES_PER_TOKEN * len(lengths) / max(1, sum(lengths)))
-        return TextUsage(data, rows / max(1.0, size / row), 0.0, None, estimated=True, pieces=pieces)
+        pieces = _pieces(data, token * len(lengths) / max(1, sum(lengths)))
+        return TextUsage(data, rows / max(1.0, size / row), 0.0, targets, estimated=True, pieces=pieces)
     documents = size * len(lengths) / sum(lengths)
     cut = sum(max(0, length - row) for length in lengths) / sum(lengths)
-    return TextUsage(data, rows / max(1.0, documents), cut, None, estimated=True)
+    kept = int(targets * (1 - cut)) or 1
+    return TextUsage(data, rows / max(1.0, documents), cut, kept, estimated=True)
 
 
 def _sample(source: Source) -> Iterator[Document]:

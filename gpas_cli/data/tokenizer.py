@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -34,6 +35,11 @@ TOKENIZERS = ("bpe", *HUB_REPOSITORIES)  # the settings that are no path
 _RECIPE = "byte-bpe-1"
 # Learning merges takes time quadratic in the length of a word: longer ones (encoded data) are divided.
 _LONG = re.compile(r"\S{1000}")
+
+
+def bytes_per_token(vocab: int) -> float:
+    """Return about how many bytes of English text a token stands for: 2 with 512 ids, 4.4 with 32,000."""
+    return max(1.0, 0.4 * (math.log2(vocab) - 4))
 
 
 class EncodedDocument(NamedTuple):
@@ -218,7 +224,7 @@ def _trained(path: Path, vocab: int, source: Source, notify: Notify) -> Backend:
     if not path.is_file():
         with disk.locked(path.parent):
             if not path.is_file():
-                notify(f"training a tokenizer of {vocab} ids on {source.name}")
+                notify(f"training a tokenizer of {vocab} ids on {source.title}")
                 backend = train_bpe(_first(source.documents("train"), TRAINING_BYTES), vocab)
                 disk.write(path, backend.to_str(pretty=True).encode())
     return _parse(path.read_bytes(), str(path))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.device_memory import JobMemory, memory_of_jobs
-from gpas_cli.plan.estimate import Estimate, estimate
+from gpas_cli.plan.estimate import Estimate, Sized, estimate
 from gpas_cli.plan.gpus import MFU_SOURCE, NamedGpus
 from gpas_cli.plan.sizes import Names, SizeCost, by_size, size_names
 from gpas_cli.plan.stage_jobs import StageJob
@@ -40,7 +40,7 @@ class CostElsewhere:
 
 
 def costs_elsewhere(
-    runs: Path, entries: Sequence[Entry], jobs: Sequence[StageJob], resume: Mapping[str, int]
+    runs: Path, entries: Sequence[Entry], jobs: Sequence[StageJob], resume: Mapping[str, int], sized: Sized
 ) -> tuple[CostElsewhere, ...]:
     """Return the cost of `jobs` and of the sizes of `entries` on each of GPUS; nothing without jobs."""
     if not jobs:
@@ -50,7 +50,7 @@ def costs_elsewhere(
     found = []
     for names in _alike(jobs):
         machine = NamedGpus((), (), names[0], number, None)
-        guess = estimate(runs, jobs, machine, resume)
+        guess = estimate(runs, jobs, machine, resume, sized)
         costs = by_size((entry.cell for entry in entries), guess.works, known)
         found.append(CostElsewhere(names, machine, guess, tuple(costs), known))
     return tuple(found)

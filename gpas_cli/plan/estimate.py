@@ -6,7 +6,7 @@ The FLOPs of a training update are those of `spec.flops`; a forward pass takes a
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.makespan import makespan
 from gpas_cli.plan.speed import MeasuredSpeed, Shape, measured, shape
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.spec.cell import distinct
+from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.depth import FULL
 from gpas_cli.spec.flops import computed_flops, whole_flops_per_token
 from gpas_cli.spec.stage import PRETRAIN
@@ -28,6 +28,7 @@ from gpas_cli.store.rundir import AttemptDir, all_attempts
 
 ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
 ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
+Sized = Callable[[Cell], Cell]
 MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
@@ -68,14 +69,26 @@ class Estimate:
     works: tuple[Work, ...]
 
 
+def as_declared(cell: Cell) -> Cell:
+    """Return the cell itself, whose text is taken to be as long as it asks for."""
+    return cell
+
+
 def estimate(
-    runs: Path, jobs: Iterable[StageJob], machine: Machine, resume: Mapping[str, int] | None = None
+    runs: Path,
+    jobs: Iterable[StageJob],
+    machine: Machine,
+    resume: Mapping[str, int] | None = None,
+    sized: Sized = as_declared,
 ) -> Estimate:
-    """Return the cost of `jobs` on `machine`. `resume`: stage key -> the step from which it resumes."""
+    """Return the cost of `jobs` on `machine`. `resume`: stage key -> the step from which it resumes.
+
+    `sized` returns a cell with no more text to read than there is (`Texts.sized`).
+    """
     resume = resume or {}
     # Speeds measured here do not apply to named GPUs.
     speeds = {} if isinstance(machine, NamedGpus) else measured_speeds(runs)
-    works = _works(jobs, machine, speeds, resume)
+    works = _works(jobs, machine, speeds, resume, sized)
     needs = [(work.hours, work.devices) for work in works]
     return Estimate(
         gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
@@ -89,10 +102,10 @@ def estimate(
     )
 
 
-def equivalent_tokens(job: StageJob, resumed: int = 0) -> float:
+def equivalent_tokens(job: StageJob, resumed: int = 0, sized: Sized = as_declared) -> float:
     """Return the tokens that the job still has to train on, plus a third of those it evaluates (no backward pass)."""
     (kind,) = (stage.declared for stage in job.cell.stages if stage.kind == job.kind)
-    return kind.cost(job.cell, job.cadence, resumed)
+    return kind.cost(sized(job.cell), job.cadence, resumed)
 
 
 def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
@@ -114,7 +127,11 @@ def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
 
 
 def _works(
-    jobs: Iterable[StageJob], machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resume: Mapping[str, int]
+    jobs: Iterable[StageJob],
+    machine: Machine,
+    speeds: Mapping[Shape, MeasuredSpeed],
+    resume: Mapping[str, int],
+    sized: Sized,
 ) -> list[Work]:
     """Return the cost of each job. Jobs that differ only in the seed are equally expensive."""
     known: dict[Hashable, Work] = {}
@@ -123,14 +140,14 @@ def _works(
         resumed = resume.get(job.key, 0)
         same_cost = (job.kind, job.cell.seedless, id(job.resources), id(job.cadence), resumed)
         if same_cost not in known:
-            known[same_cost] = _work(job, machine, speeds, resumed)
+            known[same_cost] = _work(job, machine, speeds, resumed, sized)
         like = known[same_cost]
         works.append(replace(like, job=job))
     return works
 
 
-def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resumed: int) -> Work:
-    tokens = equivalent_tokens(job, resumed)
+def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resumed: int, sized: Sized) -> Work:
+    tokens = equivalent_tokens(job, resumed, sized)
     device = machine.device(job.resources)
     devices = machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))

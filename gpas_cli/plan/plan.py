@@ -84,6 +84,7 @@ class Plan:
     estimate: Estimate
     machine: Machine
     text_warnings: tuple[str, ...] = ()
+    untokenised: tuple[str, ...] = ()  # the texts that the first of the jobs tokenises, if none of them does only that
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
     elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has
@@ -178,11 +179,12 @@ def plan(
         stages=Counter(status.state for status in seen.values()),
         uses=sum(len(chain_keys(entry.cell)) for entry in entries),
         jobs=tuple(jobs_to_start),
-        estimate=estimate(runs, fitting.values(), machine, resume),
+        estimate=estimate(runs, fitting.values(), machine, resume, texts.sized),
         machine=machine,
         startable=len(fitting) == len(needed),
-        elsewhere=costs_elsewhere(runs, entries, too_few, resume),
+        elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
         code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
+        untokenised=() if elsewhere else tuple(texts.untokenised(job.cell for job in fitting.values())),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 

@@ -7,18 +7,22 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpas_cli.data.mask_token import MaskToken, absent_reason
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project
-from gpas_cli.spec.cell import Cell, distinct
+from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import base_name, is_local, local_file
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.texts import local_path
 from gpas_cli.words import listed
+
+if TYPE_CHECKING:
+    from gpas_cli.data.text_usage import TextUsage
 
 
 class Texts:
@@ -41,6 +45,7 @@ class Texts:
         shown = entries if any(missing.values()) else ()
         declared = {what: entry.declared for entry in shown for what in _read_by(entry.cell)}
         self._reasons: dict[Hashable, str] = {}  # by `Cell.seedless`
+        self._usages: dict[tuple[Data, int, int, int], TextUsage | None] = {}
         self._missing = {what: _placed(reason, declared.get(what)) for what, reason in missing.items()}
 
     def missing(self, cell: Cell) -> str:
@@ -81,17 +86,49 @@ class Texts:
                 yield f"texts.texts: no file matches '{path}', so the text cannot be scored"
 
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
-        from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without
-
-        wanted = dict.fromkeys((cell.data, cell.text_vocab, cell.optim.rows, cell.optim.trained_rows) for cell in cells)
-        for data, vocab, rows, trained in wanted if self._project else ():
-            assert self._project is not None
-            try:
-                seen = estimate_usage(data, vocab, self._project.cache, self._project.config.parent, rows, trained)
-            except (DataError, OSError):
-                continue
+        for data, seen in dict.fromkeys((cell.data, self._usage(cell)) for cell in cells):
             for warning in seen.warnings() if seen else []:
                 yield f"{data.path or data.source}: {warning}"
+
+    def untokenised(self, cells: Iterable[Cell]) -> list[str]:
+        """Return the texts of these cells that are not in the token cache, as far as that is known."""
+        seen = ((cell.data, self._usage(cell)) for cell in distinct(cells))
+        return list(dict.fromkeys(data.path or data.source for data, use in seen if use is None or use.estimated))
+
+    def sized(self, cell: Cell) -> Cell:
+        """Return the cell with no more text to evaluate and to finetune on than there is, for its cost."""
+        seen = self._usage(cell)
+        if seen and seen.targets is not None:
+            cell = replace(cell, data=replace(cell.data, eval_tokens=max(1, min(seen.asked, seen.targets))))
+        return replace(cell, later=tuple(self._stage_sized(stage, cell.text_vocab) for stage in cell.later))
+
+    def _stage_sized(self, stage: LaterStage, vocab: int) -> LaterStage:
+        if self._project is None or not isinstance(stage.parameters, Finetune):
+            return stage
+        from gpas_cli.data.records import estimated_amount
+
+        try:
+            amount = estimated_amount(stage.parameters, vocab, self._project.config.parent)
+        except (DataError, OSError):
+            return stage
+        return replace(stage, parameters=stage.parameters.with_cost_of(*amount)) if amount else stage
+
+    def _usage(self, cell: Cell) -> TextUsage | None:
+        """Return how the cell uses its text, known or estimated; None if it is neither."""
+        asked = (cell.data, cell.text_vocab, cell.optim.rows, cell.optim.trained_rows)
+        if asked not in self._usages:
+            self._usages[asked] = self._looked_up(*asked)
+        return self._usages[asked]
+
+    def _looked_up(self, data: Data, vocab: int, rows: int, trained: int) -> TextUsage | None:
+        from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without
+
+        if self._project is None:
+            return None
+        try:
+            return estimate_usage(data, vocab, self._project.cache, self._project.config.parent, rows, trained)
+        except (DataError, OSError):
+            return None
 
 
 def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable[Entry]) -> None:

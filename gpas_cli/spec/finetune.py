@@ -17,7 +17,7 @@ from gpas_cli.spec.schedules import SCHEDULES, Schedule
 COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"
 # Commonsense170K: records, and tokens of T5's tokenizer with the template `alpaca` (four of its tasks measured: 84 to
-# 100 a record). The cost of other data is estimated by the same numbers.
+# 100 a record).
 COMMONSENSE_EXAMPLES = 170_420
 COMMONSENSE_TOKENS = 16_000_000
 EMBEDDED_EXAMPLES = 6_000
@@ -128,6 +128,11 @@ class Finetune:
         """Return the number of updates on data of `rows` rows."""
         return max(1, math.ceil(self.epochs * rows / self.batch))
 
+    def with_cost_of(self, examples: int, tokens: int) -> Finetune:
+        """Return settings that cost with Commonsense170K what these cost with data of this size."""
+        share = examples / COMMONSENSE_EXAMPLES if self.layout == "pad" else tokens / COMMONSENSE_TOKENS
+        return replace(self, epochs=self.epochs * share)  # type: ignore[arg-type]
+
     def optim(self, steps: int) -> Optim:
         """Return the recipe of `steps` updates."""
         return Optim(
@@ -167,7 +172,7 @@ def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
 
 
 def _amount(spec: Finetune) -> tuple[int, int]:
-    """Return the examples and tokens of an epoch; other data count as Commonsense170K, since their size is unknown."""
+    """Return the examples and tokens of an epoch; other data count as Commonsense170K (see `with_cost_of`)."""
     if spec.data == EMBEDDED:
         return EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * EMBEDDED_TOKENS_PER_EXAMPLE
     return COMMONSENSE_EXAMPLES, COMMONSENSE_TOKENS

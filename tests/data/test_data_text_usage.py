@@ -50,6 +50,8 @@ def test_text_that_is_read_again_and_too_little_to_evaluate_on(root: Path, layou
     targets = corpus.validation.sizes(range(len(corpus.validation))) - 1
     assert found.targets == targets.sum()
     assert any(f"evaluations use {targets.sum():,} tokens" in warning for warning in found.warnings())
+    usual = Data().eval_tokens  # nobody asked for so many
+    assert not any("eval" in warning for warning in exact(root, data(layout=layout, eval_tokens=usual), 1).warnings())
 
 
 def test_text_use_is_estimated_before_tokenisation(root: Path):
@@ -60,6 +62,7 @@ def test_text_use_is_estimated_before_tokenisation(root: Path):
     known = exact(root, data(layout="pad"), rows=300)
     assert estimated.epochs == pytest.approx(known.epochs, rel=0.15)
     assert estimated.cut == pytest.approx(known.cut, abs=0.3)
+    assert known.targets / 2 < estimated.targets < 2 * known.targets
     assert estimate_usage(data(layout="pad"), VOCAB, root / "cache", root, 300) in (
         known,
         estimated,

@@ -132,7 +132,7 @@ def test_bpe_is_trained_once_on_training_text_alone(source: Files, tmp_path: Pat
         return make_tokenizer("bpe", vocab, source, survey, tmp_path / "c", root=tmp_path, notify=said.append)
 
     assert make().identity == make().identity
-    assert said == ["training a tokenizer of 320 ids on files"]
+    assert said == [f"training a tokenizer of 320 ids on {source.pattern}"]
     make(330)
     assert len(list((tmp_path / "c" / "tokenizers").glob("*.json"))) == 2
     texts = [d.text for d in source.documents("train")]

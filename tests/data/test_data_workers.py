@@ -206,5 +206,5 @@ def test_a_process_waiting_for_a_builder_continues_once_its_part_exists(make_cac
             disk.write(cache.folder / "train" / path.name, path.read_bytes())
         thread.join(timeout=20)
         assert found == [2]
-    assert said == ["waiting for another process that is tokenising files train"]
+    assert said == ["waiting for another process that is tokenising corpus/*.jsonl train"]
     assert seen[-1].documents == 20  # it saw the other process's progress

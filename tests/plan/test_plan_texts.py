@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from launching import entry
+import pytest
+from launching import FOUR_CORES, entry
 
+from gpas_cli.data.records import FinetuneRecord, prompt
+from gpas_cli.plan.estimate import as_declared, estimate
+from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.plan.texts import Texts
 from gpas_cli.project import Project
+from gpas_cli.spec.stage import STAGE_KINDS
 
 LOCAL = "arc_easy@0123456789ab"
 
@@ -48,3 +54,32 @@ def test_a_row_of_zeros_that_the_text_may_begin_with_is_a_warning(tmp_path: Path
     (warning,) = said(init={"zero_last_row": True})
     assert "keeps id 511 at zero, and tokenizer 'bpe' may emit" in warning
     assert said() == said(size="71m", data="c4") == []
+
+
+def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
+    project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
+    (tmp_path / "text").mkdir()
+    for number in range(50):
+        (tmp_path / f"text/{number}.txt").write_text(f"the gate of layer {number} is a number of its own\n" * 40)
+    data = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "length": 16}
+    records = [{"instruction": f"Add {n} and {n}.", "input": "", "output": str(2 * n)} for n in range(400)]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    tuned = {"data": "records.jsonl", "epochs": 2, "batch": 4, "length": 64}
+    job = entry(data=data, finetune=tuned)
+    texts = Texts(project, [job.cell])
+    held_out = 50 * 40 * len("the gate of layer 10 is a number of its own ") * 0.08 / 2
+    sized = texts.sized(job.cell)
+    assert sized.data.eval_tokens == pytest.approx(held_out, rel=0.1)
+    assert texts.untokenised([job.cell]) == ["text/*.txt"]
+    pretrain, finetune = STAGE_KINDS["pretrain"].cost, STAGE_KINDS["finetune"].cost
+    own = job.cell.optim
+    assert pretrain(sized, job.cadence, 0) == own.steps * own.batch * 16 + sized.data.eval_tokens / 3
+    tokens = finetune(sized, job.cadence, 0)
+    asked = sum(len(prompt(FinetuneRecord(**record), "alpaca") + record["output"]) for record in records)
+    assert tokens == pytest.approx(2 * asked / 2, rel=0.3)
+    assert finetune(job.cell, job.cadence, 0) > 1000 * tokens
+    estimated = [
+        estimate(tmp_path, stage_jobs([job]).values(), FOUR_CORES, {}, sized=how) for how in (texts.sized, as_declared)
+    ]
+    assert estimated[0].tokens == pytest.approx(pretrain(sized, job.cadence, 0) + tokens)
+    assert estimated[1].tokens > 100 * estimated[0].tokens

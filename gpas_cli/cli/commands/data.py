@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Names, Where
-from gpas_cli.cli.selection import entries, project
+from gpas_cli.cli.selection import catalogue, entries, project
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import byte_size, count
 
@@ -113,18 +113,21 @@ def status(as_json: AsJson = False) -> None:
 
     here = project()
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
+    names = _names_of_texts() if found else {}
     for path in () if as_json else unknown:
         console().print(f"{path} is missing or damaged; see `gpas data check`", markup=False, soft_wrap=True)
     if as_json:
         print_json(
-            cache=str(here.cache), caches=[_stored(one) for one in found], undescribed=[str(path) for path in unknown]
+            cache=str(here.cache),
+            caches=[_stored(one, names) for one in found],
+            undescribed=[str(path) for path in unknown],
         )
     elif not found and not unknown:
         console().print(
             Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one")
         )
     elif found:
-        console().print(_table(found))
+        console().print(_table(found, names))
 
 
 @app.command("check")
@@ -187,8 +190,25 @@ def import_task(
     console().print(f"in experiments.yaml: downstream: {{tasks: [{made.name}]}}", markup=False, soft_wrap=True)
 
 
-def _stored(one: CachedCorpus) -> dict[str, Any]:
+def _names_of_texts() -> dict[str, str]:
+    """Return fingerprint -> the name under `corpora` of each text of local files that has been tokenised."""
+    from gpas_cli.data.corpora import SurveyUnknown
+    from gpas_cli.data.sources import open_source
+
+    here = project()
+    found = {}
+    for name, data in catalogue().corpora.items() if here.config.is_file() else ():
+        with suppress(SurveyUnknown, GpasError, OSError):
+            if data.source == "files" and (
+                known := open_source(data, here.cache, here.config.parent).known(here.cache)
+            ):
+                found[known.fingerprint] = name
+    return found
+
+
+def _stored(one: CachedCorpus, names: Mapping[str, str]) -> dict[str, Any]:
     return {
+        "name": names.get(one.fingerprint),
         "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
         "vocab": one.vocab, "max_doc_tokens": one.limit, "bytes_on_disk": one.size,
         "splits": {split: _as_mapping(totals) for split, totals in one.splits.items()},
@@ -204,14 +224,15 @@ def _words(totals: dict[str, Any]) -> str:
     return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 
 
-def _table(found: Sequence[CachedCorpus]) -> Columns:
+def _table(found: Sequence[CachedCorpus], names: Mapping[str, str]) -> Columns:
     from gpas_cli.cli.views.columns import Columns
 
     facts_of = ("cache", "text", "tokenizer", "vocabulary", "per document", "split")
     numbers = ("documents", "tokens", "text bytes", "cut off", "complete", "on disk")
     rows: list[tuple[str, ...]] = []
     for one in found:
-        facts = [one.folder.name, one.fingerprint[:8], one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
+        text = names.get(one.fingerprint, one.fingerprint[:8])
+        facts = [one.folder.name, text, one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
         size = byte_size(one.size)
         for split, totals in one.splits.items():
             totals_text = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))

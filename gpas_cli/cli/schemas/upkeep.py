@@ -36,6 +36,7 @@ class PreparedJson(DocumentJson):
 class CacheJson(TypedDict):
     """One token cache."""
 
+    name: Annotated[str | None, "of the text under `corpora`, if it is one of local files that is declared"]
     folder: str
     source: str
     fingerprint: str

@@ -67,7 +67,8 @@ def _phase(event: Phase) -> str:
 def _text_facts(event: TextFacts) -> str:
     splits = ((event.train_tokens, "training"), (event.validation_tokens, "validation"))
     sizes = [f"{tokens:,} {words} tokens" for tokens, words in splits if tokens]
-    return f"text {event.source}: {', '.join(sizes)}" if sizes else ""
+    name = "" if event.source == "files" else f" {event.source}"
+    return f"text{name}: {', '.join(sizes)}" if sizes else ""
 
 
 def _step(event: Step) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from face import Face
 from rich.console import Console
 
 from gpas_cli.cli.views.tokenise import Pace, TokeniseView
+from gpas_cli.data import corpora
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.requirements import TextRequirement, requirements
 from gpas_cli.data.shards import Totals
@@ -91,6 +93,18 @@ def test_prepare_then_status(folder: Path) -> None:
     assert (cache["vocab"], cache["max_doc_tokens"]) == (300, None)
     assert cache["bytes_on_disk"] == sum(p.stat().st_size for p in Path(cache["folder"]).rglob("*") if p.is_file())
     assert "files-" in gpas(folder, "status")[1]
+
+
+def test_a_text_is_called_by_its_name(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -60)  # files that have just been written count as settled
+    (face.folder / "experiments.yaml").write_text(EXPERIMENTS)
+    write(face.folder, 400)
+    assert "text/*.jsonl is tokenised first, by the first job that reads it" in face("plan", "mine").out
+    said = face("data", "prepare", "--workers", "1")
+    assert "files" not in said.err.replace("files-", "")
+    assert face("data", "status", "--json").json["caches"][0]["name"] == "own"
+    assert " own " in face("data", "status").out
+    assert "is tokenised first" not in face("plan", "mine").out
 
 
 def test_a_byte_that_changed_is_found_and_made_again(folder: Path) -> None:
