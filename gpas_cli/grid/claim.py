@@ -73,7 +73,8 @@ class Comparison:
 
     subject: conditions on labels. against: the labels in which the base differs from the subject, {} if values
     themselves are compared. low, high: the open interval in which the claim places the effect. across: an axis and two
-    of its labels. published: source -> table whose numbers give the published effect; printed: an effect that the text
+    of its labels. best: an axis, of whose labels the one with the best number counts, for the subject and for the base;
+    "" for none. published: source -> table whose numbers give the published effect; printed: an effect that the text
     of the source states. marks: the places of its settings in the file.
     """
 
@@ -87,6 +88,7 @@ class Comparison:
     high: float = math.inf
     by: tuple[str, ...] = ()
     over: str = "seed"
+    best: str = ""
     across: tuple[str, Label, Label] | None = None
     test: str = PAIRED_T
     published: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from gpas_cli.spec.parse import SettingPath
 
 OUTER_KEYS = ("statement", "source", "parts", "toy")
 COMPARISON_KEYS = (
-    *("grids", "subject", "against", "value", "compare", "expect", "by", "over", "across", "test"),
+    *("grids", "subject", "against", "value", "compare", "expect", "by", "over", "best", "across", "test"),
     *("published", "printed"),
 )
 KINDS = ("difference", "ratio", "value")
@@ -167,7 +167,8 @@ class _Reader:
             low=low,
             high=high,
             by=self._axes("by", labels),
-            over=self._over(labels),
+            over=self._axis("over", labels, "seed"),
+            best=self._axis("best", labels, ""),
             across=self._across(labels),
             test=self._choice("test", TESTS, PAIRED_T),
             published=read_text_mapping(self.parts.get("published"), self._path("published"), self.problems),
@@ -234,12 +235,12 @@ class _Reader:
         return names
 
     def _check_axis(self, key: str, name: str, labels: AxisLabels | None) -> None:
-        if labels is not None and name not in labels:
+        if labels is not None and name and name not in labels:
             self._problem(key, f"no axis '{name}'; {nearest(name, labels)}")
 
-    def _over(self, labels: AxisLabels | None) -> str:
-        name = read_text(self.parts.get("over"), self._path("over"), self.problems, "seed")
-        self._check_axis("over", name, labels)
+    def _axis(self, key: str, labels: AxisLabels | None, usual: str) -> str:
+        name = read_text(self.parts.get(key), self._path(key), self.problems, usual)
+        self._check_axis(key, name, labels)
         return name
 
     def _across(self, labels: AxisLabels | None) -> tuple[str, Label, Label] | None:

@@ -102,8 +102,8 @@ def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
         unclear = [why for _, found in parts if found for why in found.unclear.values()]
-        reasons = unclear or [one.no_cells for part in table.parts for one in part.tables]
-        why = "".join(f": {reason}" for reason in reasons[:1])
+        reasons = [*unclear, *(one.no_cells for part in table.parts for one in part.tables)]
+        why = f": {reasons[0]}" if reasons else ""
         raise GpasError(f"no grid has cells of {table.name}{why}; `gpas table {table.name} --published-only` prints it")
     return served
 

@@ -26,7 +26,10 @@ class ClaimSeedJson(TypedDict):
     effect: Annotated[
         NumberJson | None, "difference, ratio or value; null if a number is missing or both runs diverged"
     ]
-    cells: Annotated[list[str], "grid/name of the subject, of the base, and of both at the second label of `across`"]
+    cells: Annotated[
+        list[str],
+        "grid/name of the subject, of the base, of those that `best` compares them with, and the same for `across`",
+    ]
     states: list[str]
 
 

@@ -292,5 +292,6 @@ def _notes(verdict: Verdict) -> Iterator[str]:
 
 def _compared(part: Part) -> str:
     words = {"difference": "difference from the base", "ratio": "ratio to the base", "value": "by itself"}
-    across = part.comparison.across
-    return words[part.comparison.compare] + (f", at {across[1]} against {across[2]}" if across else "")
+    across, best = part.comparison.across, part.comparison.best
+    said = words[part.comparison.compare] + (f", at {across[1]} against {across[2]}" if across else "")
+    return said + (f", of each the best {best}" if best else "")

@@ -38,10 +38,14 @@ EARLY_SHARE = 0.2  # of the updates
 
 @dataclass(frozen=True)
 class Measured:
-    """The number of one entry; None with the reason in `status.state`. A diverged run is worse than any number."""
+    """The number of one entry; None with the reason in `status.state`. A diverged run is worse than any number.
+
+    others: the numbers among which it is the best, where the best of several cells counts.
+    """
 
     status: EntryStatus
     value: float | None
+    others: tuple[Measured, ...] = ()
 
     @property
     def diverged(self) -> bool:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison
 from gpas_cli.grid.scalar import Label, identity, spelled
-from gpas_cli.report.claims.measure import Measured, measure
+from gpas_cli.report.claims.measure import Measured, measure, state_metric
+from gpas_cli.report.tables.table import stage_kinds
+from gpas_cli.report.tables.variants import by_variant
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -40,7 +42,7 @@ class Pair:
     def measured(self) -> list[Measured]:
         """All numbers of the pair."""
         inner = self.other.measured if self.other else []
-        return [one for one in (self.own, self.base) if one is not None] + inner
+        return [one for own in (self.own, self.base) if own is not None for one in (own, *own.others)] + inner
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,27 @@ def _interaction(near: Group, far: Group | None) -> Group:
 def _plain(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> list[Group]:
     subjects = [entry for entry in entries if comparison.is_subject(entry.axes)]
     candidates = [entry for entry in entries if comparison.is_base(entry.axes)] if comparison.against else []
+    tried = _best(comparison, [*subjects, *candidates], known) if comparison.best else {}
+    subjects, candidates = ([one for one in some if one.id in tried or not tried] for some in (subjects, candidates))
     bases = _bases(comparison, subjects, candidates)
     needed = {entry.id: entry for entry in [*subjects, *bases.values()]}
-    numbers = measure(list(needed.values()), comparison.value, comparison.over, known)
+    numbers = tried or measure(list(needed.values()), comparison.value, comparison.over, known)
     by_group: dict[GroupKey, list[Entry]] = {}
     for entry in subjects:
         by_group.setdefault(tuple(entry.axes.get(axis) for axis in comparison.by), []).append(entry)
     return [_group(comparison, key, found, bases, numbers) for key, found in by_group.items()]
+
+
+def _best(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> dict[str, Measured]:
+    """Return the best number of the entries that differ only in the axis `best`, by its entry; an absent one wins."""
+    numbers = measure(entries, comparison.value, comparison.over, known)
+    sign = -1 if state_metric(comparison.value, stage_kinds(entries)).better == "higher" else 1
+    found = {}
+    for variant in by_variant(entries, comparison.best):
+        own = [numbers[entry.id] for entry in variant]
+        first, *others = sorted(own, key=lambda one: -math.inf if one.value is None else sign * one.value)
+        found[first.status.entry.id] = replace(first, others=tuple(others))
+    return found
 
 
 def _group(
@@ -123,7 +139,7 @@ def _bases(comparison: Comparison, subjects: Sequence[Entry], candidates: Sequen
     Axes that only some of the cells have, such as settings of the gate, are left out of the comparison.
     """
     axes = set.intersection(*(set(entry.axes) for entry in [*subjects, *candidates])) if candidates else set()
-    shared = sorted(axes - set(comparison.against) - _free(comparison))
+    shared = sorted(axes - {*comparison.against, comparison.best} - _free(comparison))
     found: dict[Hashable, Entry] = {}
     for entry in candidates:
         key = tuple(identity(entry.axes[axis]) for axis in shared)

@@ -152,8 +152,9 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     rows = _ranked([_row(line, part, spec, plain) for line in part.lines], part)
     columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
     sources = {table.source: table for table in reversed(part.tables)}
-    note = Note("cells", f"our numbers are those of the grid {served.grid.name}")
-    tuned = _tuned([cell for row in rows for cell in row.cells if cell.others])
+    tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
+    best = f"; as in the paper, the best of several settings is shown: {listed(tuned, NAMED)}" if tuned else ""
+    note = Note("cells", f"our numbers are those of the grid {served.grid.name}{best}")
     return Table(
         spec,
         columns[0].metric,
@@ -162,16 +163,8 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
         sources,
         printed=part.name,
         corner=part.corner,
-        remarks=(note, *tuned),
+        remarks=(note,),
     )
-
-
-def _tuned(cells: Sequence[TableCell]) -> Iterator[Note]:
-    """Note that the best of several cells is shown, as in the paper, and which ones these are."""
-    if cells:
-        best = dict.fromkeys(cell.statuses[0].entry.name for cell in cells if cell.summary)
-        named = f": {listed(list(best), NAMED)}" if best else ""
-        yield Note("cells", f"as in the paper, the best of several settings is shown{named}")
 
 
 def _spec(part: PrintedPart, grid: Grid) -> TableSpec:

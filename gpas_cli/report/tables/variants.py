@@ -35,9 +35,8 @@ def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
 def nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
     """Return the entries for a number of `table` that all of them match; if there are none, with the reason."""
     variants = by_variant(entries, over)
-    if len(variants) > 1:
-        differing = [len(strays(variant[0], table)) for variant in variants]
-        variants = [one for one, number in zip(variants, differing, strict=True) if number == min(differing)]
+    differing = [len(strays(variant[0], table)) for variant in variants]
+    variants = [one for one, number in zip(variants, differing, strict=True) if number == min(differing)]
     if len({tuned(variant[0], table) for variant in variants}) == len(variants):
         return [entry for variant in variants for entry in variant], ""
     first = variants[0][0].axes

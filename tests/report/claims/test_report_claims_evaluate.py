@@ -296,3 +296,22 @@ def test_the_published_effect_stands_beside_ours() -> None:
     found = verdict(CLEAR, published={"gpas": "table2_perplexity"}, compare="ratio", high=1.0)
     assert found.parts[0].published == pytest.approx(33.49 / 34.23)
     assert verdict(CLEAR, printed=0.5).parts[0].published == 0.5
+
+
+def test_the_best_of_several_rates_counts_for_the_subject_and_for_the_base() -> None:
+    numbers = {("none", 1e-3): 34.0, ("none", 2e-3): 33.5, ("gpas", 1e-3): 33.2, ("gpas", 2e-3): 33.4}
+    entries: list[Entry] = []
+    results: dict[str, Any] = {}
+    for (gate, lr), value in numbers.items():
+        for seed in (1, 2):
+            optim = {"lr": lr, "warmup": 1000, "steps": 10_000}
+            entries.append(entry("pre", gate, seed, axes={"optim.lr": lr}, optim=optim))
+            results |= result(entries[-1], value + 0.1 * seed + (0.01 if gate == "gpas" and seed == 2 else 0))
+    claim = Claim("c", "A claim.", (comparison(best="optim.lr"),))
+    found = evaluate(claim, Recorded(tuple(entries), {}, results))
+    assert found.verdict == SUPPORTED
+    assert [round(pair.effect, 6) for pair in found.parts[0].pairs] == [-0.3, -0.29]
+    without = {key: one for key, one in results.items() if key != entries[2].cell.key}
+    unfinished = evaluate(claim, Recorded(tuple(entries), {}, without))
+    assert [pair.effect is None for pair in unfinished.parts[0].pairs] == [True, False]
+    assert [status.entry.id for status in unfinished.missing] == [entries[2].id]

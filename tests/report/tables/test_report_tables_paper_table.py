@@ -111,7 +111,7 @@ def test_the_best_of_several_rates_is_shown(declared: dict[str, tuple[Grid, list
     (raptr, layerdrop, _) = (row.cells[1] for row in paper_table(found, {}, results).rows)
     assert (raptr.values, raptr.status, raptr.complete) == ({42: 1.73}, "3/4 variants", False)
     assert (layerdrop.status, len(layerdrop.runs)) == ("missing", 4)
-    named = "- as in the paper, the best of several settings is shown: lr0.00016-raptr\n"
+    named = "; as in the paper, the best of several settings is shown: lr0.00016-raptr\n"
     assert named in render(paper_table(found, {}, results), "markdown")
     diverged = next(one for one in found.entries if one.cell.depth.kind == "raptr" and one.cell.optim.lr == 4e-4)
     results |= result(diverged, outcome="diverged")
