@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,13 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 
 CONFIG_NAME = "experiments.yaml"
+# What GPAS_DB may hold besides a path: a URL, also a damaged one, or the words with which libpq names a server. Such a
+# text may have a password, so it is not taken for the name of a file, which is created and printed.
+_ADDRESS = re.compile(
+    r"://|:[^/]*@|^(postgres|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:"
+    r"|^\s*(host|port|user|dbname|service)\w*\s*=|\bpass\w*\s*=",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Project:
         """Return the project of `config`, of GPAS_CONFIG, or of the nearest experiments.yaml here or in a folder above.
 
         Raises GpasError if there is none. If none is named and none `required`, returns the project that `gpas init`
-        would create here.
+        would create here. Raises GpasError if a path is not UTF-8, too: records and the database could not hold it.
         """
         named = config or (Path(environ["GPAS_CONFIG"]) if environ.get("GPAS_CONFIG") else None)
         path = named if named else _nearest(Path.cwd())
@@ -46,12 +54,21 @@ class Project:
             raise GpasError(f"{what}; `gpas init` writes one")
         path = path.resolve()
         database = environ.get("GPAS_DB") or str(path.parent / "gpas.db")
+        is_path = database.startswith("/") or not _ADDRESS.search(database)
         return cls(
-            config=path,
-            runs=Path(environ.get("GPAS_RUNS_DIR") or path.parent / "runs").absolute(),
-            cache=Path(environ.get("GPAS_CACHE") or path.parent / "cache").absolute(),
-            database=database if "://" in database else str(Path(database).absolute()),
+            config=_utf8(path),
+            runs=_utf8(Path(environ.get("GPAS_RUNS_DIR") or path.parent / "runs").absolute()),
+            cache=_utf8(Path(environ.get("GPAS_CACHE") or path.parent / "cache").absolute()),
+            database=str(_utf8(Path(database).absolute())) if is_path else database,
         )
+
+
+def _utf8(path: Path) -> Path:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise GpasError(f"the path {str(path)!a} is not UTF-8; rename the folder, or name another") from error
+    return path
 
 
 def _nearest(start: Path) -> Path | None:

@@ -7,6 +7,7 @@ import gzip
 import ipaddress
 import secrets
 import sys
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from gpas_cli.page.live import LivePage
 
 ADDRESS = "127.0.0.1"
+MOST_REQUESTS = 64  # that are answered at a time
+WAIT_SECONDS = 1.0  # for one of them to end
 SMALL_BYTES = 2000  # answers are compressed from this size on
-TIMEOUT_SECONDS = 30  # a client that sends nothing for so long is disconnected
+TIMEOUT_SECONDS = 10  # a client that sends nothing for so long is disconnected
 HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -37,15 +40,34 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # connections that wait while others are accepted; the default of 5 refuses a second tab
 
     def __init__(self, page: LivePage, port: int):
         self.page = page
+        self._free = threading.BoundedSemaphore(MOST_REQUESTS)
         self.secret = secrets.token_urlsafe(12)
         try:
             super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
             why = "another program uses it" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
             raise GpasError(f"port {port}: {why}; choose another one: `gpas serve --port {port + 1}`") from error
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own; if all are in use, wait for one, or close the connection."""
+        if not self._free.acquire(timeout=WAIT_SECONDS):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no further thread can be started
+            self._free.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a browser that has closed its connection."""
@@ -67,7 +89,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not _is_loopback(self.headers.get("Host", "")):
             self._refuse(HTTPStatus.FORBIDDEN, "this page is served to this machine only")
             return
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:  # such as http://[x]/
+            self._refuse(HTTPStatus.BAD_REQUEST, "the address is not a URL")
+            return
         if not parts.path.startswith(self.server.path):
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page; `gpas serve` prints the address")
             return

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -101,6 +104,36 @@ def test_a_head_has_no_body(server: PageServer) -> None:
 
 def test_it_listens_on_this_machine_only(server: PageServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
+
+
+def test_an_address_that_is_no_url_is_refused(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(server, "http://[x]/", Host="localhost")[0].status == 400
+    assert capsys.readouterr().err == ""
+
+
+def test_threads_are_bounded_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpas_cli.page.server.MOST_REQUESTS", 2)
+    monkeypatch.setattr("gpas_cli.page.server.WAIT_SECONDS", 0.01)
+    with served(Source(), refresh=1000.0) as server:
+        silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(2)]
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+            ask(server, server.path)
+        for one in silent:
+            one.close()
+        until = time.monotonic() + 60
+        while server._free._value < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert ask(server, server.path)[0].status == 200
+        monkeypatch.setattr(threading.Thread, "start", lambda self: _no_thread())
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+            ask(server, server.path)
+        monkeypatch.undo()
+        assert ask(server, server.path)[0].status == 200
+
+
+def _no_thread() -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_used_port_is_one_clear_message(server: PageServer) -> None:

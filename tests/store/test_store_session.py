@@ -16,7 +16,8 @@ import pytest
 from life import Connect
 from sqlalchemy import inspect, text
 
-from gpas_cli.errors import StoreError
+from gpas_cli.__main__ import main
+from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.project import Project
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
@@ -88,6 +89,8 @@ def test_no_database_is_created_unless_requested(sqlite_url: str, tmp_path: Path
         ("postgresql://user:a@b@host/c@d", "it has more than one '@'.*write @ as %40"),
         ("mysql://host/name", "'mysql' databases are not supported"),
         ("sqlite+aiosqlite:///x", "not supported"),
+        ("sqlite://user:secret@host/name", "an SQLite file has no host and no user"),
+        ("sqlite://name.db", "an SQLite file has no host and no user"),
         ("sqlite:////nowhere/at/all/gpas.db", "the folder /nowhere/at/all does not exist"),
     ],
 )
@@ -113,6 +116,45 @@ def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
     assert maintenance.check(project.database, project.runs) == []
     assert maintenance.rebuild(project.database, project.runs).attempts == 0
     assert [path.name for path in (tmp_path / name).iterdir()] == ["inner"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "host=127.0.0.1 port=1 password=secret",
+        "dbname=x PASSWORD = secret",
+        "postgresql:/user:secret@host/name",
+        "postgresql:user@host?password=secret",
+        "user:secret@host/name",
+        "sqlite://user:secret@host/name",
+    ],
+)
+def test_a_damaged_url_is_no_file_and_is_not_shown(
+    tmp_path: Path, damaged: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiments.yaml").write_text("version: 1\ngrids: {}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPAS_DB", damaged)
+    for words in (["sync"], ["db", "check"], ["db", "rebuild", "--yes"], ["db", "backup"]):
+        monkeypatch.setattr(sys, "argv", ["gpas", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert "secret" not in out + err
+        assert ended.value.code == 2, words
+        assert "not a database URL" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["experiments.yaml"]
+
+
+@pytest.mark.parametrize("name", ["GPAS_CONFIG", "GPAS_RUNS_DIR", "GPAS_CACHE", "GPAS_DB"])
+def test_a_path_that_is_not_utf_8_is_one_message(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff\xfe")
+    (tmp_path / "experiments.yaml").write_text("grids: {}\n")
+    folder.mkdir()
+    (folder / "experiments.yaml").write_text("grids: {}\n")
+    environ = {"GPAS_CONFIG": str(tmp_path / "experiments.yaml"), name: str(folder / "experiments.yaml")}
+    with pytest.raises(GpasError, match=r"\\udcff\\udcfe.* is not UTF-8; rename the folder"):
+        Project.find(environ=environ)
 
 
 def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
