@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 # An additional index to take torch from. Where there is no GPU and pip would fetch the CUDA build, for instance:
 #   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# On a terminal pip shows what it fetches.
+PIP_INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check \
+	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: quickstart test test-machine test-long check format docs venv wheel clean
+.PHONY: quickstart test test-machine test-long check format docs venv dev wheel clean
 
 # A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
@@ -21,41 +22,50 @@ quickstart: venv
 AGAIN = { test $$? = 1 && $(BIN)/python -m pytest $(1) --last-failed -v \
 	&& echo "The tests above passed at their second try only." && test -z "$$CI"; }
 
-test: venv
+test: dev
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile || $(call AGAIN)
 
 # The part of `make test` that is skipped without root and a SLURM cluster.
-test-machine: venv
+test-machine: dev
 	$(BIN)/python -m pytest -m 'machine and not long'
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tests/cluster.py install full
-test-long: venv
+test-long: dev
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --durations 10 || $(call AGAIN,-m long)
 
-check: venv
+check: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: venv
+format: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # The documentation as a site in site/. A warning, such as a link that leads nowhere, is an error.
-docs: venv
+docs: dev
 	$(PIP_INSTALL) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --clean
 
+# What runs experiments and draws their figures.
 venv: $(VENV)/.installed
 
+# What tests and checks need in addition.
+dev: $(VENV)/.installed-dev
+
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing into $(VENV) (a few minutes the first time; torch is large) ..."
+	@echo "Installing into $(VENV): first torch, which is large, then the rest. This takes 2 to 10 minutes the first time."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) --editable '.[figures]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need."
 	$(PIP_INSTALL) --editable '.[dev,figures]'
 	@touch $@
 
-wheel: venv
+wheel: dev
 	$(BIN)/python -m build --wheel
 
 clean:

@@ -21,9 +21,11 @@ def main() -> None:
     gc.set_threshold(1_000_000, 50, 50)
     try:
         from gpas_cli.cli.app import make_app
+        from gpas_cli.cli.bash_words import whole_words
 
         try:
-            make_app(sys.argv[1] if len(sys.argv) > 1 else "")()
+            with whole_words():
+                make_app(sys.argv[1] if len(sys.argv) > 1 else "")()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here a closed pipe is an exception; at exit it would be a message

@@ -228,7 +228,7 @@ def main() -> int:
     options = arguments()
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        print(f"{sys.executable} has no {', '.join(absent)}: `make venv`, then .venv/bin/python tests/chaos.py")
+        print(f"{sys.executable} has no {', '.join(absent)}: `make dev`, then .venv/bin/python tests/chaos.py")
         return EXIT_USAGE
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="gpas-chaos-", dir="/tmp"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -74,9 +74,9 @@ def test_trust_allows_it_until_it_is_taken_back(stranger: Stranger) -> None:
 
 
 def test_completion_offers_its_cells_and_does_not_run_it(stranger: Stranger) -> None:
-    asked = {"_GPAS_COMPLETE": "complete_bash", "COMP_WORDS": "gpas explain fad", "COMP_CWORD": "2"}
+    asked = {"_GPAS_COMPLETE": "complete_bash", "COMP_WORDS": "gpas\nexplain\nfad", "COMP_CWORD": "2"}
     assert stranger.gpas(**asked).stdout.split() == ["faded-s1", "faded-s2"]
-    assert stranger.gpas(**{**asked, "COMP_WORDS": "gpas plan "}).stdout.split() == ["g"]
+    assert stranger.gpas(**{**asked, "COMP_WORDS": "gpas\nplan\n"}).stdout.split() == ["g"]
     stranger.gpas("trust", str(stranger.folder))
     assert stranger.gpas(**asked).stdout.split() == ["faded-s1", "faded-s2"]
     assert not stranger.trace.exists()
