@@ -1,6 +1,6 @@
 """Completion in bash, which splits the command line at `=` and `:` too and replaces only the last piece.
 
-    gpas status --where norm=s<TAB>    bash asks about "--where", "norm", "=", "s", and replaces the last "s"
+gpas status --where norm=s<TAB>    bash asks about "--where", "norm", "=", "s", and replaces the last "s"
 """
 
 from __future__ import annotations
