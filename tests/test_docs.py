@@ -16,6 +16,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, name_of, written
 from typer.main import get_command
 
 from gpas_cli import __version__
@@ -32,26 +33,11 @@ from gpas_cli.spec.equation import description
 from gpas_cli.spec.stage import TRAINING_PARTS
 from gpas_cli.store.schema import Base
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])((?:gpas_cli|tests|docs|benchmarks|migrations)/[\w./-]*)")
 CODE_COLUMNS = 100
 EXTERNAL = re.compile(r'<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"', re.IGNORECASE)
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def blocks(language: str) -> Iterator[tuple[Path, str]]:
-    for page in PAGES:
-        for _, found, text in FENCE.findall(page.read_text("utf-8")):
-            if found == language:
-                yield page, text
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -82,8 +68,6 @@ def _silence(command: object) -> None:
 
 
 BASH = list(commands())
-YAML = [(name_of(page), text) for page, text in blocks("yaml")]
-PYTHON = [(name_of(page), text) for page, text in blocks("python")]
 
 
 def make_targets() -> list[str]:
@@ -174,28 +158,9 @@ def test_the_check_of_commands_can_fail(wrong: str) -> None:
         parse(wrong.split()[1:])
 
 
-def experiments(text: str) -> str:
-    """Return a complete experiments file for a block.
-
-    A complete file is returned unchanged; grids are appended to the shipped file; other sections get an example grid.
-    """
-    declared = yaml.safe_load(text)
-    if "version" in declared:
-        return text
-    if "grids" in declared:
-        assert list(declared) == ["grids"]
-        return packaged("experiments.yaml").read_text("utf-8") + text.removeprefix("grids:\n")
-    recipe = "optim: {lr: 1e-3, warmup: 1, steps: 2}"
-    return f"version: 1\n{text}grids:\n  example:\n    base: {{size: 130m, {recipe}}}\n"
-
-
 @pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{i}" for i, (page, _) in enumerate(YAML)])
 def test_yaml_loads_and_its_cells_are_valid(page: str, text: str, tmp_path: Path) -> None:
-    for name, declared in (("my_schemes.py", "SCHEMES = "), ("my_stages.py", "STAGE_KINDS = ")):
-        (tmp_path / name).write_text(next(code for _, code in PYTHON if declared in code))
-    config = tmp_path / "experiments.yaml"
-    config.write_text(experiments(text), "utf-8")
-    loaded = load(config)
+    loaded = load(written(tmp_path, text))
     grids = yaml.safe_load(text).get("grids", {"example": {}})
     for grid in grids:
         assert expand(loaded, [grid]), f"{page}: {grid} has no cells"

@@ -1,0 +1,76 @@
+"""Every YAML block of README and docs/ that declares cells trains: a few updates of each, on a few pages of text.
+
+The first row of every batch begins with the last id of the tokenizer, as a row of any text may.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from documentation import YAML, written
+
+from gpas_cli.data.loader import Batch, Batches
+from gpas_cli.data.sample import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
+from gpas_cli.events import silent
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.grid.shrink import TinyText, shrunk_mapping
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.parse_cell import Catalogue, cell_from
+from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.train import run
+from gpas_cli.train.precision import make_deterministic
+
+TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
+NARROW = 64  # networks up to this width keep their size
+PLAIN = {"cadence": Cadence(log_every=1, checkpoint_every=1000, eval_every=1000), "resources": Resources(compile="off")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make_deterministic(1)
+    made = tmp_path_factory.mktemp("text")
+    write_sample(made)
+    return made
+
+
+def tiny(cell: Cell, catalogue: Catalogue) -> Cell:
+    """Return the cell with few updates of few rows, and with its size, vocabulary and start if the network is small."""
+    values = shrunk_mapping(cell, TEXT) | dict.fromkeys(["seed", *(stage.kind.name for stage in cell.later)])
+    values["seed"] = 1
+    if cell.model.size.hidden <= NARROW and not cell.objective.reserved:
+        values |= {"size": cell.to_mapping()["size"], "init": cell.to_mapping()["init"]}
+    return cell_from(values, catalogue)
+
+
+@cache
+def ending(folder: Path, cell: Cell) -> str:
+    """Train the cell; return how it ended. The cells of several blocks may be the same."""
+    paths = run.RunPaths(folder / cell.key, [], folder / "cache", folder)
+    outcome = run.train(cell, paths, silent, stop=lambda: None, **PLAIN)
+    return " ".join(filter(None, (outcome.outcome, outcome.cause)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{i}" for i, (page, _) in enumerate(YAML)])
+def test_the_cells_of_a_block_train(
+    page: str, text: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Batches.at
+
+    def begins_with_the_last_id(self: Batches, step: int) -> Batch:
+        batch = usual(self, step)
+        inputs = batch.inputs.copy()
+        inputs[0, 0] = last
+        return replace(batch, inputs=inputs)
+
+    monkeypatch.setattr(Batches, "at", begins_with_the_last_id)
+    declared = load(written(tmp_path, text))
+    entries = expand(declared, list(yaml.safe_load(text).get("grids", {"example": {}})))
+    for cell, name in {tiny(entry.cell, declared.catalogue): entry.id for entry in reversed(entries)}.items():
+        last = cell.text_vocab - 1
+        assert ending(folder, cell) == "done", f"{page}: {name}"
