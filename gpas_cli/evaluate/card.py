@@ -115,7 +115,8 @@ def _load(folder: Path, facts: Facts) -> str:
     lines += [f"folder = {json.dumps(folder.name)}"]
     lines += [f"model = AutoModelForCausalLM.from_pretrained(folder{trust})"]
     if facts.tokenizer:
-        lines += ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
+        # Without the argument, transformers asks whether to run the folder's code, which the tokenizer does not need.
+        lines += [f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})"]
         lines += ['inputs = tokenizer("The", return_tensors="pt")']
         lines += ["print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"]
     else:

@@ -48,7 +48,8 @@ def test_the_card_has_cell_equation_numbers_and_origin() -> None:
         "small/mix-gpas-s1", own.trained.key, "x <- N(G(x) + f(x))", "G(x) = x - silu(alpha) sg(x)",
         "12,345 parameters", "Perplexity 12.5 on the first 500 tokens", "`f00d`", "`beef`", "`70ce`", "`c0de`",
         f"`{'a' * 40}` with local changes",
-        'folder = "mix"', "trust_remote_code=True",
+        'folder = "mix"', "AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)",
+        "AutoTokenizer.from_pretrained(folder, trust_remote_code=True)",
     ):  # fmt: skip
         assert fact in text
 
