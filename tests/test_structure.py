@@ -11,9 +11,9 @@ from attempts import ATTEMPT, attempt_record
 
 from gpas_cli.errors import StoreError
 from gpas_cli.schedule.slurm.queue import QueueRecord
+from gpas_cli.schedule.slurm.retry import AvoidedNode
 from gpas_cli.store.records import (
     AttemptRecord,
-    AvoidedNode,
     BreakerRecord,
     CancelRequest,
     ClaimRecord,

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.sbatch import (
+    growth_fault,
     memory_fault,
     notice_fault,
     option_fault,
@@ -31,6 +32,10 @@ def _period_fault(text: str) -> str:
     if period_seconds(text) is not None:
         return ""
     return f"'{text}' is neither a number of updates nor a period; write 500, 90s, 10min or 1h"
+
+
+def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +93,19 @@ class Resources:
     `resume`: whether a run may resume from a checkpoint of another version of the code (`any-code`, with a warning and
     a note in tables) or not (`same-code`).
 
-    The other settings are for SLURM only. gpus and cpus count over all `nodes`, with one task per GPU. `sbatch`: more
-    options of sbatch; `setup`: lines of shell to run before the job; `environment`: NAME=VALUE; `python`: the command
-    that starts Python there. `pack`: the number of small cells in one job. `at_once`: the largest number of an array's
-    jobs that run at a time (0: no limit). `notice`: seconds from the warning signal to the time limit. `retries`: the
-    number of attempts in a row without progress after which a job is not requeued.
+    The other settings are for SLURM only. mem, time: a list such as [32G, 64G] has an entry for the first attempt, and
+    one for each that follows an attempt which ran out of memory, or reached its time limit. gpus and cpus count over
+    all `nodes`, with one task per GPU. `sbatch`: more options of sbatch; `setup`: lines of shell to run before the job;
+    `environment`: NAME=VALUE; `python`: the command that starts Python there. `pack`: the number of small cells in one
+    job. `at_once`: the largest number of an array's jobs that run at a time (0: no limit). `notice`: seconds from the
+    warning signal to the time limit. `retries`: the number of attempts in a row without progress after which a job is
+    not requeued.
     """
 
     gpus: int = setting(0, low=0, high=4096)
     cpus: int = setting(1, low=1, high=4096)
-    mem: str = setting("", check=memory_fault)
-    time: str = setting("", check=time_fault)
+    mem: str | tuple[str, ...] = setting("", check=memory_fault)
+    time: str | tuple[str, ...] = setting("", check=time_fault)
     micro_batch: int = setting(0, low=0)
     compile: str = setting("auto", choices=("auto", "on", "off"))
     ranks: int = setting(0, low=0, high=4096)
@@ -142,8 +149,25 @@ class Resources:
     @property
     def faults(self) -> dict[str, str]:
         """Contradictions between settings: name of the setting to change -> message."""
-        found = {"nodes": spread_fault(self.processes, self.nodes), "notice": notice_fault(self.notice, self.time)}
+        found = {
+            "nodes": spread_fault(self.processes, self.nodes),
+            "notice": next(filter(None, (notice_fault(self.notice, each) for each in _listed(self.time))), ""),
+            "mem": growth_fault("mem", self.mem, self.time, self.retries),
+            "time": growth_fault("time", self.time, self.mem, self.retries),
+        }
         return {name: fault for name, fault in found.items() if fault}
+
+    @property
+    def growing(self) -> tuple[str, ...]:
+        """The settings that are lists, of an entry for each attempt."""
+        return tuple(name for name in ("mem", "time") if isinstance(getattr(self, name), tuple))
+
+    @property
+    def first(self) -> Resources:
+        """The resources of the first attempt."""
+        if not self.growing:
+            return self
+        return replace(self, mem=(*_listed(self.mem), "")[0], time=(*_listed(self.time), "")[0])
 
     @cached_property
     def single_process(self) -> Resources:

@@ -56,6 +56,19 @@ def notice_fault(notice: int, time: str) -> str:
     return f"{notice} s is not shorter than the time limit of {time}"
 
 
+def growth_fault(name: str, value: str | tuple[str, ...], other: str | tuple[str, ...], retries: int) -> str:
+    """Check a list with an entry for each attempt. `other` is the other setting that may be a list."""
+    if isinstance(value, str):
+        return ""
+    if len(value) < 2 or not all(value):
+        return f"a list has an entry for each attempt; write at least two, or one value: {name}: {(*value, '48G')[0]}"
+    if isinstance(other, tuple) and len(other) > len(value):
+        return f"has {len(value)} entries, and the other list has {len(other)}; write as many"
+    if len(value) > retries:
+        return f"has {len(value)} entries, but a job is given up after {retries}; write retries: {len(value)}"
+    return ""
+
+
 def option(text: str) -> tuple[str, str | bool]:
     """Return ("mail-type", "END") for `--mail-type=END`, ("exclusive", True) for `--exclusive`."""
     name, equals, value = text.strip().removeprefix("--").partition("=")

@@ -140,7 +140,7 @@ def _from_exit(attempt: AttemptDir, asked: AttemptRecord, seen: ExitRecord) -> S
     if code == JobExit.FAULTY_NODE:
         return replace(_ended(attempt, asked, evidence, "exit"), cause=_said(attempt, seen))
     if signal or code in (0, None, JobExit.INTERRUPTED):
-        return replace(_ended(attempt, asked, evidence, "exit"), signal=signal)
+        return replace(_ended(attempt, asked, evidence, "exit"), signal=signal, cause=seen.error if signal else "")
     if code == JobExit.CANCELLED:
         return StageStatus(state="cancelled", evidence=evidence, source="exit")
     return StageStatus(state="failed", evidence=evidence, cause=_said(attempt, seen), source="exit")

@@ -79,11 +79,13 @@ class StageRecord(Record):
 class ElementRecord(StageRecord):
     """One stage of an array element: a line of elements.jsonl is a list of them.
 
-    `reduce` asks for half the micro-batch of the last attempt, because memory ran out; it may say what shows that.
-    `again` says why the supervisor runs the stage once more in the same job, "" in the file.
+    `larger` names the resources of which a later attempt asks for more. `reduce` asks for half the micro-batch of the
+    last attempt, because memory ran out; it may say what shows that. `again` says why the supervisor runs the stage
+    once more in the same job, "" in the file.
     """
 
     threads: int
+    larger: tuple[str, ...] = field(default=(), metadata=ABSENT)
     reduce: bool | str = field(default=False, metadata=ABSENT)
     again: str = field(default="", metadata=ABSENT)
 
@@ -172,9 +174,9 @@ def bench_request(stage: StageRecord, **asked: Any) -> BenchRequest:
     return BenchRequest(**_own(stage), **asked)
 
 
-def element_of(stage: StageRecord, threads: int, *, reduce: bool = False) -> ElementRecord:
+def element_of(stage: StageRecord, threads: int, **more: Any) -> ElementRecord:
     """Return the element for a stage of a submission, or for an attempt of an earlier one."""
-    return ElementRecord(**_own(stage), threads=threads, reduce=reduce)
+    return ElementRecord(**_own(stage), threads=threads, **more)
 
 
 def _own(stage: StageRecord) -> dict[str, Any]:
@@ -331,14 +333,6 @@ class BreakerRecord(Record):
 
     cause: str
     cells: int
-    t: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class AvoidedNode(Record):
-    """avoid-NODE.json: a node that cannot run the jobs of a submission."""
-
-    node: str
     t: float
 
 

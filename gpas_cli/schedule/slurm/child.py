@@ -11,6 +11,7 @@ from typing import Any
 
 from gpas_cli.schedule.out_of_memory import is_memory, ran_out_of_memory
 from gpas_cli.schedule.process import record_exit
+from gpas_cli.schedule.slurm.growth import reached_limit
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.logs import last_line
@@ -44,6 +45,11 @@ class Child:
         if self.peer_exit:
             return self.peer_exit.node if self.peer_exit.code == JobExit.FAULTY_NODE else ""
         return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
+
+    @property
+    def outgrew_limit(self) -> bool:
+        """Whether the job reached its time limit, and the next one asks for a longer one."""
+        return "time" in self.job.larger and reached_limit(self.job.resources, time.monotonic() - self.since)
 
     def request_exit(self) -> None:
         """Ask the job to save and exit, once it has installed its signal handlers."""
@@ -85,10 +91,13 @@ class Child:
         cause = recorded_failure(self.attempt)
         return cause or f"rank {rank}: {last_line(self.attempt.path / f'log-rank{rank}.txt')}"
 
-    def record(self) -> int:
-        """Write exit.json. Return the job's exit code, or that of an interrupted job if it is to run again."""
+    def record(self, memory: str = "") -> int:
+        """Write exit.json; `memory` shows that memory ran out. Return the job's exit code, or that of an interrupted
+        job if it is to run again.
+        """
         code = self.process.wait()
         more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
+        more |= {"error": f"out of memory: {memory}"} if memory and not self.peer_exit else {}
         if self.peer_exit:
             record_exit(self.attempt, self.peer_exit.code, self.peer_exit.signal, error=self.peer_exit.error, **more)
             return JobExit.INTERRUPTED if self.peer_exit.signal or more else 1

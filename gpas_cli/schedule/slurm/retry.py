@@ -15,12 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.state.logs import last_line
-from gpas_cli.store.records import AvoidedNode, BreakerRecord, ElementFailure
+from gpas_cli.store.records import BreakerRecord, ElementFailure
 from gpas_cli.store.rundir import attempts, read_record, write_record
+from gpas_cli.structure import Record
 
 AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
 SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
@@ -29,6 +31,14 @@ ENDING = re.compile(
     r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
     r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvoidedNode(Record):
+    """avoid-NODE.json: a node that cannot run the jobs of a submission."""
+
+    node: str
+    t: float
 
 
 def last_log_line(log: Path) -> str:

@@ -51,6 +51,7 @@ def parameters(resources: Resources) -> dict[str, Any]:
     problems += [Problem(("resources", name), fault) for name, fault in resources.faults.items()]
     if problems:
         raise InvalidExperiments(problems)
+    resources = resources.first
     return {
         "partition": resources.partition or None,
         "account": resources.account or None,

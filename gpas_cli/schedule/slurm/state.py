@@ -163,7 +163,7 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
     if state == "interrupted" and not last.attempt:
         state = "missing"
     age = _since(job.end) if job.end else None
-    return replace(last, state=state, evidence=str(job), cause=cause, age=age, job=job, outcome="")
+    return replace(last, state=state, evidence=str(job), cause=cause, age=age, job=job, claim=claim, outcome="")
 
 
 def _why(job: Job, place: Path) -> tuple[str, str]:

@@ -138,7 +138,10 @@ def record(
     place.mkdir(parents=True)
     try:
         records = [
-            [element_of(job.record(), job.resources.threads, reduce=job.key in reduce) for job in jobs]
+            [
+                element_of(job.record(), job.resources.threads, reduce=job.key in reduce, larger=job.larger)
+                for job in jobs
+            ]
             for jobs in elements
         ]
         lines = [json.dumps([to_mapping(each) for each in element], ensure_ascii=False) for element in records]

@@ -22,6 +22,7 @@ from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.slurm import client, job_states, queue, script, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.client import SlurmError
+from gpas_cli.schedule.slurm.growth import grown
 from gpas_cli.schedule.slurm.retry import faulty_nodes
 from gpas_cli.schedule.slurm.submission import Submission
 from gpas_cli.schedule.summary import JobBatch, Submitted
@@ -55,6 +56,7 @@ class ArraySubmitter:
         self.request = request
         self.project = request.project
         self.jobs = stage_jobs(request.entries)
+        self.enlarged = set[str]()  # jobs that ask for more memory than their last attempt had
         self.texts: dict[str, StageJob] = {}  # the jobs that tokenise the text of `jobs`
 
     def submit(self, *, again: bool = False) -> Submitted:
@@ -128,6 +130,9 @@ class ArraySubmitter:
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
         code = snapshot(self.project.runs, project=self.project.config.parent)
         largest = max_array_size()
+        sized = [grown(self.project.runs, job, done.seen[job.key]) for job in mine]
+        self.enlarged = {job.key for job, more in sized if "mem" in more}
+        mine = [job for job, _ in sized]
         placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
         for level in levels(mine):
             ready = [job for job in level if self._prerequisites_met(job, placed, done)]
@@ -202,7 +207,7 @@ class ArraySubmitter:
         """Record the submission, claim its stages and call sbatch. Return the job id, "" if sbatch did not answer."""
         runs = self.project.runs
         name = submission.new_name(array.first.grid)
-        reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause)}
+        reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause) and job.key not in self.enlarged}
         made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
         try:
             path = made.folder / "submission.sh"

@@ -193,7 +193,8 @@ class RankZeroSupervisor(TaskSupervisor):
         if child.superseded:
             return {}
         if evidence := child.out_of_memory(self.memory.evidence()):
-            return {"reduce": evidence} if halved_micro_batch(child.attempt) else {}
+            grows = child.killed() and "mem" in child.job.larger  # the next job asks for more memory
+            return {"reduce": evidence} if not grows and halved_micro_batch(child.attempt) else {}
         if child.killed() and not self._is_stuck(child):
             return {"again": "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"}
         return {}
@@ -211,10 +212,9 @@ class RankZeroSupervisor(TaskSupervisor):
             child.kill_if_peer_ended()
 
     def _end(self) -> int:
-        codes = list[int]()
-        interrupted = list[Child]()
+        codes, interrupted = list[int](), list[Child]()
         for child in self.children:
-            codes.append(child.record())
+            codes.append(child.record(self.memory.evidence() if child.killed() else ""))
             if codes[-1] == JobExit.INTERRUPTED:
                 interrupted.append(child)
             else:
@@ -238,9 +238,8 @@ class RankZeroSupervisor(TaskSupervisor):
         cause = count_failure(submission.folder, self.start.index, conclude_or_unknown(child.attempt).cause)
         if cause and not is_memory(cause):
             print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
-            array = self.start.job.partition("_")[0]
             with suppress(SlurmError):  # if this fails, elements find the open breaker when they start
-                client.run("scancel", "--state=PENDING", f"--name={submission.name}", array)
+                client.run("scancel", "--state=PENDING", f"--name={submission.name}", self.start.job.partition("_")[0])
 
     def _requeue(self, interrupted: list[Child]) -> None:
         """Requeue this job if it was warned or its node is faulty; else the next `gpas run` submits it.
@@ -257,6 +256,8 @@ class RankZeroSupervisor(TaskSupervisor):
                 print("cancelled in SLURM; not requeued")
             elif faulty:
                 self._requeue_elsewhere(faulty)
+            elif self.warning and any(child.outgrew_limit for child in interrupted):
+                print("not requeued: the next `gpas run` submits it with a longer time limit")
             elif self.warning:
                 client.run("scontrol", "requeue", job)
                 print(f"job {job} is requeued and will resume from its checkpoint")

@@ -45,7 +45,9 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
     project = {"config": str(tmp_path / "experiments.yaml"), "cache": str(tmp_path), "database": ""}
     about = submission_facts(time=time.time(), code="c", git={}, project=project, keys=[[KEY]])
     write_json(place / "submission.json", about)
+    larger = resources.pop("larger", ())
     job = {**STAGE, "key": KEY, "axes": {"act": act}, "threads": 1, "resources": plain(Resources(**resources))}
+    job |= {"larger": larger}
     (place / "elements.jsonl").write_text(json.dumps([job]) + "\n")
     submitter = Submitter(runs)
     write_claim(runs, KEY, submitter, "slurm", submission=NAME, index=0)
@@ -86,6 +88,14 @@ def test_a_job_killed_by_the_oom_killer_restarts_with_half_the_rows(tmp_path: Pa
     assert second["retry"]["why"] == (
         "out of memory (the kernel's out-of-memory killer ended a process of the job); now 4 rows at a time"
     )
+
+
+def test_a_job_that_may_have_more_memory_is_left_to_the_next_submission(tmp_path: Path) -> None:
+    done = supervise(tmp_path, "killed", "kernel", micro_batch=8, mem="1G", larger=["mem"])
+    assert done.returncode == 75
+    assert len(facts(tmp_path)) == 1
+    ended = attempts(tmp_path / "runs", KEY)[0].read_exit()
+    assert ended.error == "out of memory: the kernel's out-of-memory killer ended a process of the job"
 
 
 def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs: Programs) -> None:

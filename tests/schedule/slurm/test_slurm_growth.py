@@ -1,0 +1,103 @@
+"""Memory and time that grow by attempt, with fake SLURM programs."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from face import end
+from fake_slurm import Site, row
+
+from gpas_cli.schedule.slurm.growth import reached_limit
+from gpas_cli.spec.run import Resources
+from gpas_cli.store.records import ExitRecord
+from gpas_cli.store.rundir import AttemptDir, read_json, write_json, write_record
+
+CELL = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
+
+
+def declare(site: Site, resources: str) -> None:
+    text = (site.gpas.folder / "experiments.yaml").read_text()
+    line = (
+        f"    resources: {{{resources}}}\n    table: {{rows: [norm, gate], columns: size, against: {{gate: none}}}}\n"
+    )
+    site.gpas.declare(text.replace("    table: {rows: [norm, gate], columns: size, against: {gate: none}}\n", line, 1))
+
+
+def submitted(site: Site, *words: str) -> str:
+    """Submit the cell and return the options of its array."""
+    before = set(site.names())
+    site.submit("small", *CELL, *words)
+    (name,) = (name for name in site.names()[-1:] if name not in before)
+    text = (site.gpas.runs / ".slurm" / name / "submission.sh").read_text()
+    return "\n".join(line for line in text.splitlines() if line.startswith(("#SBATCH --mem", "#SBATCH --time")))
+
+
+def element(site: Site) -> dict[str, object]:
+    """Return the last recorded job."""
+    found: dict[str, object] = json.loads(
+        (site.gpas.runs / ".slurm" / site.names()[-1] / "elements.jsonl").read_text().splitlines()[0]
+    )[0]
+    return found
+
+
+def attempt(site: Site, *events: tuple[str, dict[str, object]], seconds: float = 1.0) -> AttemptDir:
+    """Make an attempt by the last submission, with the resources that it recorded."""
+    made = site.gpas.attempt("pre-s1", *events)
+    place = {"submission": site.names()[-1], "index": 0, "job": "8_0", "restart": 0, "nodes": "n1"}
+    facts = {**read_json(made.attempt_path), "slurm": place, "resources": element(site)["resources"]}
+    write_json(made.attempt_path, {**facts, "created": time.time() - seconds})
+    return made
+
+
+def killed(site: Site, **more: object) -> None:
+    made = attempt(site)
+    write_record(made.exit_path, ExitRecord(code=None, signal=9, t=time.time(), error="out of memory: it used 190 MiB"))
+
+
+def test_each_attempt_that_runs_out_of_memory_is_followed_by_one_with_more(site: Site) -> None:
+    declare(site, "mem: [200M, 1G, 2G], time: '1:00:00'")
+    assert submitted(site) == "#SBATCH --mem=200M\n#SBATCH --time=1:00:00"
+    assert element(site)["larger"] == ["mem"]
+    for memory, larger in (("1G", ["mem"]), ("2G", None)):
+        killed(site)
+        assert f"--mem={memory}" in submitted(site)
+        assert element(site)["resources"]["mem"] == memory  # type: ignore[index]
+        assert element(site).get("larger") == larger
+        assert "reduce" not in element(site)
+    killed(site)
+    assert "failed" in site.gpas("status", "small", *CELL).out  # three attempts without progress
+    site.gpas("retry", "pre-s1", "--executor", "slurm", "--yes")
+    assert element(site)["resources"]["mem"] == "2G"  # type: ignore[index]
+    assert element(site)["reduce"] is True  # there is no more memory: fewer rows at a time
+
+
+def test_a_job_without_an_attempt_has_more_memory_too(site: Site) -> None:
+    declare(site, "mem: [200M, 1G]")
+    submitted(site)
+    site.programs.put("squeue", row(site.names()[-1], "OUT_OF_MEMORY", ArrayJobID="8", NodeList="n1"))
+    assert "--mem=1G" in submitted(site)
+
+
+def test_an_attempt_that_reaches_its_time_limit_is_followed_by_a_longer_one(site: Site) -> None:
+    declare(site, "time: ['1:00:00', '4:00:00'], retries: 9")
+    assert submitted(site) == "#SBATCH --time=1:00:00"
+    attempt(site, ("outcome", end("interrupted")), seconds=120)  # preempted
+    assert submitted(site) == "#SBATCH --time=1:00:00"
+    attempt(site, ("outcome", end("interrupted")), seconds=3550)
+    assert submitted(site) == "#SBATCH --time=4:00:00"
+    attempt(site, ("outcome", end("interrupted")), seconds=120)
+    assert submitted(site) == "#SBATCH --time=4:00:00"
+
+
+@pytest.mark.parametrize(("limit", "seconds", "wanted"), [("60", 3520, True), ("60", 3000, False), ("", 9e9, False),
+                                                          ("1", 20, False), ("1", 31, True)])  # fmt: skip
+def test_when_a_time_limit_counts_as_reached(limit: str, seconds: float, wanted: bool) -> None:
+    assert reached_limit(Resources(time=limit, notice=20), seconds) is wanted
+
+
+def test_plans_show_the_resources_of_all_attempts(site: Site) -> None:
+    declare(site, "mem: [32G, 64G], time: ['1:00:00', '4:00:00']")
+    assert "1 core, 32G, then 64G, 1:00:00, then 4:00:00" in site.gpas("explain", "pre-s1").out
+    assert "--mem=32G" in site.submit("small", "--dry-run").out
