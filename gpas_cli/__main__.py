@@ -25,7 +25,7 @@ def main() -> None:
 
         try:
             with whole_words():
-                make_app(sys.argv[1] if len(sys.argv) > 1 else "")()
+                make_app("")()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here a closed pipe is an exception; at exit it would be a message

@@ -1,7 +1,7 @@
 """The `gpas` command and its sub-commands.
 
 Each sub-command is the function, or the Typer application `app`, in the module of its name. Importing all of them takes
-longer than most commands, so `make_app` imports only the one that is run.
+longer than most commands, so the program imports only the one that is run, and none to list them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from gpas_cli import __version__
 from gpas_cli.cli.console import STATE
@@ -34,6 +35,23 @@ class ConfigAnywhere(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, config_first(args))
+
+
+class OneAtATime(ConfigAnywhere):
+    """The group of all commands. Each is imported when it is called; until then only its line of help is known."""
+
+    def __init__(self, **attributes: Any):
+        super().__init__(**attributes)
+        lines = ((panel, *item) for panel, names in COMMANDS.items() for item in names.items())
+        self.commands = {
+            name: TyperCommand(name, help=line, rich_markup_mode="rich", rich_help_panel=panel)
+            for panel, name, line in lines
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in self.commands:
+            self.commands[args[0]] = get_group(make_app(args[0])).commands[args[0]]
+        return super().resolve_command(ctx, args)
 
 
 def _hide_types_of_flags(command: Any) -> None:
@@ -87,20 +105,57 @@ def main(
     STATE.config = config
 
 
+# Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
-    RUN: ("init", "plan", "bench", "run", "train", "cancel", "retry", "rerun", "forget"),
-    INSPECT: ("status", "top", "logs", "explain", "theory"),
-    RESULTS: ("table", "claims", "figure", "report", "serve", "why", "diff", "export", "evaluate"),
-    DATA: ("data",),
-    MAINTAIN: ("sync", "db", "gc", "doctor", "trust", "schema"),
+    RUN: {
+        "init": "Write experiments.yaml, which declares every experiment of the paper, and a .gitignore for results.",
+        "plan": "Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.",
+        "bench": "Measure the speed and memory of a grid's cells on this machine, with synthetic text.",
+        "run": "Run cells: `gpas run GRID` means `gpas run grid GRID`.",
+        "train": "Run one cell in the foreground. It is recorded like any run: `gpas status` and `gpas table` show it.",
+        "cancel": "Cancel queued and running cells, or all cells of a grid.",
+        "retry": "Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.",
+        "rerun": "Run cells that have a result again, as a new attempt.",
+        "forget": "Retire results: tables no longer show them, `gpas run` runs these cells anew. Nothing is erased.",
+    },
+    INSPECT: {
+        "status": "Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.",
+        "top": "Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.",
+        "logs": "Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.",
+        "explain": "Print the equation of every layer of a cell, its initialisation and its whole configuration.",
+        "theory": "Compute the papers' theoretical results and show them beside the printed ones.",
+    },
+    RESULTS: {
+        "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
+        "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
+        "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
+        "report": "Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.",
+        "serve": "Show the report page in a browser, live while a grid runs, until Ctrl-C.",
+        "why": "Show where a number comes from.",
+        "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
+        "export": "Write a trained cell as a folder for transformers, or with --archive tables and their evidence.",
+        "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
+    },
+    DATA: {
+        "data": "Prepare, list and check tokenised text; import tasks.",
+    },
+    MAINTAIN: {
+        "sync": "Read new journal events from run directories into the database. Other commands do so automatically.",
+        "db": "Upgrade, check, rebuild, back up, export or merge results databases.",
+        "gc": "Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.",
+        "doctor": "Check Python, torch, GPUs, SLURM, the experiments file, the disk, file locks and the database.",
+        "trust": "Allow plugins and jobs in folders that another user owns or can write to.",
+        "schema": "Print the JSON Schema of what a command prints with --json.",
+    },
 }
 
 
-def make_app(asked: str = "") -> typer.Typer:
-    """Return the application with only the sub-command `asked`, or with all of them if there is none of that name."""
+def make_app(asked: str | None = None) -> typer.Typer:
+    """Return the application with the sub-command `asked` alone, by default with all of them; with "", those are
+    imported one at a time."""
     app = typer.Typer(
         name="gpas",
-        cls=ConfigAnywhere,
+        cls=OneAtATime if asked == "" else ConfigAnywhere,
         help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
         epilog="\n".join(("Start with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *map(str, Exit))),
         no_args_is_help=True,
@@ -110,7 +165,7 @@ def make_app(asked: str = "") -> typer.Typer:
     )
     app.callback()(main)
     known = {name: panel for panel, names in COMMANDS.items() for name in names}
-    for name in [asked] if asked in known else known:
+    for name in known if asked is None else [asked] if asked else []:
         module = import_module(f"gpas_cli.cli.commands.{name}")
         if name == "run":
             import_module("gpas_cli.cli.commands.run_claims")  # adds `gpas run claims`

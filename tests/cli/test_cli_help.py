@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
 from face import Face
+from typer.main import get_command
 
 from gpas_cli.cli import options, selection
-from gpas_cli.cli.app import MAINTAIN, RESULTS, RUN
+from gpas_cli.cli.app import COMMANDS, MAINTAIN, RESULTS, RUN, make_app
 
 
 def test_commands_are_listed_under_headings(face: Face) -> None:
@@ -13,6 +18,34 @@ def test_commands_are_listed_under_headings(face: Face) -> None:
     places = [said.index(f"─ {heading} ─") for heading in (RUN, RESULTS, MAINTAIN)]
     assert places == sorted(places)
     assert places[0] < said.index("│ retry") < places[1] < said.index("│ table") < places[2] < said.index("│ doctor")
+
+
+def test_a_line_of_help_is_that_of_its_command() -> None:
+    """`gpas --help` imports no command, so the lines are written beside the names."""
+    lines = {name: line for names in COMMANDS.values() for name, line in names.items()}
+    made = get_command(make_app()).commands
+    assert lines == {name: command.help.partition("\n\n")[0] for name, command in made.items()}
+
+
+def test_help_imports_no_command() -> None:
+    said = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "gpas_cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "gpas_cli.cli.app" in said.stderr
+    assert "gpas_cli.cli.commands" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"), [("stat", ["status"]), ("run gr", ["grid"]), ("status --sta", ["--state"])]
+)
+def test_commands_that_are_not_imported_yet_are_completed(
+    face: Face, monkeypatch: pytest.MonkeyPatch, typed: str, names: list[str]
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # or the program is "python -m pytest"
+    monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["gpas", *typed.split()]))
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert face().out.split() == names
 
 
 def test_flags_have_no_type(face: Face) -> None:

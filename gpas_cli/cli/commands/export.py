@@ -67,7 +67,7 @@ def export(
     license_id: License = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell as a folder for transformers, or with --archive tables with everything behind them.
+    """Write a trained cell as a folder for transformers, or with --archive tables and their evidence.
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA with
     the gates folded into its weights; other schemes are exported with code.

@@ -149,7 +149,7 @@ def figure(
     size: Size = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plot curves of a grid's cells, or figures of the papers: means over seeds with bands of one standard deviation.
+    """Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.
 
     Colours distinguish schemes, line styles gates. Triangles mark spikes of the loss and the gradient norm. Importance
     is drawn as bars if there are at most four series, angular_distances as a heat map for each. With --json, prints

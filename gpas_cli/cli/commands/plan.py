@@ -44,7 +44,7 @@ def plan(
     shrink: Shrink = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which cells are new, done, running or cannot run here, and what they would cost. Changes nothing.
+    """Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.
 
     With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
     with --price, also the cost. With --shrink, shows the smoke test that `gpas run grid --shrink` would run.

@@ -36,7 +36,7 @@ def report(
     where: Where = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = DEFAULT,
 ) -> None:
-    """Write one HTML file with the tables, figures and cells of grids, to open in a browser or to send by mail.
+    """Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.
 
     The file needs no other file and no network. Without names, covers every grid that has been started.
 

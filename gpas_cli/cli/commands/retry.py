@@ -27,7 +27,7 @@ def retry(
     *,
     options: RunOptions,
 ) -> None:
-    """Run failed and cancelled cells again, from their last checkpoint if they have one. Attempts are kept.
+    """Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.
 
     Cells blocked by these failures are run too.
 

@@ -9,7 +9,7 @@ from gpas_cli.words import count, verb
 
 
 def sync(as_json: AsJson = False) -> None:
-    """Read new journal events from the run directories into the database. Other commands do this automatically.
+    """Read new journal events from run directories into the database. Other commands do so automatically.
 
     Example: [bold]gpas sync[/bold]
     """

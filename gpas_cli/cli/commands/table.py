@@ -111,7 +111,7 @@ def table(
     form: Format = "rich",
     as_json: AsJson = False,
 ) -> None:
-    """Print a grid's table: mean and standard deviation over seeds, difference from the base, best and second best.
+    """Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.
 
     A cell without a result shows its progress. Differences, in parentheses, are means of paired differences over seeds
     with half their 95 % interval. With --missing: exit code 3 if a cell has no number.

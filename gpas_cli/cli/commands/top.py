@@ -30,7 +30,7 @@ OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank line
 
 
 def top(names: NamesAndSettings = None, where: Where = None, as_json: AsJson = False) -> None:
-    """Show what runs where and how fast, what is queued and at which position, hours used so far, and the ETA.
+    """Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.
 
     Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
     view is refreshed until Ctrl-C; when piped or with --json, it is printed once.
