@@ -174,7 +174,7 @@ def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigi
 def _published(place: Place) -> tuple[PublishedNumber, ...]:
     found = []
     for source, printed in (place.cell.printed or {}).items():
-        table = place.table.published[source]
+        table = printed.table or place.table.published[source]
         found.append(
             PublishedNumber(
                 source=source,
@@ -204,7 +204,7 @@ def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> tuple[Code, ...]:
 
 def _command(place: Place, entries: Sequence[Entry]) -> tuple[tuple[str, ...], int]:
     """Return the words of a command that runs the cells at `place`, and how many other cells it runs too."""
-    wanted = [status.entry for status in place.cell.statuses]
+    wanted = [status.entry for status in place.cell.runs]
     chosen = select(entries, conditions(wanted, entries))
     others = {entry.key for entry in chosen} - {entry.key for entry in wanted}
     return tuple(run_words(wanted, entries)), len(others)

@@ -103,8 +103,10 @@ def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     if not served:
         unclear = [why for _, found in parts if found for why in found.unclear.values()]
         reasons = [*unclear, *(one.no_cells for part in table.parts for one in part.tables)]
-        why = f": {reasons[0]}" if reasons else ""
-        raise GpasError(f"no grid has cells of {table.name}{why}; `gpas table {table.name} --published-only` prints it")
+        why = reasons[0] if reasons else "it prints settings, not results"
+        raise GpasError(
+            f"no grid has cells of {table.name}: {why}; `gpas table {table.name} --published-only` prints it"
+        )
     return served
 
 

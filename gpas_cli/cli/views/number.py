@@ -47,10 +47,10 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
     from gpas_cli.origin.number import environments
 
-    yield origin.place.table.metric.name, _number(origin)
+    yield origin.place.metric.name, _number(origin)
     if origin.place.base is not None:
         yield "from base", _difference(origin)
-    if origin.published and origin.compared.table.metric != origin.place.table.metric:
+    if origin.published and origin.compared.metric != origin.place.metric:
         yield "to compare", _compared(origin)
     for published in origin.published:
         delta = f" ({published.delta:+g})" if published.delta is not None else ""
@@ -87,7 +87,7 @@ def _compared(origin: NumberOrigin) -> str:
     from gpas_cli.report.tables.cell_text import cell_text
     from gpas_cli.report.tables.sheet import PLAIN
 
-    metric = origin.compared.table.metric
+    metric = origin.compared.metric
     number = cell_text(origin.compared.cell, metric.digits, PLAIN)
     return f"{number}: {metric.name}, which is averaged like the published number"
 
@@ -96,7 +96,7 @@ def _number(origin: NumberOrigin) -> str:
     from gpas_cli.report.tables.cell_text import cell_text
     from gpas_cli.report.tables.sheet import PLAIN
 
-    cell, metric = origin.place.cell, origin.place.table.metric
+    cell, metric = origin.place.cell, origin.place.metric
     over = origin.place.table.spec.over
     text = cell_text(cell, metric.digits, PLAIN)
     if cell.summary is None:
@@ -115,10 +115,10 @@ def _difference(origin: NumberOrigin) -> str:
     place = origin.place
     base, delta = place.base, place.cell.delta
     assert base is not None  # asked for by the caller
-    theirs = f"{base.row.title} ({base.words}): {cell_text(base.cell, place.table.metric.digits, PLAIN)}"
+    theirs = f"{base.row.title} ({base.words}): {cell_text(base.cell, place.metric.digits, PLAIN)}"
     if delta is None:
         return f"no {place.table.spec.over} has both numbers; {theirs}"
-    digits = place.table.metric.digits
+    digits = place.metric.digits
     test = f", p = {delta.p:.2g} (paired t test)" if delta.p is not None else ""
     if bounds := interval(delta):
         test = f", 95 % interval {bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f}{test}"
@@ -145,9 +145,9 @@ def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
 def _seed_rows(origin: NumberOrigin) -> Any:
     from gpas_cli.cli.views.columns import Columns
 
-    table = origin.place.table
-    digits = table.metric.digits + 2
-    headers = [table.spec.over, table.metric.name, "from base", "cell", "attempt", "where", "ended", "run directory"]
+    over, metric = origin.place.table.spec.over, origin.place.metric
+    digits = metric.digits + 2
+    headers = [over, metric.name, "from base", "cell", "attempt", "where", "ended", "run directory"]
     rows = []
     for seed in origin.seeds:
         result = seed.result
@@ -162,7 +162,7 @@ def _seed_rows(origin: NumberOrigin) -> Any:
             date_and_time(result.ended) if result and result.ended else "",
             result.directory if result else "",
         ])  # fmt: skip
-    right = frozenset((table.spec.over, table.metric.name, "from base", "attempt"))
+    right = frozenset((over, metric.name, "from base", "attempt"))
     return Columns(headers, rows, right=right, droppable=("ended", "where", "from base"))
 
 
@@ -189,14 +189,14 @@ def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
         "cell": place.words,
         "row": dict(zip(place.table.spec.rows, place.row.key, strict=True)),
         "column": {place.table.spec.columns: place.table.columns[place.column].label},
-        "metric": place.table.metric.name,
+        "metric": place.metric.name,
         "mean": None if summary is None else json_number(summary.mean),
         "std": _optional(summary.std if summary else None),
         "n": summary.n if summary else 0,
         "status": place.cell.status,
         "delta": None if delta is None else {"mean": json_number(delta.mean), "n": delta.n, "p": _optional(delta.p)},
         "base": place.base.words if place.base else None,
-        "compared": {"metric": origin.compared.table.metric.name, "mean": _optional(beside.mean if beside else None)},
+        "compared": {"metric": origin.compared.metric.name, "mean": _optional(beside.mean if beside else None)},
         "published": [vars(published) for published in origin.published],
         "seeds": list(_seed_mappings(origin.seeds)),
         "code": [{**vars(code), "snapshot": str(code.snapshot or "") or None, "seeds": list(code.seeds)}

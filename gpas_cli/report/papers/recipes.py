@@ -143,14 +143,11 @@ def deviations(entries: Sequence[Entry], table: PublishedTable) -> tuple[Deviati
     return (*settings, *absent)
 
 
-def strays(entry: Entry, table: PublishedTable) -> tuple[str, ...]:
-    """Return the settings of the entry that are not among those of the recipe."""
-    return tuple(one.setting for one in _compared([entry], table) if one.strays)
-
-
-def tuned(entry: Entry, table: PublishedTable) -> Hashable:
-    """Return the entry's values of the settings of which the best is published."""
-    return tuple(str(one.ours) for one in _compared([entry], table) if len(one.stated) > 1)
+def fit(entry: Entry, table: PublishedTable) -> tuple[int, Hashable]:
+    """Return how many settings the entry has that the recipe has not, and its values of those of which the best is
+    published."""
+    found = list(_compared([entry], table))
+    return sum(one.strays for one in found), tuple(str(one.ours) for one in found if len(one.stated) > 1)
 
 
 def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[Compared]:

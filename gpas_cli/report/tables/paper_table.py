@@ -20,7 +20,7 @@ from gpas_cli.report.tables.entry_status import Results, States, entry_status, m
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.ranking import marks
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
-from gpas_cli.report.tables.variants import best_variant, by_variant, nearest_to_recipe
+from gpas_cli.report.tables.variants import best_variant, nearest_to_recipe
 from gpas_cli.spec.downstream import BY_TASK, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
@@ -224,16 +224,10 @@ def _cell(
     assert table is not None  # settings have no cells
     what, task = what or compared_metric(printed), _task(printed)
     entries = served.places.get(_place(printed), ())
-    tried = [
-        [
-            entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results)
-            for one in variant
-        ]
-        for variant in by_variant(entries, spec.over)
+    every = [
+        entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results) for one in entries
     ]
-    ranked = best_variant(tried, what)
-    statuses = tuple(ranked[0]) if ranked else ()
-    others = tuple(status for variant in ranked[1:] for status in variant)
+    statuses, others = best_variant(every, spec.over, what)
     numbers = [status.value for status in statuses if status.value is not None]
     summary = stats.aggregate(numbers) if numbers else None
     beside = {}
@@ -242,9 +236,11 @@ def _cell(
         deviating = deviations(entries, table) if entries else ()
         remarks = table.remarks_for(printed.labels)
         unserved = "" if entries else served.unclear.get(_place(printed), table.no_cells)
-        number = Printed(printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text, unserved)
+        number = Printed(
+            printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text, unserved, table
+        )
         beside = {table.source: number}
-    status = missing_numbers((*statuses, *others), "variant" if others else spec.over)
+    status = missing_numbers(every, "variant" if others else spec.over)
     return TableCell(statuses, summary, status=status, printed=beside, others=others)
 
 

@@ -44,8 +44,8 @@ def _notes(part: PrintedPart) -> list[Note]:
         for line in part.lines
     }
     for title, cells in valued.items():
-        texts = [remark.text for cell in cells if cell.table for remark in cell.table.remarks_for(cell.labels)]
-        for text in dict.fromkeys(texts):
+        remarks = (remark for cell in cells if cell.table for remark in cell.table.remarks_for(cell.labels))
+        for text in dict.fromkeys(remark.text for remark in remarks):
             rows.setdefault(text, []).append(title)
     reasons = dict.fromkeys(table.no_cells for table in part.tables) if part.unserved else ()
     absent = [Note("remark", f"no cell here: {why}") for why in reasons]

@@ -40,7 +40,7 @@ class Printed:
 
     deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
     text: the number and the difference as printed, if the table has the paper's own layout. unserved: why no cell of
-    ours stands beside it there, "" if one does.
+    ours stands beside it there, "" if one does. table: the published table that has it, None for that of its source.
     """
 
     value: float
@@ -50,6 +50,7 @@ class Printed:
     remarks: tuple[Remark, ...] = ()
     text: str = ""
     unserved: str = ""
+    table: PublishedTable | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gpas_cli.grid.scalar import Label, spelled
 from gpas_cli.report.labels import label_title, scheme_titles
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import task_title
-from gpas_cli.spec.stage import MEASURED_COLUMNS
+from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric
 from gpas_cli.words import listed
 
 NAMED = 12  # rows or columns in one message
@@ -41,6 +41,11 @@ class Place:
     @property
     def cell(self) -> TableCell:
         return self.row.cells[self.column]
+
+    @property
+    def metric(self) -> Metric:
+        """That of its column."""
+        return self.table.columns[self.column].metric
 
     @property
     def base(self) -> Place | None:

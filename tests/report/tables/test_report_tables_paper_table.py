@@ -19,6 +19,7 @@ from gpas_cli.report.result import Result
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving
 from gpas_cli.report.tables.recipe_table import with_ours
 from gpas_cli.report.tables.render import render
+from gpas_cli.report.tables.table_place import find_place, place_name
 
 REPOSITORY = Path(__file__).parents[3]
 MARK = Mark("experiments.yaml", 1, 1)
@@ -116,6 +117,21 @@ def test_the_best_of_several_rates_is_shown(declared: dict[str, tuple[Grid, list
     diverged = next(one for one in found.entries if one.cell.depth.kind == "raptr" and one.cell.optim.lr == 4e-4)
     results |= result(diverged, outcome="diverged")
     assert paper_table(found, {}, results).rows[0].cells[1].complete
+
+
+def test_a_place_has_the_metric_and_the_published_table_of_its_column(
+    declared: dict[str, tuple[Grid, list[Entry]]],
+) -> None:
+    (part,) = printed("raptr", "7").parts
+    found = serving(part, declared)
+    name = place_name("raptr:7[RAPTR,Eval loss]")
+    assert found is not None
+    assert name is not None
+    place = find_place(paper_table(found, {}, {}), name)
+    assert place.metric.name == "masked_loss"
+    beside = (place.cell.printed or {})["raptr"].table
+    assert beside is not None
+    assert beside.name == "table7_loss"
 
 
 def test_a_shorter_run_of_another_grid_is_not_taken_for_a_number(declared: dict[str, tuple[Grid, list[Entry]]]) -> None:
