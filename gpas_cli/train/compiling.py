@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
+from gpas_cli.trust import first_fault
 
 # From this many FLOPs on, compiling pays on a CPU: such trainings take hours, of which it saves 5 to 10 %, and it costs
 # half a minute at the start of each attempt.
@@ -27,6 +32,8 @@ WORTHWHILE_FLOPS = 1e15
 MAX_GRAPHS = 64
 # Of a compiled network's gradients, relative to the largest of a parameter: roundings of float32 in another order.
 TOLERANCE = 1e-3
+
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 
 Forward = Callable[..., Tensor]
 
@@ -43,6 +50,7 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
     """
     import torch._dynamo  # takes a second to import
 
+    keep_kernels_private()
     torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
 
     def compiled(forward: Forward) -> Forward:
@@ -56,6 +64,20 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
     for module in (decoder.norm, network.head_transform):
         if not isinstance(module, nn.Identity):
             module.forward = _with_dynamic_sizes(compiled(module.forward))
+
+
+def keep_kernels_private() -> None:
+    """Have torch keep compiled kernels where no other user can write, unless TORCHINDUCTOR_CACHE_DIR is set.
+
+    torch executes what it finds there, and its default is a name in /tmp that another user may have taken before.
+    """
+    if KERNELS in os.environ:
+        return
+    folder = Path(tempfile.gettempdir(), f"gpas-kernels-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    own = not folder.is_symlink() and first_fault([folder]) is None
+    os.environ[KERNELS] = str(folder if own else tempfile.mkdtemp(prefix="gpas-kernels-"))
 
 
 def reuse_kernels_of(training: str) -> None:
@@ -123,6 +145,7 @@ def worth_compiling(device: torch.device, flops: float) -> bool:
 
 @functools.cache
 def _can_compile(device: torch.device) -> bool:
+    keep_kernels_private()
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
         worst = _error(device)

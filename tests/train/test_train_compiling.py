@@ -29,7 +29,7 @@ from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import checkpoint, compiling, strategy
 from gpas_cli.train.bench import synthetic_loop
-from gpas_cli.train.compiling import compile_layers, worth_compiling
+from gpas_cli.train.compiling import KERNELS, compile_layers, keep_kernels_private, worth_compiling
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE
@@ -321,3 +321,25 @@ def test_a_failing_compilation_is_a_warning_with_the_reason(tmp_path: Path) -> N
     assert done.stdout == "False\n"
     assert "layers are not compiled, which makes training slower" in done.stderr
     assert "no-such-compiler" in done.stderr
+
+
+@pytest.mark.parametrize("taken", ["", "writable", "link"])
+def test_compiled_kernels_are_kept_where_no_other_user_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    usual = tmp_path / f"gpas-kernels-{os.geteuid()}"
+    if taken == "writable":
+        usual.mkdir()
+        usual.chmod(0o777)
+    elif taken == "link":
+        usual.symlink_to(tmp_path)
+    monkeypatch.setenv(KERNELS, "/chosen")
+    keep_kernels_private()
+    assert os.environ[KERNELS] == "/chosen"
+    monkeypatch.delenv(KERNELS)
+    keep_kernels_private()
+    folder = Path(os.environ[KERNELS])
+    assert (folder == usual) is (taken == "")
+    assert folder.stat().st_mode & 0o777 == 0o700
