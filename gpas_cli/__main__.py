@@ -42,6 +42,9 @@ def main() -> None:
         if isinstance(ended.__context__, BrokenPipeError):
             _end_of_pipe()
         raise
+    except MemoryError:
+        print("gpas: not enough memory for this command; `ulimit -v` shows the limit of this shell", file=sys.stderr)
+        sys.exit(Exit.USAGE)
     except OSError as error:
         # A full disk or a folder without permission is a problem of the machine, not a bug.
         print(printable(f"gpas: {advise(error)}"), file=sys.stderr)

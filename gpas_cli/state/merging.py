@@ -23,12 +23,13 @@ from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.submitters import claims_lock
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store import owner
-from gpas_cli.store.records import Imported
+from gpas_cli.store.records import AttemptRecord, Imported
 from gpas_cli.store.rundir import AttemptDir, all_stages, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import copy_snapshot
 
 RECORD = "imported.json"
 CHECKPOINTS = "checkpoints"
+DEEPEST = 16  # levels of folders in an attempt; a stranger's project may have a tree without an end
 # Files that concern a process that ran elsewhere, or a stage that is no longer the same.
 LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", RECORD})
 NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that differ between equal trainings
@@ -87,8 +88,10 @@ class Merge:
     def _merge(self, key: str, found: StageStatus) -> MergedStage:
         try:
             tried = attempts(self.there, key)
-            record = tried[-1].read_attempt()
-            name = f"{record.grid}/{record.name}"
+            records = [attempt.read_attempt() for attempt in tried]
+            if other := next((record.key for record in records if record.key != key), ""):
+                return MergedStage(key, "unreadable", problem=f"an attempt.json there is of another stage, {other!r}")
+            name = f"{records[-1].grid}/{records[-1].name}"
             with locks.locked(claims_lock(self.runs)):
                 own = observe(self.runs, key)
                 if own.state in ALIVE:
@@ -96,8 +99,8 @@ class Merge:
                 if own.state in RESULTS:
                     return self._kept(key, name, tried, own, found)
                 if not self.dry_run:
-                    for attempt in tried:
-                        self._copy(attempt)
+                    for attempt, record in zip(tried, records, strict=True):
+                        self._copy(attempt, record)
         except UNREADABLE as error:
             return MergedStage(key, "unreadable", problem=explain(error))
         return MergedStage(key, "copied", name, len(tried))
@@ -107,8 +110,7 @@ class Merge:
         what = "known" if all(_journal(attempt) in contents for attempt in tried) else "kept"
         return MergedStage(key, what, name, len(tried), _difference(own.metrics, found.metrics))
 
-    def _copy(self, attempt: AttemptDir) -> None:
-        record = attempt.read_attempt()
+    def _copy(self, attempt: AttemptDir, record: AttemptRecord) -> None:
         origin = Imported(
             t=time.time(),
             user=user_name(os.getuid()),
@@ -139,15 +141,15 @@ def run_directories(path: Path) -> Path:
     raise GpasError(f"{path}: no run directories here; name the folder of a project, or its runs/")
 
 
-def _files(folder: Path, checkpoints: bool) -> Iterable[Path]:
+def _files(folder: Path, checkpoints: bool, depth: int = DEEPEST) -> Iterable[Path]:
     """Yield the regular files of an attempt that are copied. Links are left out: they may lead out of the project."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() or path.name in LEFT or path.name.startswith("."):
             continue
         if path.is_file():
             yield path
-        elif path.is_dir() and (checkpoints or path.name != CHECKPOINTS):
-            yield from _files(path, checkpoints)
+        elif depth and path.is_dir() and (checkpoints or path.name != CHECKPOINTS):
+            yield from _files(path, checkpoints, depth - 1)
 
 
 def _journal(attempt: AttemptDir) -> bytes:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpas_cli.__main__ import main
+
 REPOSITORY = Path(__file__).parents[2]
 NO_TORCH = 'raise ImportError("torch is not installed here")\n'
 
@@ -196,3 +198,17 @@ def test_ctrl_c_during_start_up_prints_one_word(tmp_path: Path) -> None:
         [sys.executable, "-m", "gpas_cli", "plan"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Aborted.\n")
+
+
+def test_too_little_memory_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def make_app(word: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gpas_cli.cli.app.make_app", make_app)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr().err
+        == "gpas: not enough memory for this command; `ulimit -v` shows the limit of this shell\n"
+    )

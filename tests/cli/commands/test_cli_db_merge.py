@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from face import TRAINED, Face, end
 
-from gpas_cli.store.rundir import attempts, stage_dir
+from gpas_cli.store.rundir import all_stages, attempts, stage_dir
 
 IN_JOURNAL = ("outcome", end("done", metrics={"perplexity": 8.0, "train_seconds": 2.0}))
 
@@ -60,6 +60,18 @@ def test_checkpoints_travel_on_request_and_a_dry_run_copies_nothing(face: Face) 
     assert (attempts(face.runs, done.key)[0].path / "checkpoints/weights").read_bytes() == b"1234"
 
 
+def test_a_tree_without_an_end_is_copied_to_a_depth(face: Face) -> None:
+    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
+    bottom = done.path.joinpath(*["d"] * 40)
+    bottom.mkdir(parents=True)
+    for folder in (bottom, done.path / "d/d"):
+        (folder / "file").write_text("1")
+    there = other_project(face)
+    face("db", "merge", str(there))
+    (copied,) = attempts(face.runs, done.key)
+    assert [path.relative_to(copied.path).as_posix() for path in copied.path.rglob("file")] == ["d/d/file"]
+
+
 def test_a_result_that_is_here_is_kept_and_compared(face: Face) -> None:
     face.ended("pre-s1", "done", 8.0)
     face.ended("pre-s2", "done", 4.0)
@@ -76,9 +88,14 @@ def test_what_cannot_be_merged_is_said(face: Face) -> None:
     done = face.ended("pre-s1", "done", 8.0)
     assert "this project's own run directories" in face("db", "merge", ".", expect=2).err
     there = other_project(face)
+    record = (there / "runs" / done.relative / "attempt.json").read_text()
     (there / "runs" / done.relative / "attempt.json").write_text("{")
     said = face("db", "merge", str(there), expect=4)
     assert f"Cannot be read: {done.key}" in said.out
+    (there / "runs" / done.relative / "attempt.json").write_text(record.replace(done.key, "0123456789abcdef"))
+    said = face("db", "merge", str(there), expect=4)
+    assert f"Cannot be read: {done.key}: an attempt.json there is of another stage, '0123456789abcdef'" in said.out
+    assert list(all_stages(face.runs)) == []
     assert "no run directories here" in face("db", "merge", str(face.folder / "text"), expect=2).err
 
 
