@@ -63,14 +63,15 @@ class Drawn(TorchFunctionMode):
         """x: (1, time, n) -> x W^T, (1, time, m)."""
         if weight.numel() <= MOST_ELEMENTS:
             return x @ self._normal(weight, weight.shape).to(x).T
-        return (self._root(x) @ self._normal(weight, (x.shape[1], len(weight))).to(x))[None]
+        # In float32, in which the numbers are drawn: twice as fast as in float64.
+        return (self._root(x) @ self._normal(weight, (x.shape[1], len(weight)))).to(x)[None]
 
     def _root(self, x: Tensor) -> Tensor:
-        """Return R with R R^T = x x^T, (time, time). Queries, keys and values have the same x."""
+        """Return R with R R^T = x x^T, (time, time), in float32. Queries, keys and values have the same x."""
         if self._last is None or self._last[0] is not x:
             gram = x[0] @ x[0].T
             gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-            self._last = x, torch.linalg.cholesky(gram)
+            self._last = x, torch.linalg.cholesky(gram).float()
         return self._last[1]
 
     def _rows(self, tokens: Tensor, table: Tensor) -> Tensor:

@@ -154,7 +154,7 @@ def examine(
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is that of queries and keys without norms; family.qk_norm is not none")
     device = choose_device()
-    with suitable_threads(cell.model):
+    with threads(1 if cell.model.size.hidden <= NARROW else torch.get_num_threads()):
         _check_cost(cell.model, device, force=force)
         notify("building the network in float64")
         sample = _on(device, own_text(cell, cache, root) or random_text(cell))
@@ -185,7 +185,7 @@ def identity_bounds(
     drawn = Drawn(network, cell.seed)
     layers = announced(len(blocks), notify)
     with (
-        suitable_threads(cell.model),
+        threads(1),  # two take two thirds of the time of one, but on a busy machine four times as long
         torch.no_grad(),
         drawn,
         mean_squares(parts) as seen,
@@ -201,10 +201,10 @@ def identity_bounds(
 
 
 @contextmanager
-def suitable_threads(model: Model) -> Iterator[None]:
-    """Compute in one thread inside the context if the network is narrow."""
+def threads(number: int) -> Iterator[None]:
+    """Compute in so many threads inside the context."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if model.size.hidden <= NARROW else before)
+    torch.set_num_threads(number)
     try:
         yield
     finally:
