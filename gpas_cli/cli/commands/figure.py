@@ -115,7 +115,8 @@ Terminal = Annotated[
     bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
 ]
 Title = Annotated[
-    str | None, typer.Option("--title", help="Title above the plot; by default the grid's title. '' for none.")
+    str | None,
+    typer.Option("--title", help="Title above the plot; by default what is drawn and the grid's name. '' for none."),
 ]
 Size = Annotated[
     tuple[float, float] | None,
@@ -199,13 +200,16 @@ def _plot(
     check_formats(paths)
     chosen = cells_or_grids(names, where) if names else entries(names, where)
     runs = _runs(chosen, selection)
+    recorded = list(dict.fromkeys(run.entry.id for run in runs))
+    gateless = [e.id for e in chosen if selection.quantity.of_gates and e.cell.model.gate is None]
+    missing = [e.id for e in chosen if e.id not in {*recorded, *gateless}]
     _require_comparable(runs, selection)
     found = ratios(runs, against) if against else runs
     divisor = ", ".join(f"{axis} {label}" for axis, label in against.items())
     made = make_figure(
         found,
         selection,
-        output.title if output.title is not None else _title(chosen),
+        output.title if output.title is not None else _title(selection, chosen),
         every_run=every_run,
         ratio_to=divisor,
     )
@@ -215,15 +219,16 @@ def _plot(
         print_plots([made])
     if paths:
         save(Sheet((made,)), paths, output.size)
-        console().print(_conclusion(made, paths, chosen, runs), soft_wrap=True)
+        words = f"Wrote {' and '.join(str(path) for path in paths)}: {_drawn(made)} from {count(len(recorded), 'run')}"
+        words += f"; {count(len(gateless), 'cell')} without gates" if gateless else ""
+        words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
+        console().print(f"{words}.", soft_wrap=True)
     if output.as_json:
-        recorded = {run.entry.id: None for run in runs}
-        missing = [entry.id for entry in chosen if entry.id not in recorded]
         print_json(
             what=selection.quantity.name,
             files=[str(path) for path in paths],
             **as_mapping(made),
-            cells=list(recorded),
+            cells=recorded,
             missing=missing,
         )
 
@@ -259,11 +264,10 @@ def _labels(against: Sequence[str] | None) -> dict[str, str]:
     return {axis: label for axis, _, label in (word.partition("=") for word in against or ())}
 
 
-def _title(chosen: Sequence[Entry]) -> str:
-    """Return the titles of the grids, each once; the name of a grid that is no longer declared."""
-    declared = experiments().grids
-    titles = (declared[e.grid].title or e.grid if e.grid in declared else e.grid for e in chosen)
-    return "; ".join(dict.fromkeys(titles))
+def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
+    """Return what is drawn and the names of the grids: "Gradient norm, quickstart"."""
+    drawn = selection.quantity.title
+    return f"{drawn[:1].upper()}{drawn[1:]}, {listed(list(dict.fromkeys(entry.grid for entry in chosen)), 3)}"
 
 
 def _runs(chosen: Sequence[Entry], selection: Selection) -> list[CellCurve]:
@@ -288,10 +292,7 @@ def _averaged(entry: Entry) -> str:
     return grid.table_spec.over if grid else "seed"
 
 
-def _conclusion(made: Figure, paths: Sequence[Path], chosen: Sequence[Entry], runs: Sequence[CellCurve]) -> str:
-    """Return what was drawn, and how many cells have no such curve."""
-    drawn = count(len(made.series), "map" if made.heat_map else "line")
-    cells = len({run.entry.id for run in runs})
-    words = f"Wrote {' and '.join(str(path) for path in paths)}: {drawn} from {count(cells, 'run')}"
-    missing = len(chosen) - cells
-    return f"{words}; {missing} of {len(chosen)} cells have no such curve yet." if missing else f"{words}."
+def _drawn(made: Figure) -> str:
+    """Return the number of lines or maps: "4 lines"."""
+    lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
+    return count(len(made.series), "map") if made.heat_map else count(lines, "line")

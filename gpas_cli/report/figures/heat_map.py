@@ -16,23 +16,20 @@ from gpas_cli.report.figures.series import Series
 from gpas_cli.report.figures.ticks import log_ticks, readable
 
 SHADES = "viridis"
-MAPS_PER_ROW = 4
-MAP_SHARE = (0.5, 0.62)  # of the figure's size, for one of several maps
+MAP_WIDTH = 1.6  # inches, at least, of one of several
 TITLE_CHARACTERS = 16  # in an inch
-MOST_TICKS = 8  # on an axis
+MOST_TICKS = 8  # on the axis of layers
+MOST_UPDATES = 4  # with a number below a map
 
 
 def canvas_size(series: Sequence[Series], size: tuple[float, float]) -> tuple[float, float]:
-    """Return the size, in inches, of the maps of all series; `size` is that of one."""
-    if len(series) == 1:
-        return size
-    columns = _columns(len(series))
-    return columns * MAP_SHARE[0] * size[0], math.ceil(len(series) / columns) * MAP_SHARE[1] * size[1]
+    """Return the size, in inches, of the maps of all series; `size` is that of a row of them."""
+    return size[0], math.ceil(len(series) / _columns(len(series), size[0])) * size[1]
 
 
 def draw(canvas: Any, figure: Figure, title: str) -> None:
     """Draw a map for each series on a matplotlib figure, with one colour bar."""
-    columns = _columns(len(figure.series))
+    columns = _columns(len(figure.series), canvas.get_figwidth())
     rows = math.ceil(len(figure.series) / columns)
     axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     maps = [one.matrix() for one in figure.series]
@@ -40,6 +37,8 @@ def draw(canvas: Any, figure: Figure, title: str) -> None:
     drawn = [_draw_map(own, one, limits) for own, one in zip(axes.flat, figure.series, strict=False)]
     for unused in axes.flat[len(figure.series) :]:
         unused.set_visible(False)
+    for lowest in axes.flat[: len(figure.series)][-columns:]:
+        lowest.tick_params(labelbottom=True)
     bar = canvas.colorbar(drawn[0], ax=axes, label=figure.heat_map)
     if figure.log:
         low, high = bar.ax.get_ylim()
@@ -66,7 +65,9 @@ def _draw_map(axes: Any, series: Series, limits: dict[str, Any]) -> Any:
     padded = [[*row, *[math.nan] * (width - len(row))] for row in rows]
     columns = series.columns()
     mesh = axes.pcolormesh(_edges(columns), [i + 0.5 for i in range(len(rows) + 1)], padded, rasterized=True, **limits)
-    if not series.runs[0].columns:
+    if series.runs[0].columns:
+        axes.locator_params(axis="x", nbins=MOST_UPDATES)
+    else:
         axes.set_xticks(list(range(1, width + 1, math.ceil(width / MOST_TICKS))))
     axes.set_yticks(list(range(1, len(rows) + 1, math.ceil(len(rows) / MOST_TICKS))))
     axes.set_title(series.title, fontsize="small")
@@ -82,5 +83,5 @@ def _edges(centres: Sequence[float]) -> list[float]:
     return [centres[0] - (inner[0] - centres[0]), *inner, centres[-1] + (centres[-1] - inner[-1])]
 
 
-def _columns(count: int) -> int:
-    return min(MAPS_PER_ROW, math.ceil(math.sqrt(count)) if count > 2 else count)
+def _columns(count: int, width: float) -> int:
+    return min(max(1, int(width / MAP_WIDTH)), math.ceil(math.sqrt(count)) if count > 2 else count)

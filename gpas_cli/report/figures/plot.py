@@ -55,8 +55,9 @@ class Sheet:
 
     @property
     def usual_size(self) -> tuple[float, float]:
-        """The size in inches for a paper: a column for a single panel of few lines, else both columns."""
-        if len(self.panels) > 1:
+        """The size in inches for a paper: a column for a single panel of few lines, else both columns; of several rows
+        of panels, that of one."""
+        if len(self.panels) > 1 or (self.panels[0].heat_map and len(self.panels[0].series) > 1):
             return PAGE_SIZE
         return COLUMN_SIZE if len(self.panels[0].series) + len(self.panels[0].lines) <= MOST_SHADES else PLOT_SIZE
 

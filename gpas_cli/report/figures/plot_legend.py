@@ -120,7 +120,7 @@ def _explained(figure: Figure) -> Iterator[str]:
         count = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
         yield f"mean ± standard deviation over {count} {over}s"
     elif sizes[-1] > 1:
-        yield f"a line for each {over}"
+        yield f"a line for each {over}, the first the darkest"
     if not figure.every_run and any(series.tails() for series in figure.series):
         yield f"thin: not all {over}s"
     if any(run.marks for series in figure.series for run in series.runs):

@@ -23,6 +23,7 @@ BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
 ALL_MARKED = 40  # points; longer curves have markers at some of them
 MARKS = 6  # on a long curve
 SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
 BAR_WIDTH = 0.8  # layers, of all bars at a layer
 BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
 
@@ -30,12 +31,20 @@ BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the serie
 def draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
     draw = _draw_bars if figure.has_bars else _draw_series
-    handles = [(series.title, draw(axes, figure, series)) for series in figure.series]
+    handles = [(_title(figure, series), draw(axes, figure, series)) for series in figure.series]
     drawn = [(line, _draw_line(axes, line, figure)) for line in figure.lines]
     _draw_final_norm(axes, figure)
     if figure.level is not None:
         axes.axhline(figure.level, color="0.4", linewidth=0.6, zorder=0)
     return [*handles, *((line.title, handle) for line, handle in drawn if line.in_legend)]
+
+
+def _title(figure: Figure, series: Series) -> str:
+    """Return the title of a series; if each of its runs is a line, with the labels of the runs."""
+    if not figure.every_run or len(series.runs) < 2:
+        return series.title
+    over = series.runs[0].over
+    return f"{series.title}, {over} {', '.join(str(run.entry.axes.get(over)) for run in series.runs)}"
 
 
 def beyond(figure: Figure) -> float:
@@ -69,8 +78,11 @@ def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
     """Draw one series and return the artist that represents it in the legend."""
     own = look(series, figure.longest())
     if figure.every_run:
-        for run in series.runs:
-            handle = axes.plot(*zip(*run.points, strict=True), **own)[0]
+        lines = [
+            axes.plot(*zip(*run.points, strict=True), **own, alpha=1 - FADED * i / len(series.runs))
+            for i, run in enumerate(series.runs)
+        ]
+        handle = lines[0][0]
     else:
         handle = _draw_mean(axes, figure, series, own)
     for run in series.runs:

@@ -15,7 +15,7 @@ class Quantity:
     series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
     bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
     are recorded as NAME, NAME/2, ...
-    of_targets: a loss, which compares only networks of the same objective.
+    of_targets: a loss, which compares only networks of the same objective. of_gates: only networks with gates have it.
     outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
     of the network, which distinguishes the quantities of one plot.
     """
@@ -33,6 +33,7 @@ class Quantity:
     spans: bool = False
     outputs: bool = False
     of_targets: bool = False
+    of_gates: bool = False
     part: str = ""
 
     @property
@@ -81,8 +82,8 @@ OVER_UPDATES = (
     ),
 )
 BY_LAYER = (
-    Quantity("gate", "gate value act(\N{GREEK SMALL LETTER ALPHA})", by_layer=True),
-    Quantity("alpha", "gate parameter \N{GREEK SMALL LETTER ALPHA}", by_layer=True),
+    Quantity("gate", "gate value act(\N{GREEK SMALL LETTER ALPHA})", by_layer=True, of_gates=True),
+    Quantity("alpha", "gate parameter \N{GREEK SMALL LETTER ALPHA}", by_layer=True, of_gates=True),
     Quantity("activation_variance", "activation variance at the input", by_layer=True, log=True),
     Quantity(
         "output_variance", "variance of the output", curve="activation_variance", by_layer=True, log=True, outputs=True

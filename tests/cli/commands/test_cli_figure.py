@@ -38,7 +38,11 @@ def test_the_numbers_of_a_figure_as_json(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["schema"], document["what"], document["files"]) == (1, "activation_variance", [])
-    assert (document["x"], document["title"], document["log"]) == ("layer (at update 40)", "My grid", True)
+    assert (document["x"], document["title"], document["log"]) == (
+        "layer (at update 40)",
+        "Activation variance at the input, g",
+        True,
+    )
     assert document["missing"] == ["g/lns-gpas-s2"]
     assert [series["title"] for series in document["series"]] == ["Pre-LN", "Pre-LN + GPAS", "LNS", "LNS + GPAS"]
     first = document["series"][0]
@@ -84,7 +88,21 @@ def test_a_file_for_each_suffix(project: Path) -> None:
     )
     assert sorted(path.name for path in (project / "out").iterdir()) == ["a.pdf", "b.png", "b.svg"]
     assert (project / "out/a.pdf").read_bytes().startswith(b"%PDF-")
-    assert ">My grid<" in (project / "out/b.svg").read_text()
+    assert ">Training loss, g<" in (project / "out/b.svg").read_text()
+
+
+def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    for i, entry in enumerate(make_project(tmp_path, GRIDS.replace("[pre, lns]", "[pre]"))):
+        values = {"gate": [0.1 * i, 0.2, 0.3]} if entry.cell.model.gate else {"grad_norm": [1.0, 2.0, 3.0]}
+        attempt_at(tmp_path / "runs", entry, [Started(), Layers(40, values), Outcome("done", 40)])
+    done = gpas(tmp_path, "figure", "--what", "gate", "--every-run", "-o", "a.svg")
+    assert done.stdout == "Wrote a.svg: 2 lines from 2 runs; 2 cells without gates.\n", done.stderr
+    text = (tmp_path / "a.svg").read_text()
+    assert ">Pre-LN + GPAS, seed 1, 2<" in text
+    assert ">a line for each seed, the first the darkest<" in text
+    assert "stroke-opacity: 0.6" in text
+    assert json.loads(gpas(tmp_path, "figure", "--what", "gate", "--json").stdout)["missing"] == []
 
 
 @pytest.mark.parametrize(
@@ -92,7 +110,7 @@ def test_a_file_for_each_suffix(project: Path) -> None:
     [
         (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
         (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
-        (("--what", "importance"), "My grid: no such curve has been recorded"),
+        (("--what", "importance"), "Rise of the loss without the layer, g: no such curve has been recorded"),
     ],
 )
 def test_mistakes(project: Path, words: tuple[str, ...], message: str) -> None:

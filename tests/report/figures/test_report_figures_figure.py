@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_losses_of_different_objectives_have_a_warning() -> None:
     assert make_figure(runs, Selection(QUANTITIES["lr"]), "Title").note == ""
 
 
-def importance(matrix: tuple[tuple[float, ...], ...] = (), **more: object) -> Figure:
+def importance(matrix: tuple[tuple[float, ...], ...] = (), columns: tuple[float, ...] = (), **more: object) -> Figure:
     """Pre-LN with and without a gate, two seeds each, over three layers."""
     runs = [
         CellCurve(
@@ -112,6 +113,7 @@ def importance(matrix: tuple[tuple[float, ...], ...] = (), **more: object) -> Fi
             "seed",
             () if matrix else tuple((float(x), 0.1 * seed / x) for x in range(1, 4)),
             matrix=tuple(tuple(value * seed for value in row) for row in matrix),
+            columns=columns,
         )
         for gate in ("none", "gpas")
         for seed in (1, 2)
@@ -137,6 +139,27 @@ def test_heat_maps_have_a_panel_for_each_series_and_common_colours(tmp_path: Pat
         assert f">{words}<" in text
     assert len(re.findall(r'<g id="axes_', text)) == 3  # two maps and the colour bar
     assert text == drawn(made, tmp_path)
+
+
+@pytest.mark.parametrize(("width", "rows"), [(None, 1), (2.0, 2)])
+def test_heat_maps_are_high_enough_and_their_numbers_do_not_overlap(width: float | None, rows: int) -> None:
+    matplotlib = pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
+    from matplotlib.figure import Figure as Canvas
+
+    row = tuple(1.0 + n for n in range(51))
+    updates = tuple(2_000.0 * n for n in range(51))
+    made = importance((row,) * 24, updates, heat_map="norm", log=True)
+    sheet = Sheet((made,))
+    canvas = Canvas(layout="constrained", dpi=100)
+    with matplotlib.rc_context(STYLE):
+        draw(canvas, sheet, (width, 2.4) if width else sheet.usual_size)
+    canvas.draw_without_rendering()
+    assert tuple(canvas.get_size_inches()) == (width or 6.8, 2.4 * rows)
+    for axes in canvas.axes:
+        assert axes.get_window_extent().height > 100  # an inch
+        for axis in (axes.xaxis, axes.yaxis):
+            boxes = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
+            assert not any(a.overlaps(b) for a, b in pairwise(boxes))
 
 
 @pytest.mark.parametrize("size", [(6.4, 4.0), (3.3, 2.4), (10.0, 3.0)])
