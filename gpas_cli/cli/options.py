@@ -54,6 +54,38 @@ def complete_cell_or_grid(incomplete: str) -> list[str]:
     return [*complete_grid(incomplete), *complete_cell(incomplete)]
 
 
+def complete_setting(incomplete: str) -> list[str]:
+    """Return the settings of a cell of the default grid that begin so, as PATH=."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.spec.parse import flat, plain
+
+    try:
+        first = next(iter(expand(experiments(), [experiments().default])), None)
+    except GpasError:
+        return []
+    return [f"{name}=" for name in flat(plain(first.cell)) if name.startswith(incomplete)] if first else []
+
+
+def complete_cell_or_setting(incomplete: str) -> list[str]:
+    """Return cells that begin with `incomplete`, or settings."""
+    return complete_cell(incomplete) or complete_setting(incomplete)
+
+
+def complete_grid_or_setting(incomplete: str) -> list[str]:
+    """Return grids that begin with `incomplete`, or settings."""
+    return complete_grid(incomplete) or complete_setting(incomplete)
+
+
+def complete_printed(incomplete: str) -> list[str]:
+    """Return the tables of the papers, SOURCE:NUMBER, that begin with `incomplete`."""
+    from gpas_cli.report.papers import SOURCES
+    from gpas_cli.report.papers.layouts import ALIASES, SEPARATOR, numbers, source_named
+
+    short = [name for name in (*SOURCES, *ALIASES) if name not in ALIASES.values()]
+    names = (f"{source}{SEPARATOR}{number}" for source in short for number in numbers(source_named(source)))
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def complete_where(incomplete: str) -> list[str]:
     """Return conditions AXIS=LABEL of all grids that begin with `incomplete`."""
     from gpas_cli.grid.expand import expand
@@ -96,7 +128,7 @@ Cells = Annotated[
     list[str],
     typer.Argument(
         help="Cells (grid/name, a unique name, or the start of a key) and settings for all of them: optim.lr=3e-3.",
-        autocompletion=complete_cell,
+        autocompletion=complete_cell_or_setting,
     ),
 ]
 
@@ -104,13 +136,16 @@ NamesAndSettings = Annotated[
     list[str] | None,
     typer.Argument(
         help="Grids in experiments.yaml (by default its default grid) and settings for every cell: optim.lr=3e-3.",
-        autocompletion=complete_grid,
+        autocompletion=complete_grid_or_setting,
     ),
 ]
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(help="Settings to change in the cell, as in experiments.yaml: optim.lr=3e-3 gate=gpas."),
+    typer.Argument(
+        help="Settings to change in the cell, as in experiments.yaml: optim.lr=3e-3 gate=gpas.",
+        autocompletion=complete_setting,
+    ),
 ]
 
 CellsOrGrids = Annotated[

@@ -9,11 +9,17 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from face import Face
 
+from gpas_cli.cli import options, selection
 from gpas_cli.cli.bash_words import rejoined
+from gpas_cli.cli.commands.figure import complete_paper
+from gpas_cli.cli.commands.plan import complete_gpu
+from gpas_cli.cli.commands.table import complete_table
 
 SET_UP = {
     "bash": ('eval "$(_GPAS_COMPLETE=source_bash gpas)"', ["--norc", "--noprofile", "-i"]),
@@ -24,6 +30,8 @@ LINES = {
     "gpas status quickstart --where norm=sa": "gpas status quickstart --where norm=sandwich",
     "gpas explain quickstart/pre-gpas-s": "gpas explain quickstart/pre-gpas-s",  # Several cells begin so.
     "gpas stat": "gpas status",
+    "gpas run quickstart-ab": "gpas run quickstart-ablations",
+    "gpas train pre-s1 optim.lr": "gpas train pre-s1 optim.lr=",
 }
 
 
@@ -76,3 +84,23 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
         assert ready, f"the shell has said only {said!r}"
         said += os.read(terminal, 4096).decode(errors="replace").replace("\r", "")
     return said
+
+
+@pytest.mark.parametrize(
+    ("complete", "begun", "offered"),
+    [
+        (options.complete_cell_or_setting, "optim.l", "optim.lr="),
+        (options.complete_grid_or_setting, "optim.l", "optim.lr="),
+        (options.complete_grid_or_setting, "sm", "small"),
+        (options.complete_printed, "raptr:", "raptr:7"),
+        (complete_table, "spike:", "spike:2"),
+        (complete_paper, "gpas-3", "gpas-3a"),
+        (complete_gpu, "H10", "H100"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_name_is_offered(
+    face: Face, complete: Callable[[str], list[str]], begun: str, offered: str
+) -> None:
+    selection.experiments.cache_clear()
+    assert offered in complete(begun)
+    assert complete("no such name") == []

@@ -82,12 +82,22 @@ WithGrowth = Annotated[
         rich_help_panel=FROM_DATA,
     ),
 ]
+
+
+def complete_paper(incomplete: str) -> list[str]:
+    """Return the figures of the papers that begin with `incomplete`."""
+    from gpas_cli.report.figures.paper_figures import declared_figures
+
+    return [name for name in (*declared_figures(), "all") if name.startswith(incomplete)]
+
+
 Paper = Annotated[
     list[str] | None,
     typer.Option(
         "--paper",
         metavar="NAME|all",
         help="Draw a figure of a paper: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
+        autocompletion=complete_paper,
         rich_help_panel=FROM_PAPERS,
     ),
 ]

@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.plan.plan import Plan
 
+
+def complete_gpu(incomplete: str) -> list[str]:
+    """Return the kinds of GPUs that begin with `incomplete`."""
+    from gpas_cli.plan.gpus import MEMORY_GB
+
+    return [name for name in MEMORY_GB if name.startswith(incomplete)]
+
+
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them."),
+    typer.Option(
+        "--gpu",
+        help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them.",
+        autocompletion=complete_gpu,
+    ),
 ]
 Mfu = Annotated[
     float | None,

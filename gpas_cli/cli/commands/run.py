@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpas_cli.cli.console import STATE, confirm, console, print_json, warn
-from gpas_cli.cli.options import NamesAndSettings, Where
+from gpas_cli.cli.options import NamesAndSettings, Where, complete_grid, complete_printed
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
 from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
@@ -37,6 +37,11 @@ class RunGroup(TyperGroup):
             args = ["grid", *args]
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return the commands and the grids that begin with `incomplete`."""
+        item = type(super().shell_complete(ctx, "")[0])
+        return [*super().shell_complete(ctx, incomplete), *map(item, complete_grid(incomplete))]
+
 
 app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=RunGroup, no_args_is_help=True)
 
@@ -51,7 +56,12 @@ def run_grid(
     where: Where = None,
     for_table: Annotated[
         str | None,
-        typer.Option("--for-table", metavar="[SOURCE:]NUMBER", help="Run the cells of a paper's table: 2, gpas:3."),
+        typer.Option(
+            "--for-table",
+            metavar="[SOURCE:]NUMBER",
+            help="Run the cells of a paper's table: 2, gpas:3.",
+            autocompletion=complete_printed,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
     test_only: Annotated[

@@ -18,7 +18,7 @@ from gpas_cli.cli.commands.table_paper import (
     printed_tables,
 )
 from gpas_cli.cli.console import print_json
-from gpas_cli.cli.options import AsJson, Where, complete_from, complete_grid
+from gpas_cli.cli.options import AsJson, Where, complete_from, complete_grid_or_setting, complete_printed
 from gpas_cli.cli.selection import experiments, recorded_of, split_settings, varied_entries
 from gpas_cli.errors import GpasError, nearest
 
@@ -47,12 +47,17 @@ def _complete_metric(incomplete: str) -> list[str]:
     return [name for name in METRICS if name.startswith(incomplete)]
 
 
+def complete_table(incomplete: str) -> list[str]:
+    """Return grids and tables of papers that begin with `incomplete`, or settings."""
+    return [*complete_grid_or_setting(incomplete), *complete_printed(incomplete)]
+
+
 TableNames = Annotated[
     list[str] | None,
     typer.Argument(
         help="Grids in experiments.yaml (by default its default grid) and settings for every cell: optim.lr=3e-3; or "
         "tables of a paper: gpas:2.",
-        autocompletion=complete_grid,
+        autocompletion=complete_table,
     ),
 ]
 Paper = Annotated[
