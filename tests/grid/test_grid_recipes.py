@@ -128,3 +128,4 @@ def test_figure_4_of_the_curse_of_depth_is_the_pretraining_of_its_table_2() -> N
     table2 = {stage.key for entry in GRIDS["curse-table2"] for stage in entry.cell.stages}
     assert {entry.key for entry in GRIDS["curse-figure4"]} <= table2
     assert {entry.cell.optim.steps for entry in GRIDS["curse-figure1"]} == {10_000}
+    assert {entry.cell.model.init.embed_std for entry in GRIDS["curse-figure1"]} == {0.02}
