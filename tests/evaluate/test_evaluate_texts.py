@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.data.text_documents import TextDocument
+from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
+from gpas_cli.evaluate import texts
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.task_score import MissingTask
 from gpas_cli.evaluate.texts import requests, score_texts, windows
@@ -59,6 +60,19 @@ def test_windows_are_those_of_the_harness() -> None:
     theirs = utils.get_rolling_token_windows(tokens, prefix_token=0, max_seq_len=8, context_len=1)
     pairs = [tuple(map(list, utils.make_disjoint_window(window))) for window in theirs]
     assert [(list(one.context), list(one.continuation)) for one in windows([0, *tokens], 8)] == pairs
+
+
+def test_a_word_that_does_not_fit_is_a_missing_text_and_the_others_are_scored(
+    tmp_path: Path, network: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = ScoredText((TextDocument("the gate", " " + "x" * 99, 1, 100),), "d")
+    monkeypatch.setattr(texts, "read_text", lambda name, *_: long if name == "lambada_openai" else read_text(name, *_))
+    (tmp_path / "own.txt").write_text(TEXT)
+    section = Texts(texts=("lambada_openai", "own.txt"))
+    missing, found = score_texts(section, scorer(network, 8), tokenizer, tmp_path)
+    assert isinstance(missing, MissingTask)
+    assert "more than the 8 tokens" in missing.reason
+    assert isinstance(found, list)
 
 
 def loss_of(network: Llama, ids: list[int]) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from launching import entry, run
 
+from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import record_exit
@@ -18,7 +19,8 @@ from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.claims import claim_path, write_claim
 from gpas_cli.state.submitters import Submitter
 from gpas_cli.store import snapshot
-from gpas_cli.store.rundir import attempts, read_json, stage_dir
+from gpas_cli.store.records import SubmissionRecord
+from gpas_cli.store.rundir import attempts, read_json, read_record, stage_dir
 from gpas_cli.store.snapshot import Snapshot
 
 OLD = Path(__file__).parents[1] / "store/data/version_1/runs"
@@ -71,6 +73,18 @@ def test_an_attempt_of_an_array_element(project: Project) -> None:
     old_first, _ = attempts(OLD, KILLED)
     assert same_fields(first.attempt_path, old_first.attempt_path)
     assert same_fields(first.exit_path, old_first.exit_path)
+    submitter.close()
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[" * 200_000, b"\xff\xfe[", b"5", b"[5]"])
+def test_a_damaged_array_element_is_one_message(tmp_path: Path, damage: bytes) -> None:
+    recorded = read_record(SubmissionRecord, OLD / ".slurm/gpas-toy-0123456789ab/submission.json")
+    made = submission.Submission(tmp_path, recorded)
+    (tmp_path / "elements.jsonl").write_bytes(damage + b"\n")
+    with pytest.raises(GpasError, match=r"elements\.jsonl, line 1"):
+        made.element(0)
+    with pytest.raises(GpasError, match="has no element 1"):
+        made.element(1)
 
 
 def test_requests(project: Project) -> None:

@@ -20,11 +20,12 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.files import replace_file
+from gpas_cli.files import parse_json, replace_file
 from gpas_cli.state.claims import read_claim
 from gpas_cli.store.records import Author, ElementRecord, Folders, JobRecord, SubmissionRecord, element_of
 from gpas_cli.store.rundir import read_record, write_record
@@ -83,10 +84,13 @@ class Submission:
     def element(self, index: int) -> list[ElementRecord]:
         """Return the stages of one array index. Raises GpasError if there is no such line, or it is damaged."""
         path = self.folder / "elements.jsonl"
-        with path.open(encoding="utf-8") as file:
-            for i, line in enumerate(file):
-                if i == index:
-                    return [from_mapping(ElementRecord, each, f"{path}, line {i + 1}") for each in json.loads(line)]
+        where = f"{path}, line {index + 1}"
+        with path.open("rb") as file:
+            for line in islice(file, index, index + 1):
+                try:
+                    return [from_mapping(ElementRecord, each, where) for each in parse_json(line)]
+                except (ValueError, TypeError) as error:
+                    raise GpasError(f"{where}: not the stages of an array index: {error}") from error
         raise GpasError(f"{self.folder} has no element {index}")
 
     def log(self, index: int) -> Path | None:
