@@ -69,17 +69,12 @@ class Estimate:
     works: tuple[Work, ...]
 
 
-def as_declared(cell: Cell) -> Cell:
-    """Return the cell itself, whose text is taken to be as long as it asks for."""
-    return cell
-
-
 def estimate(
     runs: Path,
     jobs: Iterable[StageJob],
     machine: Machine,
     resume: Mapping[str, int] | None = None,
-    sized: Sized = as_declared,
+    sized: Sized = lambda cell: cell,
 ) -> Estimate:
     """Return the cost of `jobs` on `machine`. `resume`: stage key -> the step from which it resumes.
 
@@ -102,7 +97,7 @@ def estimate(
     )
 
 
-def equivalent_tokens(job: StageJob, resumed: int = 0, sized: Sized = as_declared) -> float:
+def equivalent_tokens(job: StageJob, resumed: int = 0, sized: Sized = lambda cell: cell) -> float:
     """Return the tokens that the job still has to train on, plus a third of those it evaluates (no backward pass)."""
     (kind,) = (stage.declared for stage in job.cell.stages if stage.kind == job.kind)
     return kind.cost(sized(job.cell), job.cadence, resumed)

@@ -162,7 +162,7 @@ def _rows_at_zero(cells: Iterable[Cell]) -> Iterator[str]:
     kept = (cell for cell in cells if cell.model.init.zero_last_row and cell.data.uses_last_id)
     for tokenizer, last in dict.fromkeys((cell.data.tokenizer, cell.model.size.vocab - 1) for cell in kept):
         yield (
-            f"init.zero_last_row: true keeps id {last} at zero, and tokenizer '{tokenizer}' may emit: gradients of "
+            f"init.zero_last_row: true keeps id {last} at zero, and tokenizer '{tokenizer}' may emit it: gradients of "
             "rows that begin with that id can overflow; remove the setting or write false"
         )
 

@@ -9,7 +9,7 @@ import pytest
 from launching import FOUR_CORES, entry
 
 from gpas_cli.data.records import FinetuneRecord, prompt
-from gpas_cli.plan.estimate import as_declared, estimate
+from gpas_cli.plan.estimate import estimate
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.plan.texts import Texts
 from gpas_cli.project import Project
@@ -52,7 +52,7 @@ def test_a_row_of_zeros_that_the_text_may_begin_with_is_a_warning(tmp_path: Path
         return [text for text in Texts(project, [cell]).warnings([cell]) if "zero_last_row" in text]
 
     (warning,) = said(init={"zero_last_row": True})
-    assert "keeps id 511 at zero, and tokenizer 'bpe' may emit" in warning
+    assert "keeps id 511 at zero, and tokenizer 'bpe' may emit it" in warning
     assert said() == said(size="71m", data="c4") == []
 
 
@@ -79,7 +79,8 @@ def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
     assert tokens == pytest.approx(2 * asked / 2, rel=0.3)
     assert finetune(job.cell, job.cadence, 0) > 1000 * tokens
     estimated = [
-        estimate(tmp_path, stage_jobs([job]).values(), FOUR_CORES, {}, sized=how) for how in (texts.sized, as_declared)
+        estimate(tmp_path, stage_jobs([job]).values(), FOUR_CORES, {}, sized=how)
+        for how in (texts.sized, lambda cell: cell)
     ]
     assert estimated[0].tokens == pytest.approx(pretrain(sized, job.cadence, 0) + tokens)
     assert estimated[1].tokens > 100 * estimated[0].tokens

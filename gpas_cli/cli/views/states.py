@@ -11,7 +11,7 @@ from gpas_cli.cli.console import json_number
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import spike_mark
 from gpas_cli.spec.stage import Metric, called, main_result
-from gpas_cli.state.status import ALIVE
+from gpas_cli.state.status import ALIVE, RESULTS
 from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def evidence(state: CellStatus) -> str:
     cause = f": {state.cause}" if state.cause else ""
     ago = "" if state.age is None else f"{duration(state.age)} ago"
     if state.source == "outcome" and ago and state.state not in ALIVE:
-        return f"{'finished' if state.state in ('done', 'diverged') else 'ended'} {ago}{cause}"
+        return f"{'finished' if called(state.state, state.metrics) in RESULTS else 'ended'} {ago}{cause}"
     return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
 
 
