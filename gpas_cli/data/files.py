@@ -40,6 +40,7 @@ from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of many gigabytes
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
 _EXAMPLE = "it is a glob, for example texts/**/*.txt"
 
@@ -209,7 +210,10 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, decompressed if its name ends in .gz. Raises DataError if it cannot be read."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield from file
+            while line := file.readline(MOST_LINE_BYTES):
+                if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
+                    raise DataError(f"{path}: a line is longer than {MOST_LINE_BYTES:,} bytes")
+                yield line
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
 

@@ -11,10 +11,15 @@ environment (`worker.rendezvous`). Rank 0 writes the journal.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    # Until its own handlers are installed, a job that is signalled ends at once, without a traceback from its imports.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import errno
 import gc
 import os
-import signal
 import socket
 import sys
 import traceback

@@ -17,7 +17,7 @@ from small_corpus import sentences, write_jsonl
 from gpas_cli.data import corpora, stdlib
 from gpas_cli.data.corpora import cached_survey, side
 from gpas_cli.data.divide import pieces
-from gpas_cli.data.files import Files
+from gpas_cli.data.files import Files, read_lines
 from gpas_cli.data.sources import open_source
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError
@@ -319,3 +319,15 @@ def test_files_just_written_are_not_trusted(source: Files, tmp_path: Path):
     for path in source.files()["train"].values():
         os.utime(path, (old, old))
     assert source.stamp() is None  # the inode itself was changed a moment ago
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(b"short\n" + b"0" * 1000))
+    monkeypatch.setattr("gpas_cli.data.files.MOST_LINE_BYTES", 100)
+    lines = read_lines(path)
+    assert next(lines) == b"short\n"
+    with pytest.raises(DataError, match=r"bomb\.jsonl\.gz: a line is longer than 100 bytes"):
+        next(lines)
