@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpas_cli.errors import GpasError, InvalidExperiments, Problem
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Mark, Node, mapping, parse_document
 from gpas_cli.grid.draft import Draft
@@ -13,8 +13,11 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import Expansion
 from gpas_cli.grid.names import safe
 from gpas_cli.grid.read import check_setting
+from gpas_cli.grid.readers import read_dataclass
+from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.scalar import Label, resolve, spelled
 from gpas_cli.grid.settings import label, merge, nested, short
+from gpas_cli.spec.run import Resources
 
 SEPARATOR = "+"  # between the name of the declared cell and each setting
 
@@ -36,6 +39,41 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
         raise InvalidExperiments(problems)
     known = _declared(experiments)
     return [known.get(entry.key, entry) for entry in varied if entry is not None]
+
+
+def with_resources(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry]:
+    """Return the entries with the settings `resources.NAME=VALUE` of all their jobs, which no key contains.
+
+    Raises InvalidExperiments with every problem of the settings.
+    """
+    problems: list[Problem] = []
+    nodes: dict[str, Node] = {}
+    for argument in words:
+        section, _, name = argument.partition("=")[0].rpartition(".")
+        mark, text = Mark(argument, 0, 0), argument.partition("=")[2]
+        if section != "resources" or name not in FIELDS or not text:
+            message = f"--set takes resources.NAME=VALUE; {nearest(name, FIELDS)}"
+            problems.append(Problem((), message, argument))
+        else:
+            as_text = isinstance(getattr(Resources(), name), str) and not text.startswith(("[", "'", '"'))
+            nodes[name] = Node(text, mark, mark) if as_text else _value(text, mark, problems)
+    settings = mapping(nodes, Mark(" ".join(words), 0, 0))
+    read_dataclass(Resources, settings, ("resources",), problems)
+
+    def changed(base: Resources) -> Resources:
+        return overlaid(base, settings, ("resources",), problems) if nodes else base
+
+    made = [
+        replace(
+            entry,
+            resources=changed(entry.resources),
+            kind_resources={kind: changed(base) for kind, base in entry.kind_resources.items()},
+        )
+        for entry in entries
+    ]
+    if problems:
+        raise InvalidExperiments(list(dict.fromkeys(problems)))
+    return made
 
 
 def _read(words: Sequence[str], stages: Sequence[str], problems: list[Problem]) -> dict[str, Node]:

@@ -38,6 +38,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     from gpas_cli.schedule.cancel import cancel as request
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import ALIVE
+    from gpas_cli.store.history import note
 
     states = look(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
@@ -47,6 +48,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
     texts = [text for text in awaited(project().runs, states) if text.status.state in ALIVE]
     results = request(project().runs, alive)
+    note(project().runs, "cancel", [result.state.entry.id for result in results if result.asked])
     for result in results:
         console().print(f"{result.state.entry.id}: {result.what}", markup=False)
     for name, job in ((text.name, text.status.job) for text in texts):

@@ -40,9 +40,12 @@ def forget(
 
     Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
     """
+    from gpas_cli.store.history import note
+
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
     folders = _restore(named) if undo else _forget(named, why, yes)
+    note(project().runs, "restore" if undo else "forget", [named.get(key, key) for key in folders], why)
     for key, attempts in folders.items():
         done = "restored" if undo else "forgotten"
         console().print(f"{named.get(key, key)}: {done} ({count(len(attempts), 'attempt')})", markup=False)

@@ -46,6 +46,7 @@ def rerun(
     from gpas_cli.state.claim_set import run_again
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import RESULTS
+    from gpas_cli.store.history import note
 
     states = look(project().runs, chosen_cells(words, where))
     if undo:
@@ -60,6 +61,7 @@ def rerun(
         console().print(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")
     confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
     run_again(project().runs, _keys([state.entry for state in chosen]))
+    note(project().runs, "rerun", [state.entry.id for state in chosen])
     run_entries([state.entry for state in chosen], options)
 
 
@@ -82,10 +84,12 @@ def _print_results(states: Sequence[CellStatus]) -> None:
 
 def _undo(entries: Sequence[Entry]) -> None:
     from gpas_cli.state.claim_set import run_no_more
+    from gpas_cli.store.history import note
 
     withdrawn = run_no_more(project().runs, _keys(entries))
     if not withdrawn:
         raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
-    for entry in entries:
-        if any(stage.key in withdrawn for stage in entry.cell.stages):
-            console().print(f"{entry.id}: keeps its earlier result", markup=False)
+    kept = [entry.id for entry in entries if any(stage.key in withdrawn for stage in entry.cell.stages)]
+    note(project().runs, "undo rerun", kept)
+    for name in kept:
+        console().print(f"{name}: keeps its earlier result", markup=False)

@@ -24,6 +24,10 @@ def retry(
         list[str] | None, typer.Argument(help="Cells by name or key; by default every failed or cancelled one.")
     ] = None,
     where: Where = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Resources of these jobs: resources.mem=64G; repeatable."),
+    ] = None,
     *,
     options: RunOptions,
 ) -> None:
@@ -32,7 +36,10 @@ def retry(
     Cells blocked by these failures are run too.
 
     Example: [bold]gpas retry pre-gpas-s1[/bold]
+
+    Example: [bold]gpas retry pre-gpas-s1 --set resources.mem=64G[/bold]
     """
+    from gpas_cli.grid.variant import with_resources
     from gpas_cli.schedule.summary import RunSummary
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import RESULTS
@@ -48,9 +55,10 @@ def retry(
     if not chosen:
         console().print("No cell failed or was cancelled.")
         finish(RunSummary())
+    chosen = with_resources(chosen, settings or [])
     if cells:
         chosen += _waiting_for(chosen, asked)
-    run_entries(chosen, options, retry=RETRIED)
+    run_entries(chosen, options, retry=RETRIED, how=", ".join(settings or []))
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:

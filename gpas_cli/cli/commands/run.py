@@ -114,11 +114,15 @@ def run_entries(
     test_only: bool = False,
     retry: Collection[str] = (),
     words: Sequence[str] = (),
+    how: str = "",
 ) -> None:
-    """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells."""
+    """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells, and `how`
+    says in the history how they are run.
+    """
     from gpas_cli.cli.planning import plan_for
     from gpas_cli.cli.views.plan import as_mapping, headline, render
     from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
+    from gpas_cli.store.history import note
     from gpas_cli.store.refresh import ingest
 
     here = project()
@@ -146,6 +150,9 @@ def run_entries(
     guess = planned.estimate
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {count(len(planned.jobs), 'job')}?", options.yes)
+    if planned.jobs:
+        here.runs.mkdir(parents=True, exist_ok=True)
+        note(here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
     request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
     submitted, summary = run_request(scheduler, request, options.wait)
     if summary:

@@ -29,6 +29,7 @@ DOCUMENTS: dict[str, type] = {
     "rerun": plans.RunJson,
     "status": cells.StatusJson,
     "top": cells.TopJson,
+    "history": upkeep.HistoryJson,
     "logs": cells.EventJson,
     "cancel": cells.CancelledJson,
     "why": origins.WhyJson,

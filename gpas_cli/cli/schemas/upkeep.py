@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from gpas_cli.cli.schemas.common import DocumentJson
+from gpas_cli.cli.schemas.common import DocumentJson, Time
 
 
 class TotalsJson(TypedDict):
@@ -126,6 +126,23 @@ class ForgottenJson(DocumentJson):
     """`gpas forget --json`."""
 
     stages: list[ForgottenStageJson]
+
+
+class DeedJson(TypedDict):
+    """What one command did."""
+
+    time: Time
+    user: str
+    host: str
+    what: Annotated[str, "run, retry, rerun, cancel, forget, or one that was undone"]
+    cells: Annotated[list[str], "grid/name, or the key of a stage"]
+    how: Annotated[str, "the reason, or the settings"]
+
+
+class HistoryJson(DocumentJson):
+    """`gpas history --json`."""
+
+    commands: Annotated[list[DeedJson], "oldest first"]
 
 
 class ParquetFileJson(TypedDict):

@@ -34,6 +34,13 @@ VARIABLES = {
     "requeue": ("REQUEUE", "NO_REQUEUE"),
     "output": ("OUTPUT", "ERROR"),
 }
+# A line of the setup that fails ends the job, as `set -e` does, and names itself. What fails inside a file that it
+# sources does not count, unless the file fails as a whole.
+CHECKED = (
+    "trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || "
+    '{ echo "resources.setup failed with exit $code: $BASH_COMMAND"; exit 1; }\' ERR'
+)
+UNCHECKED = "trap - ERR"
 # With these, sbatch would wait for the end of the job or for its start, or would only test the script.
 NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
@@ -141,7 +148,11 @@ def _rendered(
             "output": log,
             **profile["additional_parameters"],
         },
-        "setup": [*profile["setup"], *_exports(project, profile["environment"]), *setup],
+        "setup": [
+            *([CHECKED, *profile["setup"], UNCHECKED] if profile["setup"] else []),
+            *_exports(project, profile["environment"]),
+            *setup,
+        ],
         "stderr_to_stdout": True,
         "use_srun": False,  # submitit does not escape percent signs of the folder in its log patterns
     }

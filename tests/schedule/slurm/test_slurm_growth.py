@@ -97,6 +97,23 @@ def test_when_a_time_limit_counts_as_reached(limit: str, seconds: float, wanted:
     assert reached_limit(Resources(time=limit, notice=20), seconds) is wanted
 
 
+def test_retry_sets_resources_of_the_next_jobs_alone(site: Site) -> None:
+    declare(site, "mem: [200M, 1G], time: ['1:00:00', '2:00:00']")
+    site.gpas.ended("pre-s1", "failed", cause="out of memory")
+    said = site.gpas("retry", "pre-s1", "--set", "resources.mem=64X", expect=2).err
+    assert "resources.mem=64X" in said
+    assert "'64X' is not an amount of memory; write 64G" in said
+    assert "did you mean 'mem'" in site.gpas("retry", "pre-s1", "--set", "resources.men=64G", expect=2).err
+    assert "--set takes resources.NAME" in site.gpas("retry", "pre-s1", "--set", "optim.lr=1", expect=2).err
+    assert not site.names()
+    words = ("--set", "resources.mem=64G", "--set", "resources.time=90", "--set", "resources.cpus=2")
+    site.gpas("retry", "pre-s1", *words, "--executor", "slurm", "--yes")
+    asked = element(site)["resources"]
+    assert isinstance(asked, dict)
+    assert (asked["mem"], asked["time"], asked["cpus"]) == ("64G", "90", 2)
+    assert "resources.mem=64G, resources.time=90" in site.gpas("history").out.splitlines()[-1]
+
+
 def test_plans_show_the_resources_of_all_attempts(site: Site) -> None:
     declare(site, "mem: [32G, 64G], time: ['1:00:00', '4:00:00']")
     assert "1 core, 32G, then 64G, 1:00:00, then 4:00:00" in site.gpas("explain", "pre-s1").out

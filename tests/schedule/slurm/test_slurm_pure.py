@@ -23,7 +23,7 @@ from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.child import Child
 from gpas_cli.schedule.slurm.queue import Queue
-from gpas_cli.schedule.slurm.script import parameters, text
+from gpas_cli.schedule.slurm.script import CHECKED, UNCHECKED, parameters, text
 from gpas_cli.schedule.slurm.state import state_of
 from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.spec.parse_cell import cell_from
@@ -179,6 +179,27 @@ def test_index_lists_have_the_form_of_sbatch() -> None:
     some, none = (job(1),), ()
     assert Array((some, some, none, some, none, some, some)).spec(2) == "0-1,3,5-6%2"
     assert Array((some,)).spec(4) == "0"
+
+
+@pytest.mark.parametrize(
+    ("setup", "wanted"),
+    [
+        (["export A=1", "no-such-module load cuda"], "resources.setup failed with exit 127: no-such-module load cuda"),
+        (["if [ -e /no/such ]; then", "false", "fi", "false || true", "f() { false; true; }", "f"], ""),
+        (["source {sourced}"], ""),
+        (["source /no/such/file"], "resources.setup failed with exit 1: source /no/such/file"),
+    ],
+)
+def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
+    tmp_path: Path, setup: list[str], wanted: str
+) -> None:
+    (tmp_path / "sourced").write_text("false\ntrue\n")
+    lines = [line.format(sourced=tmp_path / "sourced") for line in setup] if "source" in setup[0] else setup
+    whole = "\n".join([CHECKED, *lines, UNCHECKED, "false", "echo reached"])
+    (tmp_path / "script").write_text(whole)
+    done = subprocess.run(["bash", str(tmp_path / "script")], capture_output=True, text=True)
+    assert done.stdout.strip().splitlines()[-1] == (wanted or "reached")
+    assert done.returncode == bool(wanted)
 
 
 @pytest.mark.parametrize(

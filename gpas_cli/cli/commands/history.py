@@ -1,0 +1,42 @@
+"""`gpas history`: who started, cancelled, retried, ran again or forgot what, and when."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.options import AsJson
+from gpas_cli.cli.selection import project
+from gpas_cli.words import date_and_time, listed
+
+NAMED = 3  # cells named in one line
+
+
+def history(
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the newest lines.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print who started, cancelled, retried, ran again or forgot which cells, and when.
+
+    The newest line comes last.
+
+    Example: [bold]gpas history --limit 10[/bold]
+    """
+    from gpas_cli.store.history import read
+
+    deeds = read(project().runs)[-(limit or 0) :]
+    if as_json:
+        print_json(
+            commands=[
+                {"time": d.t, **{n: getattr(d, n) for n in ("user", "host", "what", "cells", "how")}} for d in deeds
+            ]
+        )
+        return
+    for deed in deeds:
+        how = f" ({deed.how})" if deed.how else ""
+        who = f"{deed.user} on {deed.host}"
+        console().print(f"{date_and_time(deed.t)}  {who}  {deed.what}  {listed(deed.cells, NAMED)}{how}", markup=False)
+    if not deeds:
+        console().print("no command has changed a cell yet")

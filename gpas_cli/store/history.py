@@ -1,0 +1,58 @@
+"""Who started, cancelled, retried, ran again or forgot what, and when: a line per command in runs/.history.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpas_cli.errors import GpasError
+from gpas_cli.permissions import user_name
+from gpas_cli.structure import Record, from_mapping, to_mapping
+
+FILE = ".history.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deed(Record):
+    """One line: at the time `t`, `user` on `host` did `what` to `cells`, for the reason and in the manner of `how`."""
+
+    t: float
+    user: str
+    host: str
+    what: str
+    cells: tuple[str, ...]
+    how: str = ""
+
+
+def note(runs: Path, what: str, cells: Iterable[str], how: str = "") -> None:
+    """Append a line. A file that cannot be written does not stop the command, which has been carried out."""
+    deed = Deed(
+        t=time.time(), user=user_name(os.getuid()), host=socket.gethostname(), what=what,
+        cells=tuple(dict.fromkeys(cells)), how=how,
+    )  # fmt: skip
+    line = json.dumps(to_mapping(deed), ensure_ascii=False) + "\n"
+    with suppress(OSError):
+        file = os.open(runs / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(file, line.encode())  # one write, so that lines of several users stay whole
+        finally:
+            os.close(file)
+
+
+def read(runs: Path) -> list[Deed]:
+    """Return all lines, oldest first, without damaged ones. Raises OSError if there is a file that cannot be read."""
+    try:
+        lines = (runs / FILE).read_text("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for number, line in enumerate(lines, 1):
+        with suppress(GpasError, ValueError, AttributeError):
+            found.append(from_mapping(Deed, json.loads(line), f"{FILE}, line {number}"))
+    return found
