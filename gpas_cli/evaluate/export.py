@@ -26,7 +26,7 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.memory import micro_batch_rows
-from gpas_cli.train.precision import Precision
+from gpas_cli.train.precision import Precision, suitable_threads
 from gpas_cli.train.run import prepare_text
 from gpas_cli.train.trained import load_trained
 
@@ -99,12 +99,14 @@ def export(
     """
     _check(cell, options)
     corpus, notes = _text(cell, cache, root, tokenizer, notify)
+    notify(f"reading {short_name(trained)}")
     network, position = _load(cell, trained)
     reason = "--bundled was given" if options.bundled else obstacle(cell.model)
-    if reason:
-        measured = _measure(cell, network, None, corpus)
-    else:
-        network, measured = _folded(cell, network, corpus, options.max_error)
+    with suitable_threads(cell.model.size):
+        if reason:
+            measured = _measure(cell, network, None, corpus, notify)
+        else:
+            network, measured = _folded(cell, network, corpus, options.max_error, notify)
     written = ExportReport(
         form="bundled" if reason else "llama",
         reason=reason,
@@ -122,6 +124,7 @@ def export(
         "README.md": _card(cell, options, written, origin or TrainingOrigin(), root, bool(tokenizer_files)),
     }
     own_files = bundled_files(network, tokens) if reason else llama_files(network, tokens)
+    notify(f"writing {options.folder}")
     write_folder(options.folder, network, {**own_files, **tokenizer_files, **about})
     return written
 
@@ -136,12 +139,14 @@ def _check(cell: Cell, options: ExportOptions) -> None:
         raise GpasError("only networks of the family llama can be exported")
 
 
-def _folded(cell: Cell, network: Llama, corpus: Corpus | None, max_error: float) -> tuple[Llama, Comparison]:
+def _folded(
+    cell: Cell, network: Llama, corpus: Corpus | None, max_error: float, notify: Callable[[str], None]
+) -> tuple[Llama, Comparison]:
     """Return the network as plain LLaMA, and the error of that. Raises GpasError if it is above `max_error`."""
     # bfloat16 weights are folded and compared in float32, so that rounding does not hide the error of folding.
     ours = network.float()
     plain_llama = fold(ours)
-    measured = _measure(cell, ours, plain_llama, corpus)
+    measured = _measure(cell, ours, plain_llama, corpus, notify)
     _refuse_above(max_error, measured)
     return plain_llama, measured
 
@@ -188,8 +193,14 @@ def _load(cell: Cell, trained: Path) -> tuple[Llama, Position]:
     return found.network, found.position
 
 
-def _measure(cell: Cell, ours: Llama, exported: Llama | None, corpus: Corpus | None) -> Comparison:
+def _measure(
+    cell: Cell, ours: Llama, exported: Llama | None, corpus: Corpus | None, notify: Callable[[str], None]
+) -> Comparison:
     """Compare both networks on random ids and on the start of the held-out text; `exported` is None if unchanged."""
+    if exported is not None:
+        notify("comparing the exported network with the cell's, on random ids and held-out text")
+    elif corpus is not None:
+        notify("measuring the perplexity on held-out text")
     error = None if exported is None else logit_difference(ours, exported, _random_ids(cell, ours))
     if corpus is None:
         return Comparison(random_error=error)

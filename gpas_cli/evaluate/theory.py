@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from gpas_cli.model.probe import observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.train import checkpoint
-from gpas_cli.train.precision import choose_device
+from gpas_cli.train.precision import choose_device, suitable_threads, threads
 from gpas_cli.train.run import prepare_text
 from gpas_cli.words import byte_size
 
@@ -46,7 +45,6 @@ BYTES_PER_PARAMETER = 12
 # Assumed speed of a CPU thread: parameters of layers, times tokens, whose spectral norms it computes per second.
 THREAD_RATE = 1.2e8
 MAX_SECONDS = 120.0
-NARROW = 128  # features; operations on fewer are so short that a second thread costs time, on a busy machine most of it
 
 
 @dataclass(frozen=True)
@@ -154,7 +152,7 @@ def examine(
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is that of queries and keys without norms; family.qk_norm is not none")
     device = choose_device()
-    with threads(1 if cell.model.size.hidden <= NARROW else torch.get_num_threads()):
+    with suitable_threads(cell.model.size):
         _check_cost(cell.model, device, force=force)
         notify("building the network in float64")
         sample = _on(device, own_text(cell, cache, root) or random_text(cell))
@@ -198,17 +196,6 @@ def identity_bounds(
         )
         for part in parts
     ]
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Compute in so many threads inside the context."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def announced(layers: int, notify: Callable[[str], None]) -> Iterator[None]:

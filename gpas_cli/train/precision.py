@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from gpas_cli.spec.size import Size
+
 # The environment variables by which users configure the GPU's allocator; torch still reads the two older names.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Features. Operations on fewer are so short that more threads wait for each other, on a busy machine most of the time.
+NARROW = 64
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,22 @@ def make_deterministic(threads: int) -> None:
     if on_gpu:
         # Compiled layers: no choice between kernels by their measured time, which another attempt could make otherwise.
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute in so many threads inside the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def suitable_threads(size: Size) -> AbstractContextManager[None]:
+    """Compute in one thread inside the context if the network is narrow, else in as many as before."""
+    return threads(1 if size.hidden <= NARROW else torch.get_num_threads())
 
 
 def use_expandable_segments() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,24 @@ def test_measurements_are_reported_and_recorded(room: Room) -> None:
         room.export(room.cell(gate="gpas", seed=6), "described")
 
 
+def test_each_step_is_announced_and_a_narrow_network_is_compared_in_one_thread(room: Room) -> None:
+    steps: list[str] = []
+    used: list[int] = []
+    before = torch.get_num_threads()
+    cell = room.cell(gate="gpas", seed=7)
+    torch.set_num_threads(3)
+    try:
+        export(
+            cell, room.checkpoint(cell), ExportOptions(folder=room.folder / "out/steps"), cache=room.folder / "cache",
+            root=room.folder, tokenizer=None,
+            notify=lambda step: (steps.append(step), used.append(torch.get_num_threads())),
+        )  # fmt: skip
+    finally:
+        torch.set_num_threads(before)
+    assert [step.split()[0] for step in steps][-3:] == ["reading", "comparing", "writing"]
+    assert used[-3:] == [3, 1, 3]
+
+
 def test_bfloat16_weights_are_folded_in_float32_and_bundled_unchanged(room: Room) -> None:
     plain, own = (room.cell(norm=norm, gate="gpas", precision="pure_bf16") for norm in ("pre", "sandwich"))
     assert (room.export(plain, "bf16-pre").dtype, room.export(own, "bf16-own").dtype) == ("float32", "bfloat16")
@@ -180,6 +199,7 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert "plain LLaMA" in text
     assert "after update 10 of 20" in text
     assert "training has not ended" in text
+    assert ("loads it" if find_spec("transformers") else "not checked with transformers: ") in text
     report = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
     assert (report["schema"], report["form"], report["step"]) == (1, "bundled", 10)
     assert {path.name for path in (toy.folder / "again").iterdir()} == {

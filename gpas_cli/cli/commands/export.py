@@ -127,6 +127,11 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
     here = project()
     trained = _checkpoint(entry)
     text = text_of(trained)
+
+    def notify(message: str) -> None:
+        if not as_json:
+            console().print(f"{message} ...", style="dim", markup=False, soft_wrap=True)
+
     written = write(
         entry.cell,
         trained,
@@ -135,12 +140,27 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
         root=here.config.parent,
         tokenizer=text.tokenizer,
         origin=_origin(entry, trained, text),
-        notify=lambda message: console().print(f"{message} ...", style="dim", markup=False) if not as_json else None,
+        notify=notify,
     )
+    notify("loading it with transformers")
+    checked = _checked(options.folder)
     if as_json:
-        print_json(cell=entry.id, folder=str(options.folder), **_facts(written))
+        print_json(cell=entry.id, folder=str(options.folder), checked=checked, **_facts(written))
     else:
-        _print(entry, options.folder, written, options.max_error)
+        _print(entry, options.folder, written, options.max_error, checked)
+
+
+def _checked(folder: Path) -> str:
+    """Return whether transformers loads an exported network and its tokenizer, in words."""
+    from importlib.metadata import version
+
+    from gpas_cli.evaluate.external import find_model, open_model
+
+    try:
+        open_model(find_model(str(folder)), trust_code=True)
+    except GpasError as error:
+        return f"not checked with transformers: {error}"
+    return f"transformers {version('transformers')} loads it"
 
 
 def _checkpoint(entry: Entry) -> Path:
@@ -185,7 +205,7 @@ def _facts(written: ExportReport) -> dict[str, object]:
     return {**asdict(written), "checkpoint": str(written.checkpoint)}
 
 
-def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float) -> None:
+def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:
     from rich.text import Text
 
     measured = written.measured
@@ -201,6 +221,7 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float) 
         "random ids": _error(measured.random_error, max_error),
         "held-out": _error(measured.held_out_error, max_error),
         "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
+        "checked": checked,
         "load with": f'AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
     console().print(Text.assemble((entry.id, "bold"), f" -> {folder}"))

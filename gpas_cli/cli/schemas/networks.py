@@ -46,6 +46,7 @@ class ExportedJson(DocumentJson):
     dtype: NotRequired[str]
     measured: NotRequired[FoldErrorJson]
     notes: NotRequired[list[str]]
+    checked: NotRequired[Annotated[str, "whether transformers loads the folder, or why that was not tried"]]
 
 
 class EvaluatedJson(DocumentJson):
