@@ -78,10 +78,10 @@ def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tu
     declared = experiments().grids
     every = expand(experiments(), list(names or declared))
     chosen = {id(entry) for entry in (select(every, where) if where else every)}
-    by_grid: dict[str, list[Entry]] = {}
+    by_grid: dict[str, list[Entry]] = {name: [] for name in names or declared}
     for entry in every:
         if id(entry) in chosen:
-            by_grid.setdefault(entry.grid, []).append(entry)
+            by_grid[entry.grid].append(entry)
     return {name: (declared[name], entries) for name, entries in by_grid.items()}
 
 

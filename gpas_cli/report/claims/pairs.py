@@ -109,8 +109,8 @@ def _best(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> 
     sign = -1 if state_metric(comparison.value, stage_kinds(entries)).better == "higher" else 1
     found = {}
     for variant in by_variant(entries, comparison.best):
-        own = [numbers[entry.id] for entry in variant]
-        first, *others = sorted(own, key=lambda one: -math.inf if one.value is None else sign * one.value)
+        tried = (numbers[entry.id] for entry in variant)
+        first, *others = sorted(tried, key=lambda one: -math.inf if one.value is None else sign * one.value)
         found[first.status.entry.id] = replace(first, others=tuple(others))
     return found
 

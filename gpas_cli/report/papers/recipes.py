@@ -156,12 +156,10 @@ def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[Compa
     for setting, (published, origin) in (item for one in recipes(table) for item in one.settings_of(labels).items()):
         section, _, name = setting.partition(".")
         known = [cell[section] for cell in cells if cell.get(section) is not None]
-        ours: list[Any] = []
-        for value in (one.get(name) if name else one for one in known):
-            ours += [value] if value not in ours else []
+        ours = {str(value): value for value in (one.get(name) if name else one for one in known)}
         if ours:
             stated = published[BEST_OF] if isinstance(published, Mapping) else [published]
-            yield Compared(setting, tuple(stated), tuple(ours), origin)
+            yield Compared(setting, tuple(stated), tuple(ours.values()), origin)
 
 
 def _one_of(values: Sequence[Any]) -> Any:

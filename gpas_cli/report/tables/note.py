@@ -16,7 +16,7 @@ CAPITALISED = (
     *("seeds", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base", "external"),
     *("compared", "gains"),
 )
-NEVER_NAMES = ("the ", "guessing ")  # beginnings of notes of other kinds that are capitalised, too
+NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other kinds that are capitalised, too
 
 
 @dataclass(frozen=True)
