@@ -177,6 +177,13 @@ def test_a_grid_is_run_for_a_papers_table(face: Face) -> None:
     assert "GPAS paper has no table '7'" in face("run", "grid", "--for-table", "7", expect=2).err
 
 
+def test_a_condition_does_not_turn_a_paper_to_a_grid_that_does_not_name_its_table(face: Face) -> None:
+    other = "  other:\n    base: {size: 71m, data: c4, precision: bf16}\n    axes: {norm: [pre], seed: [7]}\n"
+    face.declare(TABLE_2 + other)
+    said = face("run", "grid", "--for-table", "gpas:2", "--where", "seed=7", "--dry-run", expect=2)
+    assert "no grid has cells of gpas:2" in said.err
+
+
 def test_several_grids_are_one_csv_file(face: Face) -> None:
     face.ended("pre-s1", "done", 4.5)
     recipes, _, two = TABLE_2.partition("grids:\n")
