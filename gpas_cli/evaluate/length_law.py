@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from gpas_cli.evaluate.jacobian import attention_numbers
+from gpas_cli.evaluate.moments import skeleton
 from gpas_cli.evaluate.stability import power
-from gpas_cli.evaluate.theory import initial_network
 from gpas_cli.spec.cell import Cell
+from gpas_cli.train.precision import suitable_threads
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 INPUT_ELEMENTS = 2_000_000  # for each length: rows x length x d
@@ -42,19 +43,17 @@ class LengthLaw:
 
 
 def length_law(cell: Cell, lengths: Sequence[int] = LENGTHS) -> LengthLaw:
-    """Return equation (48) and the measured values of the first layer's attention. Raises GpasError if memory is too
-    small.
-    """
-    network, device = initial_network(cell)
+    """Return equation (48) and the measured values of the first layer's attention. Only that layer is built."""
+    network = skeleton(cell.model, cell.seed, layers=1)
     size = cell.model.size
     attention, _ = network.model.blocks()[0].sublayers(network.model.positions(torch.zeros(1, 1, size.hidden)))
     points = []
     for length in lengths:
         generator = torch.Generator().manual_seed(cell.seed)
         rows = max(1, min(MOST_ROWS, INPUT_ELEMENTS // (length * size.hidden)))
-        x = torch.randn(rows, length, size.hidden, generator=generator, dtype=torch.float64).to(device)
+        x = torch.randn(rows, length, size.hidden, generator=generator, dtype=torch.float64)
         positions = network.model.positions(x)
-        with torch.no_grad():
+        with suitable_threads(size), torch.no_grad():
             measured = attention.module(x, positions)[:, -1].square().mean().sqrt().item()
         numbers = attention_numbers(attention.module, size, length)
         predicted = numbers.sigma_o * numbers.sigma_v * size.hidden / length**0.5

@@ -86,13 +86,15 @@ class Drawn(TorchFunctionMode):
         return draw(torch.Size(shape), self._seed, self._names[weight]) * self._stds[self._names[weight]]
 
 
-def skeleton(model: Model, seed: int) -> Llama:
+def skeleton(model: Model, seed: int, layers: int = 0) -> Llama:
     """Return the network at initialisation in float64, with its linear maps and its table of tokens on the device
-    "meta" in float32, where the functions for narrow networks do not take them."""
+    "meta" in float32, where the functions for narrow networks do not take them; the first `layers` layers are whole."""
     network = build(model, device="meta")
     for module in network.modules():
         if not isinstance(module, nn.Linear | nn.Embedding):
             module.to_empty(device="cpu", recurse=False)
+    for block in network.model.blocks()[:layers]:
+        block.to_empty(device="cpu")
     initialise(network, model, seed)
     for parameter in network.parameters():
         parameter.data = parameter.data if parameter.is_meta else parameter.data.double()

@@ -26,6 +26,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth_schedule import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
+from gpas_cli.train.precision import suitable_threads
 
 RANDOM_PATHS = 32  # whose means are reported
 
@@ -82,7 +83,7 @@ def _squares(network: Llama, tokens: Tensor, paths: Sequence[ActiveLayers]) -> l
         streams: list[float] = []
         keep = partial(_keep, streams)
         modules = [*(network.model.layers[layer - 1] for layer in path.layers), network.model.norm]
-        with torch.no_grad(), observed_inputs(modules, keep):
+        with suitable_threads(network.spec.size), torch.no_grad(), observed_inputs(modules, keep):
             network.model(tokens, active=path)
         after = dict(zip((0, *path.layers), streams, strict=True))
         stream = streams[0]

@@ -74,6 +74,15 @@ def test_outputs_of_a_drawn_product_are_independent_with_the_covariance_of_the_t
     assert torch.allclose(y @ y.T / 3072, expected, rtol=0.1, atol=0.1 * expected[0, 0].item())
 
 
+def test_whole_layers_of_a_skeleton_are_those_of_the_built_network() -> None:
+    parts = cell(family="gpt", init="small")
+    built_network = build(parts.model, seed=parts.seed, dtype=torch.float64)
+    first, second = skeleton(parts.model, parts.seed, layers=1).model.blocks()[:2]
+    for name, weight in built_network.model.blocks()[0].named_parameters():
+        assert torch.equal(weight, first.get_parameter(name))
+    assert second.get_parameter("mlp.up_proj.weight").is_meta
+
+
 def test_a_layer_with_a_path_around_it_has_no_bound(tmp_path: Path) -> None:
     with pytest.raises(GpasError, match="attention followed by a feed-forward network"):
         identity_bounds(cell(norm="b2t"), tmp_path, tmp_path)
