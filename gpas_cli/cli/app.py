@@ -6,6 +6,7 @@ longer than most commands, so the program imports only the one that is run, and 
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ class ConfigAnywhere(TyperGroup):
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
-        _hide_types_of_flags(self)
+        _tidy_help(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, config_first(args))
@@ -54,13 +55,14 @@ class OneAtATime(ConfigAnywhere):
         return super().resolve_command(ctx, args)
 
 
-def _hide_types_of_flags(command: Any) -> None:
-    """Show no type for flags such as --yes in help texts."""
+def _tidy_help(command: Any) -> None:
+    """Show no type for flags such as --yes in help texts, and break their lines where the terminal ends alone."""
+    command.help = re.sub(r"(?<=\S)\n(?=\w|`|\(|--)", " ", command.help or "")
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for inner in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(inner)
+        _tidy_help(inner)
 
 
 def config_first(args: list[str]) -> list[str]:

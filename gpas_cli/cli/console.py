@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gpas_cli.errors import Exit
+from gpas_cli.errors import Exit, GpasError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,11 +62,11 @@ def json_number(value: Any) -> Any:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask for confirmation unless `yes`. Raises BadParameter if standard input is not a terminal."""
+    """Ask for confirmation unless `yes`. Raises GpasError if standard input is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question} Standard input is not a terminal; add --yes to confirm.")
+        raise GpasError(f"{question} Standard input is not a terminal; add --yes to confirm.")
     if not typer.confirm(question, err=STATE.as_json):
         console().print("Nothing was done.")
         raise typer.Exit(Exit.INCOMPLETE)

@@ -19,6 +19,7 @@ RETRIED = ("failed", "cancelled", "unknown")  # the states in which a stage is r
 Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
 Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
 
 

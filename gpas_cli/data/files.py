@@ -42,7 +42,7 @@ from gpas_cli.files import parse_json
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of many gigabytes
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
-_EXAMPLE = "it is a glob, for example texts/**/*.txt"
+_EXAMPLE = "it is a glob: * matches any name, ** any folders"
 
 
 class Files(Source):

@@ -240,7 +240,8 @@ class _Composer:
                 merged = {**_merged(value), **merged}
             elif name in own:
                 first = own[name].key
-                where = f"; first on line {first.line}" if first else ""
+                remedy = ": move its entries under that line" if isinstance(value.value, dict) else ""
+                where = f"; first on line {first.line}{remedy}" if first else ""
                 self.duplicates.append(Problem((), f"the key '{name}' is given twice{where}", str(mark)))
             else:
                 own[name] = replace(value, key=mark)

@@ -24,6 +24,7 @@ from gpas_cli.spec.parse import SettingPath
 RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
 MAX_VALUES = 10_000  # of one axis
 SIGNIFICANT_DIGITS = 6
+_SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+)\s*\)")
 _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
 
 
@@ -51,7 +52,10 @@ def values_of(node: Node, path: SettingPath, problems: list[Problem]) -> tuple[N
 
 
 def spelling_of(node: Node) -> str:
-    """Return the rule to write instead of Python's `range(3)`; "" for any other value."""
+    """Return the rule to write instead of Python's `range(3)` or `logspace(1e-3, 1, 4)`; "" for any other value."""
+    if isinstance(node.value, str) and (spaced := _SPACE.fullmatch(node.value)):
+        kind, first, last, n = (part.strip() for part in spaced.groups())
+        return f"write {{{'linear' if kind == 'lin' else 'log'}: [{first}, {last}], n: {n}}}"
     match = _CALL.fullmatch(node.value) if isinstance(node.value, str) else None
     if match is None:
         return ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +37,22 @@ class _Survey:
     lost: int
 
 
-def inconsistencies(engine: Engine, runs: Path) -> Iterator[Defect]:
-    """Yield the differences between the database and `runs`. Reads all journals, a stretch at a time."""
+def inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Iterator[Defect]:
+    """Yield the differences between the database and `runs`, except events and attempts after the unix time `since`.
+
+    Reads all journals, a stretch at a time.
+    """
     with engine.connect() as connection:
         rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
     skipped: list[str] = []
     for attempt in rundir.all_attempts(runs, skipped):
         row = rows.pop((attempt.key, attempt.number), None)
         if row is None:
-            yield Defect(f"{attempt.relative} is not in the database", "`gpas sync` ingests it or prints why not")
+            if not _written_after(attempt.attempt_path, since):
+                yield Defect(f"{attempt.relative} is not in the database", "`gpas sync` ingests it or prints why not")
             continue
         try:
-            yield from _journal(attempt, dict(row))
+            yield from _journal(attempt, dict(row), since)
         except OSError as error:
             yield Defect(f"{attempt.journal_path}: {error.strerror}", "make it readable")
         except Unreadable as problem:
@@ -60,13 +66,13 @@ def inconsistencies(engine: Engine, runs: Path) -> Iterator[Defect]:
             )
 
 
-def _journal(attempt: AttemptDir, row: Mapping[str, Any]) -> Iterator[Defect]:
+def _journal(attempt: AttemptDir, row: Mapping[str, Any], since: float) -> Iterator[Defect]:
     found = _survey(attempt.journal_path)
     rebuild = "`gpas db rebuild` reads it again"
     if found.offset > row["journal_offset"]:
-        yield Defect(
-            f"{attempt.relative}: {found.offset - row['journal_offset']} bytes are not yet ingested", "run `gpas sync`"
-        )
+        left = found.offset - row["journal_offset"]
+        if not _written_after(attempt.journal_path, since):
+            yield Defect(f"{attempt.relative}: {left} bytes are not yet ingested", "run `gpas sync`")
     elif (found.offset, found.events) != (row["journal_offset"], row["journal_events"]):
         yield Defect(
             f"{attempt.relative}: the journal has {found.events} events, the database {row['journal_events']}",
@@ -79,6 +85,12 @@ def _journal(attempt: AttemptDir, row: Mapping[str, Any]) -> Iterator[Defect]:
             f"{attempt.journal_path}: {found.lost} events are missing ({found.damaged} damaged lines)",
             "they cannot be recovered; check the attempt's log and the disk",
         )
+
+
+def _written_after(path: Path, moment: float) -> bool:
+    with suppress(OSError):
+        return path.stat().st_mtime >= moment
+    return False
 
 
 def _survey(path: Path) -> _Survey:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import itertools
+import math
 import os
 import shutil
 import sqlite3
@@ -98,10 +99,11 @@ def rebuild(url: str, runs: Path) -> Ingested:
     return ingested
 
 
-def check(url: str, runs: Path) -> list[Defect]:
+def check(url: str, runs: Path, since: float = math.inf) -> list[Defect]:
     """Return the defects of the database: its version, its integrity, and whether its rows agree with `runs`.
 
-    Reads all journals. Raises StoreError only for an invalid URL.
+    Reads all journals. New events in those written after the unix time `since` are no defect: a job has added them.
+    Raises StoreError only for an invalid URL.
     """
     session.parse(url)
     try:
@@ -115,7 +117,7 @@ def check(url: str, runs: Path) -> list[Defect]:
                 Defect(f"the table {name} is missing", "`gpas db rebuild` rebuilds the database") for name in missing
             ]
         owner.refuse_other(engine, runs)
-        return [*_integrity(engine), *inconsistencies(engine, runs)]
+        return [*_integrity(engine), *inconsistencies(engine, runs, since)]
     except StoreError as error:
         return [Defect(str(error), "the check stopped here")]
     finally:

@@ -82,6 +82,11 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("# only a comment\n", "e:1:1", "is empty"),
         ("a: 1\n---\nb: 2\n", "e:2:1", "second document"),
         ("a: 1\nb: 2\na: 3\n", "e:3:1", "the key 'a' is given twice; first on line 1"),
+        (
+            "a: {b: 1}\na: {c: 2}\n",
+            "e:2:1",
+            "the key 'a' is given twice; first on line 1: move its entries under that line",
+        ),
         ("a: {b: 1, b: 2}\n", "e:1:11", "the key 'b' is given twice"),
         ("a: !!python/object:os.system x\n", "e:1:4", "tag"),
         ("a: !mine {b: 1}\n", "e:1:4", "the tag '!mine' is not allowed"),

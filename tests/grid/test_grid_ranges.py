@@ -62,6 +62,8 @@ def test_rules_can_be_zipped_and_conditions_name_their_values() -> None:
         ("{log: [.nan, 1], n: 3}", "write log: [first, last]"),
         ("{linear: [1, 1], n: 3}", "the value '1' is listed twice"),
         ("range(3)", "'range(3)' is not a list; write {range: [0, 2]}, which includes both ends"),
+        ("'logspace(1e-3, 1e-2, 4)'", "is not a list; write {log: [1e-3, 1e-2], n: 4}"),
+        ("'np.linspace(0, 1, num=5)'", "is not a list; write {linear: [0, 1], n: 5}"),
         ("[range(3)]", "'range(3)' is not a value; write {range: [0, 2]}"),
         ('"range(1, 9, 2)"', "write {range: [1, 8], step: 2}"),
         ("{rnge: [1, 2]}", "a mapping is not a list"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -35,13 +36,16 @@ def upgrade(as_json: AsJson = False) -> None:
 
 @app.command()
 def check(as_json: AsJson = False) -> None:
-    """Compare the database with the run directories. Exit code 4 if they disagree.
+    """Read new journal events, and compare the database with the run directories. Exit code 4 if they disagree.
 
     Example: [bold]gpas db check[/bold]
     """
     from gpas_cli.store import maintenance
+    from gpas_cli.store.refresh import ingest
 
-    findings = maintenance.check(project().database, project().runs)
+    began = time.time()
+    warn(ingest(project()))
+    findings = maintenance.check(project().database, project().runs, began)
     if as_json:
         print_json(findings=[str(finding) for finding in findings])
     else:

@@ -110,7 +110,7 @@ def _print_stage(stage: StageDifference) -> None:
             for key, number, outcome in zip(stage.keys, stage.attempts, stage.outcomes, strict=True)]  # fmt: skip
     console().print(f"{stage.kind}: {ends[0]} -> {ends[1]}", markup=False)
     metrics = [(name, _text(a), _text(b), "-" if a is None or b is None else f"{b - a:+.6g}")
-               for name, (a, b) in stage.metrics.items()]  # fmt: skip
+               for name, (a, b) in stage.metrics.items() if a != b]  # fmt: skip
     _print_rows("final numbers", ("", "A", "B", "B - A"), metrics)
     curves = [(each.name, str(each.common), _at(each.first), _at(each.largest), _at(each.last))
               for each in stage.curves]  # fmt: skip

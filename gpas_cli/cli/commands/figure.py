@@ -55,7 +55,15 @@ Layers = Annotated[
 ]
 Map = Annotated[bool, typer.Option("--map", help="Draw layers over updates as a heat map.", rich_help_panel=FROM_DATA)]
 Start = Annotated[
-    float, typer.Option("--from", metavar="UPDATE", help="The first update to draw.", min=0, rich_help_panel=FROM_DATA)
+    float,
+    typer.Option(
+        "--from",
+        metavar="UPDATE",
+        help="The first update to draw.",
+        min=0,
+        show_default=False,
+        rich_help_panel=FROM_DATA,
+    ),
 ]
 Against = Annotated[
     list[str] | None,

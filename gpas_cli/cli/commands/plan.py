@@ -61,8 +61,7 @@ def plan(
     With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
     with --price, also the cost. With --shrink, shows the smoke test that `gpas run grid --shrink` would run.
 
-    Exit code 0 if `gpas run grid` can run every cell, 2 if it would refuse to start, 3 if this machine cannot run some
-    cells to the end.
+    A plan that is printed ends with exit code 0; `gpas run grid --dry-run` ends with 2 if the run would be refused.
 
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
@@ -78,7 +77,6 @@ def plan(
         print_json(**as_mapping(planned, price))
     else:
         console().print(render(planned, price, cells=cells or None, asked=asked(names, where)))
-    raise typer.Exit(planned.exit_code)
 
 
 def asked(names: Sequence[str] | None, where: Sequence[str] | None) -> list[str]:

@@ -11,7 +11,7 @@ from gpas_cli.cli.commands.run import run_entries
 from gpas_cli.cli.console import confirm, console
 from gpas_cli.cli.options import CellsOrGrids, Where
 from gpas_cli.cli.outcome import finish
-from gpas_cli.cli.run_options import RunOptions, with_run_options
+from gpas_cli.cli.run_options import DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import chosen_cells, project
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
@@ -28,6 +28,7 @@ def rerun(
     words: CellsOrGrids = None,
     where: Where = None,
     undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request and keep the earlier result.")] = False,
+    dry_run: DryRun = False,
     *,
     options: RunOptions,
 ) -> None:
@@ -59,6 +60,9 @@ def rerun(
     _print_results(chosen)
     if len(states) > len(chosen):
         console().print(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")
+    if dry_run:
+        console().print(f"{count(len(chosen), 'cell')} would run again")
+        finish(RunSummary())
     confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
     run_again(project().runs, _keys([state.entry for state in chosen]))
     note(project().runs, "rerun", [state.entry.id for state in chosen])

@@ -10,7 +10,7 @@ from gpas_cli.cli.commands.run import run_entries
 from gpas_cli.cli.console import console
 from gpas_cli.cli.options import Where
 from gpas_cli.cli.outcome import finish
-from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
+from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.errors import GpasError
 
@@ -28,6 +28,7 @@ def retry(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Resources of these jobs: resources.mem=64G; repeatable."),
     ] = None,
+    dry_run: DryRun = False,
     *,
     options: RunOptions,
 ) -> None:
@@ -58,7 +59,7 @@ def retry(
     chosen = with_resources(chosen, settings or [])
     if cells:
         chosen += _waiting_for(chosen, asked)
-    run_entries(chosen, options, retry=RETRIED, how=", ".join(settings or []))
+    run_entries(chosen, options, dry_run=dry_run, retry=RETRIED, how=", ".join(settings or []))
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:

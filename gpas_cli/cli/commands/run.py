@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from gpas_cli.cli.console import STATE, confirm, console, print_json, warn
 from gpas_cli.cli.options import NamesAndSettings, Where, complete_grid, complete_printed
 from gpas_cli.cli.outcome import finish
-from gpas_cli.cli.run_options import RETRIED, RunOptions, with_run_options
+from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.submitted import SubmissionReporter, print_submitted
@@ -63,7 +63,7 @@ def run_grid(
             autocompletion=complete_printed,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only print the plan.")] = False,
+    dry_run: DryRun = False,
     test_only: Annotated[
         bool, typer.Option("--test-only", help="SLURM: print when jobs would start; submit nothing.")
     ] = False,

@@ -5,7 +5,7 @@ function setUpTheme() {
   const button = document.getElementById("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const show = () => button.setAttribute("aria-pressed", String(isDark()));
+  const show = () => { button.textContent = isDark() ? "Light theme" : "Dark theme"; };
   const chosen = stored("gpas-theme");
   if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
   button.addEventListener("click", () => {

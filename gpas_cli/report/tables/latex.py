@@ -18,6 +18,7 @@ TEXT_WIDTH = 345.0  # points
 SPACINGS = (Spacing(12), Spacing(6), Spacing(10, wrapped=True), Spacing(6, wrapped=True))  # points
 MOST_TABLES = 3  # above each other; if more are needed, published numbers are put below ours
 LONGEST_LABEL = 150.0  # points; longer row labels are wrapped
+NEGATIVE = re.compile(r"(?<![\w.,)\]}-])-(?=\d)")  # the hyphen of a number such as -0.98
 BOLD_WIDTH = 1.14  # of bold digits, relative to others
 BOLD = "\0"  # around bold text whose width is estimated; printable text does not have it
 MEASURED = Style(one_line, lambda text: f"{BOLD}{text}{BOLD}", str, minus="=", indent="M")  # as wide as minus and quad
@@ -165,8 +166,8 @@ def _wrap(text: str, whole: str, width: float, side: str = "r") -> str:
 
 
 def _sentences(found: Sequence[Note]) -> list[str]:
-    """Return the notes as sentences of a paragraph, each on a line of its own."""
-    return [f"    {latex_escape(note.sentence)}" for note in found]
+    """Return the notes as sentences of a paragraph, each on a line of its own, with the minus of numbers."""
+    return [f"    {re.sub(NEGATIVE, '$-$', latex_escape(note.sentence))}" for note in found]
 
 
 def _environment(

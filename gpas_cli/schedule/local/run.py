@@ -204,7 +204,9 @@ class LocalRun:
         self._stops_carried_out = self._stops
         if first:
             for task in self._in("waiting"):
-                self._end(task, replace(task.status, cause="stopped before it started"), skipped=True)
+                self._end(
+                    task, replace(task.status, cause="not started, because the command was stopped"), skipped=True
+                )
             for task in self._in("followed"):
                 cause = f"still {task.status.state} under another command; no longer waited for"
                 self._end(task, replace(task.status, cause=cause), skipped=True)

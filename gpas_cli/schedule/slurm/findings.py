@@ -33,7 +33,7 @@ def findings(project: Project, resources: Mapping[str, Resources], *, nodes: boo
     try:
         version = client.run("sbatch", "--version").strip()
     except SlurmError as error:  # the programs are installed, but no cluster is configured
-        yield Finding("SLURM", "note", f"{error}; jobs run on this machine")
+        yield Finding("SLURM", "note", f"jobs run on this machine: {str(error).splitlines()[0]}")
         return
     yield from _configuration(version, project.runs, {asked.notice for asked in resources.values()})
     if nodes:

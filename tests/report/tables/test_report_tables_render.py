@@ -113,7 +113,7 @@ def test_latex(table: Table) -> None:
     text = render(table, "latex")
     assert text.startswith(LATEX)
     assert "via Gradient-Preserving Activation Scaling, Table 2: validation perplexity" in text
-    assert text.endswith("median -1.31 here, -1.25 there.\n  }\n\\end{table}\n")
+    assert text.endswith("median $-$1.31 here, $-$1.25 there.\n  }\n\\end{table}\n")
 
 
 HTML = """\

@@ -99,7 +99,7 @@ def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
     first.scheduler.stop()
     summary = first.result()
     assert states(summary) == {"interrupted": ["wait-1"], "skipped": ["wait-2"]}
-    assert summary.skipped[0].reason == "stopped before it started"
+    assert summary.skipped[0].reason == "not started, because the command was stopped"
     assert observe(project.runs, key(cells[0])).outcome == "interrupted"
     go(project)
     assert states(run(project, *cells)) == {"done": ["wait-1", "wait-2"]}
