@@ -12,7 +12,7 @@ experiments.yaml, the file itself, and every folder between them.
                that lets someone write counts as a group with members.
 
 A file that fails this check is executed nevertheless if it is in a trusted folder. `gpas trust FOLDER` adds folders to
-the user's list ($XDG_CONFIG_HOME/gpas_cli/trusted, one folder per line); the environment variable GPAS_TRUSTED names
+the user's list ($XDG_CONFIG_HOME/gpas/trusted, one folder per line); the environment variable GPAS_TRUSTED names
 more, separated like PATH. A list that another user can write to is ignored.
 
 Shell completion never executes plugin files. Schemes of installed packages are always loaded, because installing a
@@ -118,16 +118,23 @@ def trusted_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]
     return tuple(folder.expanduser().resolve() for folder in (*named, *listed(environ)))
 
 
-def list_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the user's list of trusted folders."""
+def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of the user's settings."""
     home = Path(environ.get("XDG_CONFIG_HOME", ""))
     # The XDG specification says to ignore relative paths.
-    return (home if home.is_absolute() else Path.home() / ".config") / "gpas_cli" / "trusted"
+    return (home if home.is_absolute() else Path.home() / ".config") / "gpas"
+
+
+def list_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the user's list of trusted folders."""
+    return config_folder(environ) / "trusted"
 
 
 def listed(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """Return the folders of the user's list in the order in which they were added."""
     path = list_path(environ)
+    if not path.exists():  # where earlier versions wrote it
+        path = path.parent.with_name("gpas_cli") / path.name
     try:
         if _fault(path.parent) or _fault(path):
             return []

@@ -161,8 +161,9 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
     """Return the number of declared grids and all their cells. Raises GpasError if the file is invalid."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
+    from gpas_cli.grid.site import site_path
 
-    experiments = load(project.config, check=check)
+    experiments = load(project.config, check=check, site=site_path())
     return len(experiments.grids), expand(experiments, list(experiments.grids))
 
 

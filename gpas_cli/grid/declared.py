@@ -148,7 +148,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Experiments:
-    """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `corpora` has the nodes of
+    """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `site` has
+    the sections of resources in the site's profile; `corpora` has the nodes of
     the corpora in `catalogue`; `seeds` has those added beside the file, by grid; `claims` are by name, each at the
     sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
 
@@ -159,6 +160,7 @@ class Experiments:
     recipes: Mapping[str, Node] = field(default_factory=dict)
     resources: Mapping[str, Resources] = field(default_factory=dict)
     kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
+    site: Mapping[str, Node] = field(default_factory=dict)
     corpora: Mapping[str, Node] = field(default_factory=dict)
     seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)

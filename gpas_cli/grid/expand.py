@@ -16,6 +16,7 @@ from gpas_cli.grid.readers import add_problem
 from gpas_cli.grid.resources import overlaid
 from gpas_cli.grid.scalar import Label
 from gpas_cli.grid.settings import children, located, merge, plain_cell, put
+from gpas_cli.grid.site import ALL
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
@@ -243,7 +244,8 @@ class Expansion:
     def resources(self, grid: Grid, settings: Node) -> Resources:
         """Return the resources of a training: those of its size, then those of its grid."""
         size = _size_name(settings)
-        base = self.experiments.resources.get(size, Resources())
+        by_size = self.experiments.resources
+        base = by_size.get(size) or by_size.get(ALL, Resources())
         own = grid.resources.own
         layers = [(("grids", grid.name, "resources"), own)] if own else []
         return self.overlaid((grid.name, size, PRETRAIN), base, layers)

@@ -17,6 +17,7 @@ from gpas_cli.grid.read import UNKNOWN_STAGE, read_grid
 from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping, read_text
 from gpas_cli.grid.resources import read_resources
 from gpas_cli.grid.seeds import read_seeds, seeds_path
+from gpas_cli.grid.site import read_site
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.optim import Optim
@@ -31,18 +32,22 @@ VERSION = 1
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
-def load(path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
-    """Read the experiments file at `path`. Without `run_plugins`, cells that need a plugin file are invalid.
+def load(path: Path, *, run_plugins: bool = True, check: Check | None = None, site: Path | None = None) -> Experiments:
+    """Read the experiments file at `path`, and the profile `site`, if there is one (`grid.site`).
+
+    Without `run_plugins`, cells that need a plugin file are invalid.
 
     `check` returns further problems, of parts that this package does not know.
 
     Raises InvalidExperiments with all problems, including those of the cells; GpasError if the file cannot be read.
     Cells are checked only if the file has another problem: otherwise `expand` checks them.
     """
-    return interpret(read_document(path), path, run_plugins=run_plugins, check=check)
+    return interpret(read_document(path), path, run_plugins=run_plugins, check=check, site=site)
 
 
-def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check | None = None) -> Experiments:
+def interpret(
+    root: Node, path: Path, *, run_plugins: bool = True, check: Check | None = None, site: Path | None = None
+) -> Experiments:
     """Return the experiments declared by the root of a document."""
     problems: list[Problem] = []
     parts = read_mapping(root, (), problems, TOP_LEVEL_KEYS)
@@ -57,8 +62,9 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
     )
     grids = _read_grids(parts, root, catalogue, problems)
     seeds = read_seeds(seeds_path(path), read_mapping(parts.get("grids"), (), []), problems)
+    profile = read_site(site, problems)
     resources, kind_resources = read_resources(
-        parts.get("resources"), catalogue.sizes, catalogue.later_stages, problems
+        parts.get("resources"), catalogue.sizes, catalogue.later_stages, problems, profile
     )
     experiments = Experiments(
         path=path,
@@ -68,6 +74,7 @@ def interpret(root: Node, path: Path, *, run_plugins: bool = True, check: Check 
         recipes=_recipes(parts.get("recipes"), catalogue, problems),
         resources=resources,
         kind_resources=kind_resources,
+        site=profile,
         corpora=read_mapping(parts.get("corpora"), (), []),
         seeds=seeds,
         claims=read_claims(parts.get("claims"), read_mapping(parts.get("grids"), (), []), grids, problems),

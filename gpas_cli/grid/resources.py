@@ -9,6 +9,7 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.document import Node
 from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping
 from gpas_cli.grid.settings import children
+from gpas_cli.grid.site import ALL, layered
 from gpas_cli.spec import parse
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.run import Resources
@@ -41,23 +42,30 @@ def read_grid_resources(
 
 
 def read_resources(
-    node: Node | None, sizes: Collection[str], stages: Sequence[str], problems: list[Problem]
+    node: Node | None, sizes: Collection[str], stages: Sequence[str], problems: list[Problem], site: Mapping[str, Node]
 ) -> tuple[dict[str, Resources], ResourceSettings]:
-    """Return the resources of the whole file: by size, and those that override them for a kind of job."""
+    """Return the resources of the whole file over those of the site: by size and for `all`, and those that override
+    them for a kind of job.
+    """
     path = ("resources",)
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
     parts = read_mapping(node, path, problems)
-    for name, child in parts.items():
-        if name not in (*sizes, *kinds):
-            message = f"no size or stage '{name}'; {nearest(name, (*sizes, *kinds))}"
+    known = (*sizes, ALL, *kinds)
+    for name, child in (*site.items(), *parts.items()):
+        if name not in known:
+            message = f"no size or stage '{name}'; {nearest(name, known)}"
             add_problem(problems, (*path, name), message, child.key or child.mark)
-    by_size = {}
-    for name, child in parts.items():
-        made = None if name in kinds else read_dataclass(Resources, child, (*path, name), problems)
-        if made is not None:
-            by_size[name] = made
-            report_faults(made, Resources(), child, (*path, name), problems)
-    return by_size, ResourceSettings(by_kind=_read_kinds(parts, kinds, path, problems))
+        elif name not in kinds:
+            read_dataclass(Resources, child, (*path, name), problems)
+    by_size: dict[str, Resources] = {}
+    for name in dict.fromkeys((ALL, *site, *parts)):
+        whole = layered(site.get(ALL), site.get(name), parts.get(ALL), parts.get(name))
+        if whole is not None and isinstance(whole.value, dict) and name not in kinds:
+            base = by_size.get(ALL, Resources())
+            by_size[name] = parse.build(Resources, whole.plain(), (), []) or base
+            report_faults(by_size[name], base, whole, (*path, name), problems)
+    merged = {name: made for name in kinds if (made := layered(site.get(name), parts.get(name)))}
+    return by_size, ResourceSettings(by_kind=_read_kinds(merged, kinds, path, problems))
 
 
 def overlaid(base: Resources, node: Node, path: SettingPath, problems: list[Problem]) -> Resources:

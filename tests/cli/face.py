@@ -85,6 +85,7 @@ class Face:
         monkeypatch.chdir(folder)
         for name in [name for name in os.environ if name.startswith(("GPAS_", "SLURM_"))]:
             monkeypatch.delenv(name)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(folder.parent / "config"))
         monkeypatch.setitem(LocalRun.__init__.__kwdefaults__, "command", FAKE_JOB)
 
     def declare(self, text: str) -> None:

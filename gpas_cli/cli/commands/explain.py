@@ -9,11 +9,12 @@ import typer
 from gpas_cli.cli.commands.explain_bounds import as_mapping, print_theory, theory_of
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Cells
-from gpas_cli.cli.selection import find_cells
+from gpas_cli.cli.selection import experiments, find_cells
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.theory import Theory
     from gpas_cli.grid.entry import Entry
+    from gpas_cli.spec.cell import Stage
 
 
 Bounds = Annotated[
@@ -62,7 +63,7 @@ def _facts(entry: Entry) -> dict[str, object]:
     runs = [{"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)]
     stages = [
         {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
-         "resources": plain(entry.resources_of(stage))}
+         "resources": plain(entry.resources_of(stage)), "site": _site(entry, stage)}
         for stage in entry.cell.stages
     ]  # fmt: skip
     model = entry.cell.model
@@ -72,6 +73,13 @@ def _facts(entry: Entry) -> dict[str, object]:
     }  # fmt: skip
     return {"key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
             "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping()}  # fmt: skip
+
+
+def _site(entry: Entry, stage: Stage) -> dict[str, str]:
+    """Return the resources that come from the site's profile, with their places in its file."""
+    from gpas_cli.grid.site import from_site
+
+    return dict(from_site(experiments().site, entry.axes.get("size"), stage.kind, entry.resources_of(stage)))
 
 
 def _print(entry: Entry) -> None:
@@ -99,5 +107,8 @@ def _print(entry: Entry) -> None:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         asks = described(entry.resources_of(stage))
         console().print(f"  stage {stage.kind} {stage.key}{after}: {asks}", markup=False)
+        if site := _site(entry, stage):
+            places = ", ".join(f"{name} ({place})" for name, place in site.items())
+            console().print(f"  {'of the site':<14} {places}", markup=False)
     text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
     console().print("\n".join("    " + line for line in text.splitlines()), style="dim")

@@ -164,6 +164,7 @@ class StageKeyJson(TypedDict):
     key: str
     parents: list[str]
     resources: Annotated[dict[str, Any], "what its job asks for"]
+    site: Annotated[dict[str, str], "those of them that the site's profile sets, with their places in its file"]
 
 
 class ShortcutJson(TypedDict):
