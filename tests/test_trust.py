@@ -177,6 +177,13 @@ def test_a_plugin_that_is_not_a_file_is_one_message(config: Path, name: str, mes
     assert len([line for line in lines if message in line]) == 1, lines
 
 
+def test_a_plugin_that_is_a_link_to_itself_is_one_message(config: Path) -> None:
+    plugin = config.parent / "schemes/mine.py"
+    plugin.unlink()
+    plugin.symlink_to("mine.py")
+    assert "plugins: schemes/mine.py: " in refusal(config)
+
+
 @pytest.mark.parametrize("broken", ["raise ValueError('boom')", None])
 def test_a_plugin_that_does_not_load_is_one_message_with_the_cause(config: Path, broken: str | None) -> None:
     plugin = config.parent / "schemes/mine.py"

@@ -54,6 +54,8 @@ def _plugin(name: str, config: Path, item: Node, problems: list[Problem]) -> Plu
             return plugin_of(name, path.read_text("utf-8"))
     except OSError as error:
         add_problem(problems, PATH, f"{name}: {error.strerror}", item)
+    except RuntimeError as error:  # from `resolve` before Python 3.13; what a plugin raises is an InvalidExperiments
+        add_problem(problems, PATH, f"{name}: {error}", item)
     except UnicodeDecodeError:
         add_problem(problems, PATH, f"{name} is not UTF-8 text", item)
     except InvalidExperiments as error:
