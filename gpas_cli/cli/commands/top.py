@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from gpas_cli.cli.commands.status import observed
 from gpas_cli.cli.console import console, json_number, print_json
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.views.columns import Cell
     from gpas_cli.plan.usage import Activity, GridUsage, Running
+    from gpas_cli.schedule.slurm.used import ProfileUse
     from gpas_cli.state.status import CellStatus
 
+Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
 REFRESH_SECONDS = 2.0
 BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
@@ -29,15 +33,20 @@ DROPPABLE_IN_LINE = ("why",)
 OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
-def top(names: NamesAndSettings = None, where: Where = None, as_json: AsJson = False) -> None:
+def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = False, as_json: AsJson = False) -> None:
     """Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.
 
     Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
     view is refreshed until Ctrl-C; when piped or with --json, it is printed once.
 
+    With --usage, shows what ended SLURM jobs asked for and what they used, according to SLURM's accounting.
+
     Example: [bold]gpas top table2[/bold]
     """
-    if as_json:
+    if usage:
+        profiles = _profiles(names, where)
+        print_json(profiles=[vars(one) for one in profiles]) if as_json else console().print(_profile_table(profiles))
+    elif as_json:
         print_json(**as_mapping(_activity(names, where)))
     elif console().is_terminal:
         _watch(names, where)
@@ -52,6 +61,27 @@ def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activ
     runs = project().runs
     index = EndedIndex(runs)
     return UsageMeter(runs).room(observed(names, where, jobs=True, index=index), index)
+
+
+def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:
+    from gpas_cli.schedule.slurm.used import used_by_profile
+
+    cells = (state.entry.cell for state in observed(names, where))
+    return used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
+
+
+def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
+    if not profiles:
+        return "no SLURM job of these cells has ended"
+    rows: list[dict[str, Cell]] = [
+        {
+            "jobs": f"{one.jobs}", "memory asked": byte_size(one.memory), "used": byte_size(one.used_memory),
+            "cores asked": f"{one.cpus}", "busy": f"{one.used_cores:.2f}",
+            "time asked": stopwatch(one.limit) if one.limit else "no limit", "longest": stopwatch(one.longest),
+        }
+        for one in profiles
+    ]  # fmt: skip
+    return _table(rows, (), set(rows[0]))
 
 
 def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:

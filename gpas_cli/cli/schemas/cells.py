@@ -115,14 +115,27 @@ class GridUseJson(UseJson):
     grid: str
 
 
-class TopJson(DocumentJson):
-    """`gpas top --json`."""
+class ProfileUseJson(TypedDict):
+    """What SLURM jobs that asked for the same used. Bytes and seconds; 0 if unknown."""
 
-    time: Time
-    running: list[RunningCellJson]
-    queued: list[QueuedCellJson]
-    grids: list[GridUseJson]
-    total: UseJson
+    memory: int
+    cpus: int
+    limit: int
+    jobs: int
+    used_memory: Annotated[int, "the largest of a job"]
+    used_cores: Annotated[float, "on average"]
+    longest: float
+
+
+class TopJson(DocumentJson):
+    """`gpas top --json`; with --usage only `profiles`."""
+
+    time: NotRequired[Time]
+    running: NotRequired[list[RunningCellJson]]
+    queued: NotRequired[list[QueuedCellJson]]
+    grids: NotRequired[list[GridUseJson]]
+    total: NotRequired[UseJson]
+    profiles: NotRequired[list[ProfileUseJson]]
 
 
 class EventJson(TypedDict):

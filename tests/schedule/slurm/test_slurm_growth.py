@@ -114,6 +114,22 @@ def test_retry_sets_resources_of_the_next_jobs_alone(site: Site) -> None:
     assert "resources.mem=64G, resources.time=90" in site.gpas("history").out.splitlines()[-1]
 
 
+def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site) -> None:
+    assert "no SLURM job of these cells has ended" in site.gpas("top", "small", "--usage").out
+    declare(site, "mem: 1G")
+    submitted(site)
+    name = site.names()[-1]
+    site.programs.put(
+        "sacct",
+        f"8_0|{name}|COMPLETED|1G|2|60|100|01:00.500|\n8_0.batch|batch|COMPLETED||2||100|00:00.015|12M\n"
+        "8_0.0|sh|COMPLETED||2||100|01:00.485|512M\n",
+    )
+    (used,) = site.gpas("top", "small", "--usage", "--json").json["profiles"]
+    assert used == {"memory": 2**30, "cpus": 2, "limit": 3600, "jobs": 1, "used_memory": 2**29, "used_cores": 0.6,
+                    "longest": 100.0}  # fmt: skip
+    assert "537 MB" in site.gpas("top", "small", "--usage").out
+
+
 def test_plans_show_the_resources_of_all_attempts(site: Site) -> None:
     declare(site, "mem: [32G, 64G], time: ['1:00:00', '4:00:00']")
     assert "1 core, 32G, then 64G, 1:00:00, then 4:00:00" in site.gpas("explain", "pre-s1").out
