@@ -55,9 +55,9 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     keys = [key for key in all_keys(project.runs) if key.startswith(prefix)]
     view = SchedulerView(project.runs)
     recorded = {key: facts_of(view, key) for key in keys}
-    recorded = {key: facts for key, facts in recorded.items() if facts.get("stage") not in OF_NO_CELL}
     recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
-    return _distinct(_read(facts, key, catalogue) for key, facts in recorded.items())
+    of_cells = {key: facts for key, facts in recorded.items() if facts.get("stage") not in OF_NO_CELL}
+    return _distinct(_read(facts, key, catalogue) for key, facts in of_cells.items())
 
 
 def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:

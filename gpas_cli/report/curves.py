@@ -35,7 +35,8 @@ def curves(
 
 def layer_curves(engine: Engine, keys: Iterable[str], name: str, *, until: int | None = None) -> dict[str, LayerCurve]:
     """Return the curve by layer `name` by stage key; stages without it are left out. `until` is as for `curves`."""
-    return _read(engine, keys, _statement(LayerCurveRow, name, until), until)
+    found = _read(engine, keys, _statement(LayerCurveRow, name, until), until)
+    return {key: [(step, dict(sorted(values.items()))) for step, values in curve] for key, curve in found.items()}
 
 
 def curve_names(engine: Engine, keys: Iterable[str]) -> tuple[list[str], list[str]]:

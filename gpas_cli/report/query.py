@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
 
 from gpas_cli.report.result import PARTIAL, SCORING, ExternalNetwork, Result, TaskResult
 from gpas_cli.spec.downstream import Downstream, metrics_of
@@ -90,18 +90,12 @@ def external_networks(engine: Engine) -> list[ExternalNetwork]:
     Each is there once for each choice of settings. Scores whose run directories are gone are left out.
     """
     with engine.connect() as connection:
-        rows = _rows(
-            connection,
-            select(ScoreRow.__table__, AttemptRow.__table__, StageRow.cell)
-            .join(AttemptRow, AttemptRow.id == ScoreRow.attempt_id)
-            .join(StageRow, StageRow.key == AttemptRow.stage_key)
-            .where(StageRow.kind == EXTERNAL, AttemptRow.gone.is_(None))
-            .order_by(AttemptRow.created, AttemptRow.stage_key, AttemptRow.number),
-        )
+        rows = _score_rows(connection, StageRow.kind == EXTERNAL)
     by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in rows:
         by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
-    return [_external(key, list(scores.values())) for key, scores in by_key.items()]
+    first = sorted(rows, key=lambda row: (row["created"] or 0.0, row["stage_key"]))
+    return [_external(key, list(by_key[key].values())) for key in dict.fromkeys(row["stage_key"] for row in first)]
 
 
 def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
@@ -120,14 +114,7 @@ def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
 
 def _with_scores(connection: Connection, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
     """Return the results, by key, of the stages in `keys` that have scores, with these scores."""
-    rows = _rows(
-        connection,
-        select(ScoreRow.__table__, AttemptRow.__table__, StageRow.kind, StageRow.cell)
-        .join(AttemptRow, AttemptRow.id == ScoreRow.attempt_id)
-        .join(StageRow, StageRow.key == AttemptRow.stage_key)
-        .where(AttemptRow.stage_key.in_(keys), AttemptRow.gone.is_(None))
-        .order_by(AttemptRow.number),
-    )
+    rows = _score_rows(connection, AttemptRow.stage_key.in_(keys))
     by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in rows:
         known = found.get(row["stage_key"])
@@ -163,6 +150,18 @@ def _spike_counts(connection: Connection, keys: Sequence[str]) -> dict[str, dict
     return found
 
 
+def _score_rows(connection: Connection, which: ColumnElement[bool]) -> list[dict[str, Any]]:
+    """Return the scores of attempts that are not gone, earlier attempts first; sorted here, because servers collate."""
+    rows = _rows(
+        connection,
+        select(ScoreRow.__table__, AttemptRow.__table__, StageRow.kind, StageRow.cell)
+        .join(AttemptRow, AttemptRow.id == ScoreRow.attempt_id)
+        .join(StageRow, StageRow.key == AttemptRow.stage_key)
+        .where(which, AttemptRow.gone.is_(None)),
+    )
+    return sorted(rows, key=lambda row: (row["number"], row["task"], row["metric"]))
+
+
 def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(statement).mappings()]
 
@@ -173,7 +172,7 @@ def _metrics(connection: Connection, ids: Iterable[int]) -> dict[int, dict[str, 
         rows = connection.execute(
             select(MetricRow.attempt_id, MetricRow.name, MetricRow.value).where(MetricRow.attempt_id.in_(part))
         )
-        for attempt_id, name, value in rows:
+        for attempt_id, name, value in sorted(rows, key=tuple):  # a server has an order of its own
             found.setdefault(attempt_id, {})[name] = value
     return found
 

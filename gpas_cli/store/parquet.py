@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import JSON, BigInteger, Boolean, Double, Engine, Integer, Table, select
+from sqlalchemy import JSON, BigInteger, Boolean, Double, Engine, Integer, String, Table, select
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from gpas_cli.store import owner
@@ -45,7 +45,9 @@ def _export(engine: Engine, table: Table, path: Path, origin: Mapping[str, str])
     columns = [column for column in table.columns if column.name not in BOOKKEEPING]
     schema = pa.schema([(column.name, _arrow(column.type)) for column in columns], metadata=dict(origin))
     texts = [isinstance(column.type, JSON) for column in columns]
-    statement = select(*columns).order_by(*table.primary_key.columns)
+    binary = "C" if engine.dialect.name == "postgresql" else "BINARY"  # the same order whatever a server's language is
+    order = (key.collate(binary) if isinstance(key.type, String) else key for key in table.primary_key.columns)
+    statement = select(*columns).order_by(*order)
     aside = path.with_name(f".{path.name}.partial")
     rows = 0
     try:

@@ -117,7 +117,7 @@ def file_of(url: URL) -> Path | None:
     """Return the file of an SQLite database; None for one in memory or on a server."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
-    return Path(str(url.database).removeprefix("file:"))
+    return Path(str(url.database).removeprefix("file:")).absolute()
 
 
 def version_of(connection: Connection) -> str | None:

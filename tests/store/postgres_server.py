@@ -60,13 +60,13 @@ def running_server() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def new_database(server: Path) -> str:
-    """Return the URL of a new database on the server."""
+def new_database(server: Path, options: str = "") -> str:
+    """Return the URL of a new database on the server, made with these options of CREATE DATABASE."""
     import psycopg
 
     name = f"results{time.monotonic_ns()}"
     with psycopg.connect(host=str(server), user="gpas", dbname="postgres", autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
+        connection.execute(f"CREATE DATABASE {name} {options}".encode())
     return f"postgresql://gpas@/{name}?host={server}"
 
 

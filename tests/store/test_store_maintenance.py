@@ -62,6 +62,13 @@ def test_the_file_before_a_rebuild_is_kept(connect: Connect, sqlite_url: str, li
     assert not [path for path in tmp_path.iterdir() if "rebuild" in path.name]
 
 
+def test_a_database_in_this_folder_is_rebuilt(life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.whole()
+    monkeypatch.chdir(tmp_path)
+    assert rebuild("sqlite:///gpas.db", life.runs).attempts == 1
+    assert (tmp_path / "gpas.db").stat().st_size > 0
+
+
 def test_dumps_of_different_databases_differ(connect: Connect, url: str, life: Life) -> None:
     engine = connect(url)
     grown(engine, life)

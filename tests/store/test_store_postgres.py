@@ -6,15 +6,19 @@ import math
 from pathlib import Path
 
 import pytest
+from attempts import write_events
 from dumps import dump
 from life import OTHER, Connect, Life
-from postgres_server import needs_server
-from sqlalchemy import select, text
+from postgres_server import needs_server, new_database
+from sqlalchemy import Engine, select, text
 
 from gpas_cli.errors import StoreError
+from gpas_cli.events import Layers, Outcome, Score
 from gpas_cli.report import query
+from gpas_cli.report.curves import LAST, layer_curves
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
+from gpas_cli.store.parquet import export_tables
 from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, MetricRow
 
 pytestmark = needs_server
@@ -42,6 +46,34 @@ def test_the_content_is_that_of_sqlite(connect: Connect, postgres_url: str, life
         assert connection.execute(text("SELECT value FROM metric WHERE value = 'Infinity'")).scalar() == math.inf
     assert loss is not None
     assert math.isnan(loss)
+
+
+@pytest.mark.parametrize("until", [None, LAST, 5, 99_999_999_999])
+def test_queries_give_the_same_in_the_same_order(
+    connect: Connect, postgres_server: Path, life: Life, tmp_path: Path, until: int | None
+) -> None:
+    """Whatever the order of rows on the server's disk, and whatever language it sorts text by."""
+    url = new_database(postgres_server, "TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'")
+    server, file = connect(url), connect(f"sqlite:///{tmp_path / 'gpas.db'}")
+    attempt = life.attempt()
+    life.start(attempt)
+    layers = [Layers(step, {"gate": [0.1 * step, math.nan, math.inf]}) for step in (1, 3, 2, 5)]
+    scores = [
+        Score(task, by, 0.5, None, 9, 0, "1", "h") for task in ("indent", "Arc", "_b") for by in ("acc_norm", "acc")
+    ]
+    ends = [Outcome("done", 5, metrics={"loss": 1.0, "Zeta": 2.0, "_a": 3.0, "b/c": 4.0})]
+    for events in (layers, scores, ends, layers[:2], scores[:3], ends):  # the second time, rows are replaced
+        write_events(attempt, events)
+        for engine in (server, file):
+            sync(engine, life.runs)
+    asked = [attempt.key]
+
+    def read(engine: Engine, folder: Path) -> list[object]:
+        exported = [path.read_bytes() for path in sorted(one.path for one in export_tables(engine, folder))]
+        found = [query.results(engine, asked), layer_curves(engine, asked, "gate", until=until), exported]
+        return [repr(found), query.attempts(engine, attempt.key)[0]["metrics"].__repr__()]
+
+    assert read(server, tmp_path / "server") == read(file, tmp_path / "file")
 
 
 def test_the_page_sees_that_events_were_ingested(connect: Connect, postgres_url: str, life: Life) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attempts import attempt_at
 from face import START, TRAINED, Face, end
-from scored import finish_cells, score
+from scored import finish_cells, finish_external, score
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
@@ -42,6 +42,13 @@ def test_a_setting_that_the_base_does_not_have_is_not_set(face: Face) -> None:
     assert "    gate.activation: not set -> silu\n" in said
     assert "    gate.learnable: not set -> true\n" in said
     assert "None" not in said.partition("attempt 1")[0]
+
+
+def test_the_key_of_a_network_from_elsewhere_is_no_cell(face: Face) -> None:
+    finish_external(face, "zeta", "ab" * 8, score("indent", 0.5))
+    face("sync")
+    said = face("why", "abab", expect=2)
+    assert "no cell 'abab'" in said.err
 
 
 def test_the_scores_of_a_downstream_stage_are_listed(face: Face) -> None:

@@ -1,0 +1,128 @@
+"""Every command that reads the database prints the same bytes whether it is SQLite or Postgres."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_list import COMMANDS
+from face import TRAINED, Face
+from postgres_server import needs_server, new_database, running_server
+from scored import finish_cells, finish_external, score
+
+CLAIMS = """\
+  gates-open:
+    statement: The last gate is positive.
+    grids: [small]
+    subject: {gate: gpas}
+    by: [norm]
+    value: {curve: gate, take: mean}
+    expect: positive
+  variance-early:
+    statement: At update 2 the variance is higher without the gate.
+    grids: [small]
+    subject: {gate: none}
+    against: {gate: gpas}
+    by: [norm]
+    compare: ratio
+    value: {curve: activation_variance, take: max, updates: 99999999999}
+    expect: {above: 1}
+  few-spikes:
+    statement: Every run has fewer than two spikes.
+    grids: [small]
+    subject: {norm: pre}
+    value: {curve: spike_loss, take: count, updates: all}
+    expect: {below: 2}
+    by: [gate]
+    test: each-run
+"""
+# What each command is called with; a second time with --json, if it has that option.
+READERS = {
+    "plan": ["", "small scored --cells"],
+    "status": ["small shares scored --all"],
+    "top": ["small"],
+    "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
+    "table": ["small", "shares --missing", "scored --external all", "small --value loss --value loss_spikes", "gpas:2"],
+    "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
+    "run claims": ["gate-lowers gates-open --dry-run"],
+    "run grid": ["small --dry-run"],
+    "figure": ["small -t", "small -t --what activation_variance --where norm=pre", "--scaling -t"],
+    "report": ["small scored -o report.html"],
+    "why": ["small/pre-s1", "small/post-s2", "'small[pre+gpas,toy]'", "scored/pre", "UNDECLARED"],
+    "diff": ["small/pre-s1 small/pre-gpas-s1"],
+    "sync": [""],
+    "gc": [""],
+    "db check": [""],
+    "db upgrade": [""],
+    "db export": ["tables"],
+    "db rebuild": ["--yes"],
+}
+# They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
+OTHERS = {
+    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor"),
+    *("cancel", "retry", "rerun", "forget", "theory stability", "theory norms", "theory length"),
+    *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
+}
+OPTIONS = {path.removeprefix("gpas "): {o for p in command.params for o in p.opts} for path, command in COMMANDS}
+
+
+def test_every_command_is_here() -> None:
+    assert OPTIONS.keys() == READERS.keys() | OTHERS
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """Return the URL of a database whose collation is that of a language, as on most servers."""
+    with running_server() as server:
+        yield new_database(server, "TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'")
+
+
+@pytest.mark.long
+@needs_server
+def test_both_databases_give_the_same_output(
+    face: Face, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undeclared = _project(face)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    for command, calls in READERS.items():
+        for words in calls:
+            for more in ("", "--json") if "--json" in OPTIONS[command] else ("",):
+                call = f"{command} {words} {more}".replace("UNDECLARED", undeclared)
+                print(call)
+                said, files = [], []
+                for url in ("sqlite:///gpas.db", postgres_url):
+                    monkeypatch.setenv("GPAS_DB", url)
+                    said.append(face(*shlex.split(call), expect=None))
+                    files.append({path.name: path.read_bytes() for path in _written(face.folder)})
+                assert said[0].code in (0, 3), call
+                assert said[0] == said[1], call
+                assert files[0] == files[1], call
+
+
+def _written(folder: Path) -> Iterator[Path]:
+    yield from folder.glob("report.html")
+    yield from folder.glob("tables/*.parquet")
+
+
+def _project(face: Face) -> str:
+    """Record runs of all kinds, and return the key of one whose cell is not declared."""
+    finish_cells(face)
+    declared = (face.folder / "experiments.yaml").read_text()
+    face.declare(declared.replace("seed: [1, 2]", "seed: [1, 2, 3]", 1))
+    face.ended("post-gpas-s3", "done", 5.0)
+    key = face.entry("post-gpas-s3").key
+    face.declare(declared + CLAIMS)
+    for place, entry in enumerate(face.entries()):
+        if not entry.name.startswith("post-s"):
+            face.ended(entry.name, "done", 100.0 / 3 - place)
+    face.ended("pre-s2", "failed", cause="died\0 of \ud800")
+    face.ended("post-s1", "diverged", math.nan)
+    face.attempt("post-s2", *TRAINED[:4], log="\u00e9t\u00e9\n")
+    finish_external(face, "zeta", "ab" * 8, score("indent", 0.5), score("bracket", math.inf), score("Arc", 0.25))
+    finish_external(face, "Alpha", "cd" * 8, score("indent", 0.75))
+    return key
