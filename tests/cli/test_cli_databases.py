@@ -63,7 +63,7 @@ READERS = {
 }
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
-    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor"),
+    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor", "history"),
     *("cancel", "retry", "rerun", "forget", "theory stability", "theory norms", "theory length"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }
