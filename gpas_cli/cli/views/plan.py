@@ -166,7 +166,7 @@ def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
 
 
 def _texts(planned: Plan) -> list[str]:
-    jobs = {job.name: f"in a job with {job.resources.cpus} cores" for job in planned.texts}
+    jobs = {job.name: f"in a job with {count(job.resources.cpus, 'core')}" for job in planned.texts}
     first = jobs or dict.fromkeys(planned.untokenised, "by the first job that reads it")
     return [f"{name} is tokenised first, {how}; its time is not estimated" for name, how in first.items()]
 

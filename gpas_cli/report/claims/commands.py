@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.claims.verdict import UNDECIDED, Part, Verdict
 from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.report.tables.missing import RETRIED
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
 # What a run in this state needs. Those that are queued or running need nothing.
-REMEDIES = {"failed": "gpas retry", "unsynced": "gpas sync", "unrecorded": "gpas rerun", "not finite": "gpas rerun"}
+REMEDIES = {
+    **dict.fromkeys(RETRIED, "gpas retry"),
+    **dict.fromkeys(("unrecorded", "not finite"), "gpas rerun"),
+    "unsynced": "gpas sync",
+}
 WAITING = ("queued", "running")
 
 

@@ -13,7 +13,7 @@ from gpas_cli.report.tables.table import Table
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
 
-RETRIED = ("failed", "cancelled")  # states that `gpas run` leaves to `gpas retry`
+RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
 NOT_RUN = ("unsynced", "unrecorded", "not finite")  # states of cells that have run
 
 

@@ -106,7 +106,14 @@ def test_missing_runs_are_named_with_the_command_that_runs_them() -> None:
 
 @pytest.mark.parametrize(
     ("state", "command"),
-    [("failed", "gpas retry demo/71m-pre-gpas-1 demo/71m-pre-gpas-2"), ("done", "gpas sync"), ("queued", "")],
+    [
+        *(
+            (state, "gpas retry demo/71m-pre-gpas-1 demo/71m-pre-gpas-2")
+            for state in ("failed", "cancelled", "unknown")
+        ),
+        ("done", "gpas sync"),
+        ("queued", ""),
+    ],
 )
 def test_what_helps_depends_on_the_state(state: str, command: str) -> None:
     assert verdict({("pre", "none"): (34.0, 34.3), ("pre", "gpas"): (state, state)}).command == command
