@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ OPEN = Path("/proc/self/fd")
 def descriptors() -> dict[str, str]:
     """Return what each open descriptor of this process refers to, by its number; nothing where there is no /proc.
 
-    Files of installed packages are left out: a library may keep its own open, as matplotlib keeps fonts.
+    Left out are files of installed packages, because a library may keep its own open, as matplotlib keeps fonts, and
+    the pipe to multiprocessing's resource tracker, which lives as long as its process.
     """
     found = {}
     for link in OPEN.iterdir() if OPEN.is_dir() else ():
@@ -26,7 +28,7 @@ def descriptors() -> dict[str, str]:
             target = str(link.readlink())
         except OSError:  # The descriptor with which the folder was read.
             continue
-        if not target.startswith(sys.prefix):
+        if not target.startswith(sys.prefix) and link.name != str(resource_tracker._resource_tracker._fd):
             found[link.name] = target
     return found
 
@@ -49,5 +51,6 @@ def opened_since(before: dict[str, str]) -> list[str]:
         return [target for number, target in descriptors().items() if before.get(number) != target]
 
     if new():
+        gc.unfreeze()  # Commands and jobs freeze what they leave behind when they end.
         gc.collect()
     return new()

@@ -51,7 +51,7 @@ def test_a_sbatch_that_hangs_is_a_finding(project: Project, monkeypatch: pytest.
     monkeypatch.setattr(subprocess, "run", hang)
     (finding,) = examine._schedulers(project, nodes=False)
     assert finding.status == "note"
-    assert finding.detail == "sbatch did not answer within 30 s; jobs run on this machine"
+    assert finding.detail == "jobs run on this machine: sbatch did not answer within 30 s"
 
 
 def test_a_password_that_an_earlier_version_left_in_submissions_is_found(project: Project, tmp_path: Path) -> None:

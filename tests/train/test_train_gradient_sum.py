@@ -109,6 +109,7 @@ def test_what_has_no_gradient_is_in_no_message(group: None) -> None:
     assert numbers() == every - 1 - sum(p.numel() for p in network.model.layers[0].parameters())
 
 
+@pytest.mark.keeps_open("gloo keeps its connections until the process ends")
 def test_bf16_gathers_the_matrices_of_layers_in_bfloat16(group: None) -> None:
     model = parse_model({"size": {"hidden": 8, "ffn": 8, "heads": 2, "layers": 2, "vocab": 8}, "gate": "gpas"})
     precision = Precision("bf16", CPU)

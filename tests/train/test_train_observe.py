@@ -111,7 +111,6 @@ def sharded(rank: int, ranks: int, folder: str) -> None:
     os._exit(0)  # a gloo thread that outlives Python may abort the process
 
 
-@pytest.mark.keeps_open("the resource tracker of multiprocessing lives as long as its process")
 def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(sharded, args=(2, str(tmp_path)), nprocs=2)
     assert len(list(tmp_path.glob("reported-*"))) == 2

@@ -25,6 +25,7 @@ def test_cores_are_taken_once(tmp_path: Path) -> None:
     assert pool.free() == 0
     two.close()
     assert pool.free() == 2
+    one.close()
 
 
 def test_too_few_free_slots_are_left_untouched(tmp_path: Path) -> None:
@@ -34,7 +35,9 @@ def test_too_few_free_slots_are_left_untouched(tmp_path: Path) -> None:
     assert pool.take(Resources(cpus=3)) is None
     assert pool.free() == 2
     held.close()
-    assert pool.take(Resources(cpus=99)) is not None  # capped at the number of cores
+    every = pool.take(Resources(cpus=99))
+    assert every is not None  # capped at the number of cores
+    every.close()
 
 
 def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
@@ -47,3 +50,5 @@ def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
     assert second.variables["CUDA_VISIBLE_DEVICES"] == "0,2"
     assert second.threads == 2
     assert wide.take(Resources()) is None
+    first.close()
+    second.close()
