@@ -25,3 +25,12 @@ def test_it_stays_cancelled_until_it_is_retried(face: Face) -> None:
     assert (face.folder / "ran.txt").read_text().startswith("pre-s1 1 pretrain")
     assert face("status", "--json", "small").json["cells"][0]["state"] == "done"
     face("run", "grid", "small", *ONE, "--executor", "local")
+
+
+def test_retry_takes_grids_and_conditions(face: Face) -> None:
+    for name in ("pre-s1", "pre-s2"):
+        face.ended(name, "failed", cause="no luck")
+    planned = face("retry", "small", "--where", "seed=2", "--dry-run", "--executor", "local").out
+    assert "small/pre-s2" in planned
+    assert "small/pre-s1" not in planned
+    assert "no cell has seed '2'" in face("retry", "pre-s1", "--where", "seed=2", "--dry-run", expect=2).err

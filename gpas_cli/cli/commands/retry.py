@@ -8,11 +8,12 @@ import typer
 
 from gpas_cli.cli.commands.run import run_entries
 from gpas_cli.cli.console import console
-from gpas_cli.cli.options import Where
+from gpas_cli.cli.options import CellsOrGrids, Where
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
-from gpas_cli.cli.selection import entries, experiments, find_cells, project
+from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project
 from gpas_cli.errors import GpasError
+from gpas_cli.words import listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 @with_run_options
 def retry(
-    cells: Annotated[
-        list[str] | None, typer.Argument(help="Cells by name or key; by default every failed or cancelled one.")
-    ] = None,
+    cells: CellsOrGrids = None,
     where: Where = None,
     settings: Annotated[
         list[str] | None,
@@ -34,7 +33,7 @@ def retry(
 ) -> None:
     """Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.
 
-    Cells blocked by these failures are run too.
+    By default every failed or cancelled cell. Cells blocked by these failures are run too.
 
     Example: [bold]gpas retry pre-gpas-s1[/bold]
 
@@ -45,11 +44,11 @@ def retry(
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import RESULTS
 
-    asked = find_cells(cells) if cells else entries(list(experiments().grids), where)
+    asked = cells_or_grids(cells, where)
     states = look(project().runs, asked)
     chosen = [state.entry for state in states if state.state in RETRIED]
     if not chosen and cells:
-        states_text = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+        states_text = listed([f"{state.entry.id} is {state.state}" for state in states], 4)
         ended = any(state.state in RESULTS for state in states)
         more = "`gpas rerun` trains one with a result again" if ended else "`gpas run grid` runs what is missing"
         raise GpasError(f"nothing to retry: {states_text}; {more}")
