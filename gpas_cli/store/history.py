@@ -38,6 +38,7 @@ def note(runs: Path, what: str, cells: Iterable[str], how: str = "") -> None:
     )  # fmt: skip
     line = json.dumps(to_mapping(deed), ensure_ascii=False) + "\n"
     with suppress(OSError):
+        runs.mkdir(parents=True, exist_ok=True)
         file = os.open(runs / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             os.write(file, line.encode())  # one write, so that lines of several users stay whole

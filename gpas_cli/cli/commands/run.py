@@ -22,7 +22,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from gpas_cli.grid.entry import Entry
     from gpas_cli.schedule.scheduler import RunRequest, Scheduler
@@ -150,11 +150,9 @@ def run_entries(
     guess = planned.estimate
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
         confirm(f"Start {count(len(planned.jobs), 'job')}?", options.yes)
-    if planned.jobs:
-        here.runs.mkdir(parents=True, exist_ok=True)
-        note(here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
     request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
-    submitted, summary = run_request(scheduler, request, options.wait)
+    started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
+    submitted, summary = run_request(scheduler, request, options.wait, started if planned.jobs else None)
     if summary:
         _conclude(summary, words)
     finish(summary, options.notify, submitted)
@@ -187,8 +185,11 @@ def run_shrunk(
     finish(summary, options.notify, submitted, cells.as_mapping())
 
 
-def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[Submitted | None, RunSummary | None]:
-    """Submit the cells, and wait for them if the scheduler needs this process or if asked to.
+def run_request(
+    scheduler: Scheduler, request: RunRequest, wait: bool, started: Callable[[], None] | None = None
+) -> tuple[Submitted | None, RunSummary | None]:
+    """Submit the cells, and wait for them if the scheduler needs this process or if asked to. `started` is called when
+    they have been submitted.
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
@@ -200,6 +201,8 @@ def run_request(scheduler: Scheduler, request: RunRequest, wait: bool) -> tuple[
     results = partial(results_so_far, request.project, request.entries)
     with make_reporter(console(), results) if waits else nullcontext(SubmissionReporter()) as reporter:
         run = scheduler.submit(replace(request, reporter=reporter))
+        if started:
+            started()
         submitted = None if scheduler.foreground else run.submitted
         if submitted:
             print_submitted(submitted, request.entries)
