@@ -29,7 +29,7 @@ def site_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     """
     named = environ.get(VARIABLE)
     path = Path(named).expanduser() if named else config_folder(environ) / "site.yaml"
-    if named == "" or (named is None and not path.is_file()):
+    if named == "" or (named is None and not os.path.isfile(path)):  # noqa: PTH113  (a home may be unreadable)
         return None
     try:
         reason = suspicion(path, path, environ)
