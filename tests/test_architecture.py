@@ -41,7 +41,7 @@ BESIDE = {
     "cli": {"grid", "data", "report", "page", "origin", "statistics", "evaluate"},
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
-LONGEST_FUNCTION, LONGEST_FILE = 60, 350
+LONGEST_FUNCTION, LONGEST_FILE = 60, 500
 
 
 @cache
