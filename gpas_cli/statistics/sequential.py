@@ -32,8 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpas_cli.statistics.multiplicity import holm
-from gpas_cli.statistics.stats import ROUNDING, aggregate, unit
+from gpas_cli.statistics.stats import ROUNDING, aggregate, holm, unit
 
 if TYPE_CHECKING:
     import numpy as np

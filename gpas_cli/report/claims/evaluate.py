@@ -25,10 +25,10 @@ from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, P
 from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.statistics.stats import Needed, holm, needed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.statistics.power import Needed
 
 LEVEL = 0.95
 ALPHA = 0.05
@@ -74,13 +74,13 @@ def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
     part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=reason)
     if tested.mean is None:
         return part
-    needed = _needed(part, tested.mean)
+    further = _needed(part, tested.mean)
     return replace(
         part,
         effect=part.shown(tested.mean),
         interval=_interval(part, tested),
-        needed=needed.further if needed else None,
-        needed_range=(needed.fewest, needed.most) if needed else (None, None),
+        needed=further.further if further else None,
+        needed_range=(further.fewest, further.most) if further else (None, None),
     )
 
 
@@ -116,14 +116,12 @@ def _each_run(part: Part) -> Part:
 
 def _needed(part: Part, mean: float) -> Needed | None:
     """Return the further seeds that a verdict needs, at least 1 each; None if that is unknown."""
-    from gpas_cli.statistics.power import Needed, estimate
-
     low, high = part.bounds()
     crossed = [bound for bound in (low, high) if math.isfinite(bound)]
     if not low < mean < high:
         crossed = [low if mean <= low else high]
     effects = list(part.effects().values())
-    found = [estimate(effects, ALPHA, POWER, bound, part.scale()) for bound in crossed]
+    found = [needed(effects, ALPHA, POWER, bound, part.scale()) for bound in crossed]
     known = [one for one in found if one is not None]
     if not known:
         return None  # without a spread, it is unknown for every bound
@@ -140,8 +138,6 @@ def _most(numbers: Iterable[int | None]) -> int | None:
 
 def _decided(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with adjusted p values and verdicts."""
-    from gpas_cli.statistics.multiplicity import holm
-
     tested = [replace(part, adjusted=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
     if tested and all(part.inside is not None and part.inside <= ALPHA for part in tested):
         return [replace(part, verdict=SUPPORTED) for part in tested]

@@ -14,8 +14,8 @@ from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.report.claims.pairs import Pair
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.statistics.multiplicity import holm
 from gpas_cli.statistics.sequential import Evidence, decide, evidence
+from gpas_cli.statistics.stats import holm
 
 SEED = "seed"  # the axis whose labels can be added to
 SEQUENTIAL = "sequential"  # the name of the test

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gpas_cli.statistics.multiplicity import holm
+from gpas_cli.statistics.stats import holm
 
 
 def test_a_published_example() -> None:
