@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.schemas import DOCUMENTS
-from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
+from gpas_cli.documents import json_schema
 from gpas_cli.packaged import packaged
 
 NOTEBOOK = Path(__file__).parent / "how-to/notebook.ipynb"
@@ -65,8 +65,8 @@ def commands() -> str:
 def json_documents() -> str:
     """Every document that a command prints with --json: a table of fields, then one for each type that they mention."""
     commands_of: dict[type, list[str]] = {}
-    for name, document in DOCUMENTS.items():
-        commands_of.setdefault(document, []).append(name)
+    for name in DOCUMENTS:
+        commands_of.setdefault(document_of(name), []).append(name)
     lines: list[str] = []
     for document, names in commands_of.items():
         lines += [f"## {', '.join(f'`gpas {name}`' for name in names)}", "", _joined(document.__doc__), ""]

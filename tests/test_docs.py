@@ -21,8 +21,8 @@ from typer.main import get_command
 
 from gpas_cli import __version__
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.schemas import DOCUMENTS
-from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
+from gpas_cli.documents import json_schema
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
@@ -274,9 +274,9 @@ def test_generated_parts_name_everything() -> None:
     assert "--notify" in listed
     assert "[bold]" not in listed
     form = parts["json"]()
-    for name, document in DOCUMENTS.items():
+    for name in DOCUMENTS:
         assert f"`gpas {name}`" in form
-        assert all(f"| `{field}` |" in form for field in json_schema(document)["properties"])
+        assert all(f"| `{field}` |" in form for field in json_schema(document_of(name))["properties"])
     tables = parts["tables"]()
     for table in Base.metadata.sorted_tables:
         assert f"## `{table.name}`" in tables

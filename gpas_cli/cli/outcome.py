@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, NotRequired
 
 import typer
 
 from gpas_cli.cli.console import SCHEMA, STATE, console, json_number, print_json
+from gpas_cli.cli.views.plan import ShrunkJson
+from gpas_cli.cli.views.submitted import SubmittedJson
 from gpas_cli.cli.views.submitted import as_mapping as submitted_mapping
+from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, StateJson
 from gpas_cli.errors import Exit
 
 if TYPE_CHECKING:
@@ -31,6 +34,30 @@ Notify = Annotated[
         help=f"Run this command at the end, with a summary line in ${SUMMARY_VARIABLE} and JSON on standard input.",
     ),
 ]
+
+
+class RunCellJson(CellNameJson):
+    """The result of a run for one cell."""
+
+    state: StateJson
+    skipped: Annotated[bool, "whether the run ended without starting the cell"]
+    reason: Annotated[str, "why there is no result, empty for a result of this run"]
+    attempt: int | None
+    directory: str | None
+    metrics: dict[str, NumberJson]
+
+
+class RunJson(DocumentJson):
+    """`gpas run grid --json`, train, retry and rerun; also what the command of --notify reads.
+
+    Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
+    """
+
+    exit_code: Literal[0, 3, 4]
+    counts: Annotated[dict[str, int], "the number of cells in each state"]
+    cells: list[RunCellJson]
+    submitted: SubmittedJson | None
+    shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
 
 def finish(

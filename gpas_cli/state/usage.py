@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import AttemptDir
@@ -11,6 +12,13 @@ from gpas_cli.store.rundir import AttemptDir
 GPU_HOURS = "GPU-hours"
 CORE_HOURS = "core-hours"
 LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
+
+
+class HoursJson(TypedDict):
+    """Hours of devices: of GPUs, or of cores where no GPU was used."""
+
+    gpu_hours: float
+    core_hours: float
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_list import COMMANDS
 
-from gpas_cli.cli.schemas import DOCUMENTS
+from gpas_cli.cli.commands.schema import DOCUMENTS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged

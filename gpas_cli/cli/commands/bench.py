@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -10,12 +10,40 @@ from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import entries, project
 from gpas_cli.cli.working import working
+from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.words import byte_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.schedule.local.benchmark import Bench
+
+
+class ShapeJson(TypedDict):
+    """Cells of one shape, and the measurement of one of them."""
+
+    cells: int
+    cell: str
+    host: str
+    time: Time
+    shape: list[Any]
+    seconds_per_step: float
+    tokens_per_second: Annotated[float, "of the process that was measured, without padding"]
+    positions_per_second: Annotated[float, "of all processes, with padding, without communication"]
+    flops_per_second: Annotated[float, "of the process that was measured"]
+    peak_memory: Annotated[float, "bytes"]
+    micro_batch: Annotated[int, "rows at once"]
+    steps: Annotated[int, "updates that were measured"]
+    rows: Annotated[int, "rows of each update that were computed"]
+    processes: Annotated[int, "of the job; one of them was measured"]
+    device: str
+    gemm: Annotated[str, "how float32 matrix products were computed"]
+
+
+class MeasuredJson(DocumentJson):
+    """`gpas bench --json`."""
+
+    shapes: list[ShapeJson]
 
 
 def bench(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpas_cli.cli.console import confirm, console, print_json
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
 from gpas_cli.cli.selection import chosen_cells, project
+from gpas_cli.documents import CellNameJson, DocumentJson, StateJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.words import count
 
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import CellStatus
 
 ASK_ABOVE = 3  # cells
+
+
+class CancelledCellJson(CellNameJson):
+    """What was done about one cell."""
+
+    state: StateJson
+    asked: Annotated[bool, "whether its job will be stopped or dropped"]
+    what: str
+
+
+class CancelledJson(DocumentJson):
+    """`gpas cancel --json`: the cells that were queued or running."""
+
+    cells: list[CancelledCellJson]
 
 
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:

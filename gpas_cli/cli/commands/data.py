@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import catalogue, entries, project
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import byte_size, count
 
@@ -29,6 +30,70 @@ Workers = Annotated[
     int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
 ]
 Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
+
+
+class TotalsJson(TypedDict):
+    """How much of a split there is."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    final: Annotated[bool, "whether the source has no more"]
+    cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null where it is not known"]
+
+
+class PreparedCorpusJson(TypedDict):
+    """A corpus that has been tokenised."""
+
+    source: str
+    folder: str
+    fingerprint: str
+    tokenizer: str
+    splits: dict[str, TotalsJson]
+
+
+class PreparedJson(DocumentJson):
+    """`gpas data prepare --json`."""
+
+    corpora: list[PreparedCorpusJson]
+
+
+class CacheJson(TypedDict):
+    """One token cache."""
+
+    name: Annotated[str | None, "of the text under `corpora`, if it is one of local files that is declared"]
+    folder: str
+    source: str
+    fingerprint: str
+    tokenizer: str
+    vocab: int
+    max_doc_tokens: int | None
+    bytes_on_disk: int
+    splits: dict[str, TotalsJson]
+
+
+class CachesJson(DocumentJson):
+    """`gpas data status --json`."""
+
+    cache: str
+    caches: list[CacheJson]
+    undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
+
+
+class ImportedTaskJson(DocumentJson):
+    """`gpas data import-task --json`."""
+
+    task: Annotated[str, "the name of the task in experiments.yaml"]
+    path: str
+    questions: int
+
+
+class CheckedCachesJson(DocumentJson):
+    """`gpas data check --json`."""
+
+    caches: Annotated[int, "token caches that were read"]
+    damaged: Annotated[list[str], "markers of the shards that have changed"]
+    undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
 @app.command("prepare")

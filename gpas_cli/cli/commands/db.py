@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypedDict
 
 import typer
 
@@ -13,11 +13,63 @@ from gpas_cli.cli.console import confirm, console, print_json, warn
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.merge import merge_lines
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
 from gpas_cli.words import count
 
 app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
+
+
+class CheckedDatabaseJson(DocumentJson):
+    """`gpas db check --json`."""
+
+    findings: list[str]
+
+
+class RebuiltJson(DocumentJson):
+    """`gpas db rebuild --json`."""
+
+    attempts: int
+    problems: list[str]
+
+
+class BackedUpJson(DocumentJson):
+    """`gpas db backup --json` and `gpas db upgrade --json`."""
+
+    backup: Annotated[str | None, "the copy that was made; null when the schema was up to date"]
+
+
+class ParquetFileJson(TypedDict):
+    """A file with the rows of one table of the database."""
+
+    path: str
+    rows: int
+
+
+class ExportedTablesJson(DocumentJson):
+    """`gpas db export --json`."""
+
+    files: list[ParquetFileJson]
+
+
+class MergedStageJson(TypedDict):
+    """What the merge did with one stage of the other project."""
+
+    key: str
+    what: Literal["copied", "kept", "known", "busy", "unreadable"]
+    name: Annotated[str, "the name of its cell there"]
+    attempts: int
+    differs: Annotated[
+        list[str | float] | None, "a metric that differs from the kept one: its name, its value here, there"
+    ]
+    problem: str
+
+
+class MergedJson(DocumentJson):
+    """`gpas db merge --json`."""
+
+    stages: list[MergedStageJson]
 
 
 @app.command()

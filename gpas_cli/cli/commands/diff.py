@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import console, json_number, print_json
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
+from gpas_cli.documents import DocumentJson, NumberJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count
@@ -23,6 +24,94 @@ if TYPE_CHECKING:
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
+
+
+class ChangeJson(TypedDict):
+    """A setting, or a fact of the environment, that differs; null where it does not exist."""
+
+    setting: str
+    a: Any
+    b: Any
+
+
+class PairJson(TypedDict):
+    """A number of both; null where it is not recorded."""
+
+    a: NumberJson | None
+    b: NumberJson | None
+
+
+class PointPairJson(PairJson):
+    """A point of two curves."""
+
+    step: int
+
+
+class CurvePairJson(TypedDict):
+    """A curve of both, at the updates that both have."""
+
+    name: str
+    common: Annotated[int, "updates that both have"]
+    points: Annotated[list[int], "the points of A and of B"]
+    first: Annotated[PointPairJson | None, "where they first differ; null if they are equal"]
+    largest: Annotated[PointPairJson | None, "where they differ most"]
+    last: Annotated[PointPairJson | None, "the last common update"]
+
+
+class ComparedAttemptJson(TypedDict):
+    """The attempt of one of the two that is compared."""
+
+    key: Annotated[str, "content key of the stage"]
+    attempt: int
+    outcome: Annotated[str | None, "null while it is running, or without an outcome"]
+    code: Annotated[str, "version of the code"]
+    commit: str
+
+
+class ComparedStageJson(TypedDict):
+    """A stage that both have been tried at."""
+
+    stage: str
+    a: ComparedAttemptJson
+    b: ComparedAttemptJson
+    metrics: dict[str, PairJson]
+    curves: list[CurvePairJson]
+    environment: Annotated[list[ChangeJson], "what differs of machine, text and versions of libraries"]
+
+
+class ChangedFileJson(TypedDict):
+    """A file of the package that differs."""
+
+    path: str
+    added: Annotated[int, "lines"]
+    removed: Annotated[int, "lines"]
+
+
+class ChangedCodeJson(TypedDict):
+    """Two versions of the code."""
+
+    a: str
+    b: str
+    files: Annotated[list[ChangedFileJson] | None, "null if a copy is gone"]
+
+
+class UntriedJson(TypedDict):
+    """A stage that only one of the two has been tried at."""
+
+    stage: str
+    only: str
+
+
+class ComparisonJson(DocumentJson):
+    """`gpas diff --json`."""
+
+    a: str
+    b: str
+    settings: list[ChangeJson]
+    stages: list[ComparedStageJson]
+    code: Annotated[list[ChangedCodeJson], "empty if the versions are the same"]
+    untried: list[UntriedJson]
+    complete: Annotated[bool, "whether both have a result"]
 
 
 def diff(

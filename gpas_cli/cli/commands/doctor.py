@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.options import AsJson
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
 from gpas_cli.project import Project
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+
+
+class FindingJson(TypedDict):
+    """The result of one check."""
+
+    what: str
+    status: Literal["ok", "note", "problem"]
+    detail: str
+    remedy: str
+
+
+class DiagnosisJson(DocumentJson):
+    """`gpas doctor --json`."""
+
+    findings: list[FindingJson]
 
 
 def doctor(

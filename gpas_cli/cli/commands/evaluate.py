@@ -14,6 +14,7 @@ from gpas_cli.cli.options import AsJson, complete_from
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.scores import score_as_mapping, scores_table, skipped_notes
 from gpas_cli.cli.working import working
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 
@@ -22,6 +23,19 @@ if TYPE_CHECKING:
     from gpas_cli.worker.external import ExternalScores
 
 DEFAULT_TASKS = "poster"
+
+
+class EvaluatedJson(DocumentJson):
+    """`gpas evaluate --json`."""
+
+    name: str
+    key: Annotated[str, "content key: 16 hex digits"]
+    directory: Annotated[str, "the run directory of the newest attempt"]
+    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
+    new: Annotated[bool, "false if every score was recorded earlier"]
+    missing: Annotated[str, "why tasks have no score, empty if all have one"]
+    scores: list[ScoreJson]
+    metrics: Annotated[dict[str, NumberJson], "accuracies in percent, averages and perplexities, as tables name them"]
 
 
 def evaluate(

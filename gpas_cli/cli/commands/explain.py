@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
 
@@ -10,6 +10,7 @@ from gpas_cli.cli.commands.explain_bounds import as_mapping, print_theory, theor
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells
+from gpas_cli.documents import CellNameJson, DocumentJson
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.theory import Theory
@@ -30,6 +31,50 @@ Bounds = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="With --bounds: compute them even if it takes minutes or much memory.")
 ]
+
+
+class EquationJson(TypedDict):
+    """Layers with the same equation."""
+
+    first: int
+    last: int
+    equation: str
+
+
+class StageKeyJson(TypedDict):
+    """A stage of a cell's chain."""
+
+    kind: str
+    key: str
+    parents: list[str]
+    resources: Annotated[dict[str, Any], "what its job asks for"]
+    site: Annotated[dict[str, str], "those of them that the site's profile sets, with their places in its file"]
+
+
+class ShortcutJson(TypedDict):
+    """The stream that enters the first layer, at initialisation, and the two conditions of Spike No More."""
+
+    std: Annotated[float, "standard deviation of the stream, after the stages of the embedding and with positions"]
+    large: bool
+    small_sublayers: Annotated[bool, "whether output matrices start at 1/sqrt(2L) of the others"]
+    remark: Annotated[str, "how it differs from what the names of the settings suggest, empty if it does not"]
+
+
+class ExplainedCellJson(CellNameJson):
+    """What a cell is."""
+
+    layers: list[EquationJson]
+    shortcut: ShortcutJson
+    depth: Annotated[list[str], "which layers train in each update, in words; empty if all do"]
+    stages: list[StageKeyJson]
+    cell: dict[str, Any]
+    bounds: NotRequired[Annotated[dict[str, Any], "with --bounds: gpas_cli/evaluate/theory.py explains each number"]]
+
+
+class ExplainedJson(DocumentJson):
+    """`gpas explain --json`."""
+
+    cells: list[ExplainedCellJson]
 
 
 def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json: AsJson = False) -> None:

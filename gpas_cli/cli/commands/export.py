@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
 from gpas_cli.words import byte_size, count
@@ -56,6 +57,48 @@ Bundled = Annotated[
 License = Annotated[
     str, typer.Option("--license", metavar="ID", help="The licence for the model card, e.g. apache-2.0.")
 ]
+
+
+class FoldErrorJson(TypedDict):
+    """How the exported network compares with the cell's; null where there was nothing to compare."""
+
+    random_error: float | None
+    held_out_error: float | None
+    held_out_tokens: int
+    perplexity: float | None
+    exported_perplexity: float | None
+
+
+class ArchiveJson(TypedDict):
+    """An archive of tables."""
+
+    path: str
+    grids: list[str]
+    cells: int
+    attempts: int
+    files: int
+    size: Annotated[int, "bytes"]
+    digest: Annotated[str, "sha256 of the file"]
+    without_code: Annotated[list[str], "versions of the code whose copy is gone"]
+    names_left: Annotated[list[str], "with --anonymous: FILE: NAME for each name that could not be removed"]
+
+
+class ExportedJson(DocumentJson):
+    """`gpas export --json`: the fields of the exported network or, with --archive, only `archive`."""
+
+    archive: NotRequired[ArchiveJson]
+    cell: NotRequired[str]
+    folder: NotRequired[str]
+    form: NotRequired[Literal["llama", "bundled"]]
+    reason: NotRequired[str]
+    checkpoint: NotRequired[str]
+    step: NotRequired[int]
+    steps: NotRequired[int]
+    parameters: NotRequired[int]
+    dtype: NotRequired[str]
+    measured: NotRequired[FoldErrorJson]
+    notes: NotRequired[list[str]]
+    checked: NotRequired[Annotated[str, "whether transformers loads the folder, or why that was not tried"]]
 
 
 def export(

@@ -12,7 +12,9 @@ from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_from, complete_grid
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
+from gpas_cli.report.figures.figure import PlotJson
 from gpas_cli.report.figures.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed
 
@@ -90,6 +92,15 @@ WithGrowth = Annotated[
         rich_help_panel=FROM_DATA,
     ),
 ]
+
+
+class FigureJson(DocumentJson, PlotJson):
+    """`gpas figure --json`; a picture is drawn only if --out names a file."""
+
+    what: str
+    files: Annotated[list[str], "the pictures written"]
+    cells: Annotated[list[str], "cells that have recorded the curve"]
+    missing: Annotated[list[str], "cells that have not"]
 
 
 def complete_paper(incomplete: str) -> list[str]:

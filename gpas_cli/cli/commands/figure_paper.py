@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import experiments, recorded_of
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.report.figures.figure import PlotJson
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
@@ -21,6 +23,30 @@ if TYPE_CHECKING:
 FOLDER = Path("figures")
 SUFFIXES = (".pdf", ".svg", ".png")
 SHOWN = 4  # cells that a message names
+
+
+class PaperFigureJson(TypedDict):
+    """A figure of a paper. Without any panel, `problem` is why."""
+
+    name: str
+    paper: str
+    number: str
+    title: str
+    heading: str
+    grid: Annotated[str, "the grid whose cells it shows"]
+    note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"]
+    panels: list[PlotJson]
+    missing: Annotated[list[str], "cells without a result"]
+    unrecorded: Annotated[list[str], "cells with a result that have not recorded the curve"]
+    command: Annotated[str, "runs the missing cells; empty if none is missing"]
+    problem: str
+    files: Annotated[list[str], "the pictures written"]
+
+
+class PaperFiguresJson(DocumentJson):
+    """`gpas figure --paper NAME --json`."""
+
+    figures: list[PaperFigureJson]
 
 
 def draw_figures(

@@ -5,16 +5,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Literal, TypedDict
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
+from gpas_cli.report.figures.figure import PlotJson
 from gpas_cli.report.figures.scaling import Law, Scaling, scaling
 from gpas_cli.words import count
 
 USUAL = Path("scaling")
+
+
+class PowerLawJson(TypedDict):
+    """A fitted law y = factor x^-exponent."""
+
+    factor: float
+    exponent: float
+    interval: Annotated[list[float], "95 % interval of the exponent"]
+    points: int
+    centre: Annotated[float, "mean of log x"]
+    sum_squares: Annotated[float, "sum of squares of log x around its mean"]
+    scatter: Annotated[float, "standard deviation of log y around the law"]
+
+
+class LawJson(TypedDict):
+    """The law of one method."""
+
+    source: Annotated[str, "ours, or the source of the published numbers"]
+    method: str
+    over: Literal["parameters", "flops"]
+    sizes: int
+    law: Annotated[PowerLawJson | None, "null for fewer than 3 sizes"]
+    words: str
+
+
+class ScalingJson(DocumentJson):
+    """`gpas figure --scaling --json`."""
+
+    files: list[str]
+    panels: list[PlotJson]
+    laws: list[LawJson]
+    missing: Annotated[list[str], "cells without a result"]
 
 
 def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:

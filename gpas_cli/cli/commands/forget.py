@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import confirm, console, print_json, warn
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
 from gpas_cli.cli.selection import chosen_cells, project
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.words import count, listed
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
     from gpas_cli.store.rundir import AttemptDir
 
 NAMED = 20
+
+
+class ForgottenStageJson(TypedDict):
+    """A stage whose attempts were forgotten, or restored."""
+
+    key: str
+    directories: Annotated[list[str], "the folders of its attempts, under their new names"]
+
+
+class ForgottenJson(DocumentJson):
+    """`gpas forget --json`."""
+
+    stages: list[ForgottenStageJson]
 
 
 def forget(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -13,6 +13,7 @@ from gpas_cli.cli.console import confirm, console, print_json
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, complete_from
 from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.words import byte_size, count, listed
 
@@ -22,6 +23,32 @@ if TYPE_CHECKING:
 
 UNDECLARED = "(declared by no grid)"
 NOTHING = ("0 B", "0 B", "0 B")  # of checkpoints, of other files, to delete
+
+
+class RemovableJson(TypedDict):
+    """A checkpoint that a rule selects."""
+
+    path: str
+    bytes: int
+    rule: Literal["superseded", "finished", "failed"]
+
+
+class StageUseJson(TypedDict):
+    """What a stage occupies."""
+
+    key: str
+    state: str
+    checkpoint_bytes: int
+    other_bytes: int
+    removable: list[RemovableJson]
+
+
+class OccupiedJson(DocumentJson):
+    """`gpas gc --json`."""
+
+    deleted: Annotated[bool, "whether the checkpoints were to be deleted"]
+    rules: list[str]
+    stages: list[StageUseJson]
 
 
 def gc(

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import project
+from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.words import date_and_time, listed
 
 NAMED = 3  # cells named in one line
+
+
+class DeedJson(TypedDict):
+    """What one command did."""
+
+    time: Time
+    user: str
+    host: str
+    what: Annotated[str, "run, retry, rerun, cancel, forget, or one that was undone"]
+    cells: Annotated[list[str], "grid/name, or the key of a stage"]
+    how: Annotated[str, "the reason, or the settings"]
+
+
+class HistoryJson(DocumentJson):
+    """`gpas history --json`."""
+
+    commands: Annotated[list[DeedJson], "oldest first"]
 
 
 def history(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -17,6 +17,7 @@ from gpas_cli.cli.console import console
 from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
+from gpas_cli.documents import Time
 from gpas_cli.printable import printable
 from gpas_cli.words import date_and_time
 
@@ -29,6 +30,16 @@ ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
 POLL_SECONDS = 0.5
 OUTPUT_BYTES = 4 << 20  # bytes of a job's output read into memory at a time
 TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched first for its last lines
+
+
+class EventJson(TypedDict):
+    """`gpas logs --json`: one event of a journal a line, without a schema number. Further fields depend on `kind`."""
+
+    n: Annotated[int, "counts the events of an attempt from 0"]
+    t: Time
+    kind: Annotated[
+        str, "start, phase, data, verified, step, layers, spike, evaluation, checkpoint, profile, warning or outcome"
+    ]
 
 
 def logs(

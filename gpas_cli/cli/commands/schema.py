@@ -3,12 +3,62 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, cast
 
 import typer
 
-from gpas_cli.cli.schemas import DOCUMENTS
+from gpas_cli.documents import json_schema
 from gpas_cli.errors import GpasError, nearest
+
+# The type of the document that each command prints, in a module of the package.
+DOCUMENTS = {
+    "plan": "cli.views.plan:PlanJson",
+    "run grid": "cli.outcome:RunJson",
+    "run claims": "cli.views.evidence:RunClaimsJson",
+    "train": "cli.outcome:RunJson",
+    "retry": "cli.outcome:RunJson",
+    "rerun": "cli.outcome:RunJson",
+    "status": "cli.commands.status:StatusJson",
+    "top": "cli.commands.top:TopJson",
+    "history": "cli.commands.history:HistoryJson",
+    "logs": "cli.commands.logs:EventJson",
+    "cancel": "cli.commands.cancel:CancelledJson",
+    "why": "cli.commands.why:WhyJson",
+    "diff": "cli.commands.diff:ComparisonJson",
+    "explain": "cli.commands.explain:ExplainedJson",
+    "bench": "cli.commands.bench:MeasuredJson",
+    "theory stability": "cli.commands.theory:StabilityJson",
+    "theory norms": "cli.commands.theory:NormsJson",
+    "theory length": "cli.commands.theory:LengthJson",
+    "table": "report.tables.render:TableJson",
+    "figure": "cli.commands.figure:FigureJson",
+    "figure paper": "cli.commands.figure_paper:PaperFiguresJson",
+    "figure scaling": "cli.commands.figure_scaling:ScalingJson",
+    "claims": "cli.views.claims_json:ClaimsJson",
+    "export": "cli.commands.export:ExportedJson",
+    "evaluate": "cli.commands.evaluate:EvaluatedJson",
+    "sync": "cli.commands.sync:SyncedJson",
+    "data prepare": "cli.commands.data:PreparedJson",
+    "data status": "cli.commands.data:CachesJson",
+    "data check": "cli.commands.data:CheckedCachesJson",
+    "data import-task": "cli.commands.data:ImportedTaskJson",
+    "db check": "cli.commands.db:CheckedDatabaseJson",
+    "db rebuild": "cli.commands.db:RebuiltJson",
+    "db backup": "cli.commands.db:BackedUpJson",
+    "db upgrade": "cli.commands.db:BackedUpJson",
+    "db export": "cli.commands.db:ExportedTablesJson",
+    "db merge": "cli.commands.db:MergedJson",
+    "gc": "cli.commands.gc:OccupiedJson",
+    "forget": "cli.commands.forget:ForgottenJson",
+    "doctor": "cli.commands.doctor:DiagnosisJson",
+}
+
+
+def document_of(name: str) -> type:
+    """Return the type of the document that a command prints."""
+    module, _, of = DOCUMENTS[name].partition(":")
+    return cast("type", getattr(import_module(f"gpas_cli.{module}"), of))
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -25,12 +75,10 @@ def schema(
 
     Example: [bold]gpas schema status[/bold]
     """
-    from gpas_cli.cli.schemas.jsonschema import json_schema
-
     name = " ".join(command or [])
     if not name:
         print("\n".join(DOCUMENTS))
     elif name not in DOCUMENTS:
         raise GpasError(f"no JSON of '{name}'; {nearest(name, DOCUMENTS)}")
     else:
-        print(json.dumps(json_schema(DOCUMENTS[name]), indent=2))
+        print(json.dumps(json_schema(document_of(name)), indent=2))

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -14,7 +14,18 @@ from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check
 from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, complete_from
 from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
-from gpas_cli.cli.views.states import as_mapping, cell_table, ends, grid_mappings, grid_table, once, totals
+from gpas_cli.cli.views.states import (
+    CellStatusJson,
+    GridSummaryJson,
+    as_mapping,
+    cell_table,
+    ends,
+    grid_mappings,
+    grid_table,
+    once,
+    totals,
+)
+from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.grid.entry import counted
 from gpas_cli.state.status import by_run, started_grids
 from gpas_cli.words import count, verb
@@ -53,6 +64,36 @@ Sort = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
+
+
+class TotalJson(TypedDict):
+    """All grids together."""
+
+    cells: Annotated[int, "different cells"]
+    rows: Annotated[int, "cells of each grid, added up: a cell that two grids have counts twice"]
+    states: dict[str, int]
+
+
+class TextJson(TypedDict):
+    """A corpus that a job tokenises, and that cells wait for."""
+
+    name: str
+    key: str
+    state: StateJson
+    fraction: float | None
+    evidence: str
+    cause: str | None
+    job: str | None
+    directory: str | None
+
+
+class StatusJson(DocumentJson):
+    """`gpas status --json`. Without names `cells` has those of started grids, else of the default grid."""
+
+    grids: list[GridSummaryJson]
+    total: TotalJson
+    cells: list[CellStatusJson]
+    texts: list[TextJson]
 
 
 def status(

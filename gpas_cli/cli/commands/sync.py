@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import project
+from gpas_cli.documents import DocumentJson
 from gpas_cli.words import count, verb
+
+
+class SyncedJson(DocumentJson):
+    """`gpas sync --json`."""
+
+    attempts: Annotated[int, "attempts that changed"]
+    events: int
+    damaged: Annotated[int, "damaged lines"]
+    gone: Annotated[int, "run directories that have disappeared since the last time"]
+    problems: list[str]
 
 
 def sync(as_json: AsJson = False) -> None:

@@ -6,12 +6,13 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import entries, project
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
 
 if TYPE_CHECKING:
@@ -21,6 +22,48 @@ if TYPE_CHECKING:
     from gpas_cli.report.tables.table import Table
 
 NAMED = 3  # the most failed cells in one command
+
+
+class MissingRunJson(TypedDict):
+    """A run without a number."""
+
+    name: str
+    key: str
+    state: str
+
+
+class HoleJson(TypedDict):
+    """A cell of a table in which runs have no number; diverged runs are results."""
+
+    row: str
+    column: str
+    runs: list[MissingRunJson]
+
+
+class RemedyJson(TypedDict):
+    """A command that fills cells without a number, and what it would cost."""
+
+    command: str
+    jobs: int
+    gpu_hours: float
+    core_hours: float
+    wall_hours: Annotated[float | None, "null on SLURM, where jobs wait"]
+    refused: Annotated[dict[str, int], "cells that cannot run here, by reason"]
+
+
+class MissingTableJson(TypedDict):
+    """What one table misses."""
+
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
+    title: str
+    missing: list[HoleJson]
+    commands: list[RemedyJson]
+
+
+class MissingJson(DocumentJson):
+    """`gpas table --missing --json`."""
+
+    tables: list[MissingTableJson]
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import experiments, recorded_of
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.report.tables.printed_sheet import PrintedTableJson
+from gpas_cli.report.tables.render import TableJson
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Grid
@@ -18,6 +21,13 @@ if TYPE_CHECKING:
     from gpas_cli.report.tables.paper_table import Serving
     from gpas_cli.report.tables.sheet import Sheet
     from gpas_cli.report.tables.table import Table
+
+
+class PaperTablesJson(DocumentJson):
+    """`gpas table --json` of a paper's tables."""
+
+    tables: Annotated[list[TableJson], "tables with our numbers, in the paper's layout"]
+    published: Annotated[list[PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
 def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedTable]:

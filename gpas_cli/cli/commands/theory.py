@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -16,7 +16,9 @@ from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Cell
 from gpas_cli.cli.selection import find_cells
 from gpas_cli.cli.working import working
+from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
+from gpas_cli.report.figures.figure import PlotJson
 
 if TYPE_CHECKING:
     from gpas_cli.cli.views.columns import Columns
@@ -37,6 +39,73 @@ Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest 
 Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
+
+
+class PrintedExponentJson(TypedDict):
+    """An exponent in the paper."""
+
+    value: float
+    relation: Annotated[str, "at least, at most or about"]
+
+
+class ExponentJson(TypedDict):
+    """An exponent fitted to a simulation."""
+
+    quantity: Literal["norm", "psi", "gap"]
+    fitted: float
+    printed: PrintedExponentJson | None
+
+
+class StatementJson(TypedDict):
+    """A statement of the paper about one kind of network."""
+
+    statement: str
+    network: str
+    tau: Annotated[float, "the share of the matrix that all layers have in common"]
+    laws: list[ExponentJson]
+
+
+class StabilityJson(DocumentJson):
+    """`gpas theory stability --json`."""
+
+    layers: int
+    dimension: int
+    statements: list[StatementJson]
+    panels: list[PlotJson]
+
+
+class GrowthJson(TypedDict):
+    """The growth of the residual stream of a network at initialisation."""
+
+    title: str
+    squares: Annotated[list[float], "squared norms over d, before layer 1 and after each layer"]
+    slope: Annotated[float, "what a layer adds, by a line fitted to all"]
+    fit: Annotated[float, "R^2 of that line"]
+
+
+class NormsJson(DocumentJson):
+    """`gpas theory norms --json`."""
+
+    cell: str
+    growths: list[GrowthJson]
+    panels: list[PlotJson]
+
+
+class LengthPointJson(TypedDict):
+    """The standard deviation of attention's output at one length."""
+
+    length: int
+    predicted: Annotated[float, "by equation (48) of Spike No More"]
+    measured: float
+
+
+class LengthJson(DocumentJson):
+    """`gpas theory length --json`."""
+
+    cell: str
+    points: list[LengthPointJson]
+    exponent: Annotated[float, "of the length in the measured variance"]
+    panels: list[PlotJson]
 
 
 @app.command("stability")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
 
@@ -13,7 +13,9 @@ from gpas_cli.cli.console import console, json_number, print_json
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.progress import sparkline, spike_mark
-from gpas_cli.cli.views.states import COLOURS, ends, job_mapping, starts
+from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_mapping, starts
+from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time
+from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import byte_size, stopwatch
 
 if TYPE_CHECKING:
@@ -31,6 +33,70 @@ BAR_WIDTH = 12  # characters
 DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
 DROPPABLE_IN_LINE = ("why",)
 OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
+
+
+class RoomCellJson(CellNameJson):
+    """A running or queued cell."""
+
+    stage: str
+
+
+class RunningCellJson(RoomCellJson, SlurmJobJson, HoursJson):
+    """A running cell."""
+
+    attempt: int | None
+    devices: list[str]
+    phase: str | None
+    step: NumberJson | None
+    steps: NumberJson | None
+    loss: NumberJson | None
+    tokens_per_second: NumberJson | None
+    mfu: NumberJson | None
+    memory: Annotated[NumberJson | None, "bytes"]
+    eta: Annotated[NumberJson | None, "seconds"]
+    spikes: NumberJson | None
+
+
+class QueuedCellJson(RoomCellJson, SlurmJobJson):
+    """A queued cell."""
+
+
+class UseJson(HoursJson):
+    """The hours that cells have used, and those that running and queued cells still need."""
+
+    states: dict[str, int]
+    left: Annotated[int, "cells without a result"]
+    to_go: HoursJson | None
+    ends: Annotated[float | None, "unix time"]
+
+
+class GridUseJson(UseJson):
+    """The resource usage of a grid."""
+
+    grid: str
+
+
+class ProfileUseJson(TypedDict):
+    """What SLURM jobs that asked for the same used. Bytes and seconds; 0 if unknown."""
+
+    memory: int
+    cpus: int
+    limit: int
+    jobs: int
+    used_memory: Annotated[int, "the largest of a job"]
+    used_cores: Annotated[float, "on average"]
+    longest: float
+
+
+class TopJson(DocumentJson):
+    """`gpas top --json`; with --usage only `profiles`."""
+
+    time: NotRequired[Time]
+    running: NotRequired[list[RunningCellJson]]
+    queued: NotRequired[list[QueuedCellJson]]
+    grids: NotRequired[list[GridUseJson]]
+    total: NotRequired[UseJson]
+    profiles: NotRequired[list[ProfileUseJson]]
 
 
 def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = False, as_json: AsJson = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -11,8 +11,16 @@ from gpas_cli.cli.commands.table_paper import served_of
 from gpas_cli.cli.console import console, json_number, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import hours_text, number_mapping, print_number, spent_mapping
+from gpas_cli.cli.views.number import (
+    SpentJson,
+    TableNumberJson,
+    hours_text,
+    number_mapping,
+    print_number,
+    spent_mapping,
+)
 from gpas_cli.cli.views.scores import score_as_mapping, scores_table, skipped_notes
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, StateJson
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.stage import called
 from gpas_cli.structure import to_mapping
@@ -25,6 +33,71 @@ PRODUCT_ORIGINS = {
     "probe": "the fastest of those measured",
     "unrecorded": "the choice could not be recorded",
 }
+
+
+class SpikeJson(TypedDict):
+    """A spike of the loss or of the gradient norm."""
+
+    step: int
+    of: Literal["loss", "grad_norm"]
+    value: NumberJson
+
+
+class DifferenceJson(TypedDict):
+    """A setting in which a cell differs from the one without a gate."""
+
+    setting: str
+    base: Any
+    own: Any
+
+
+class TryJson(TypedDict):
+    """One attempt."""
+
+    number: int
+    outcome: str | None
+    cause: str
+    state: StateJson
+    evidence: str
+    signal: Annotated[Any, "the signal that ended the process, null when none did"]
+    retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
+    imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
+    computed: dict[str, Any]
+    facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
+    log: str
+    metrics: dict[str, NumberJson]
+    directory: str
+    checkpoint: str | None
+
+
+class OriginJson(TypedDict):
+    """One stage of a cell."""
+
+    key: str
+    stage: str
+    name: str
+    parents: list[str]
+    decisive: Annotated[int | None, "the number of the attempt that tables show"]
+    base: str | None
+    cell: dict[str, Any]
+    spikes: list[SpikeJson]
+    differences: list[DifferenceJson]
+    attempts: list[TryJson]
+    hours: SpentJson
+    forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
+    scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
+    taken_over: Annotated[
+        dict[str, str], "by task, KEY/NNN: the stage and the attempt that measured a score that this stage took over"
+    ]
+
+
+class WhyJson(DocumentJson):
+    """`gpas why --json`."""
+
+    numbers: Annotated[list[TableNumberJson], "of the cells of tables that were named"]
+    stages: Annotated[list[OriginJson], "of the cells that were named"]
+    problem: Annotated[str | None, "why new results could not be read into the database"]
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpas_cli.cli.console import json_number
+from gpas_cli.cli.views.claims_json import VerdictWord
+from gpas_cli.documents import DocumentJson, NumberJson
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
@@ -18,6 +20,56 @@ if TYPE_CHECKING:
 
 STYLES = {"supported": "green", "contradicted": "red", "undecided": "yellow"}
 NAMED = 6  # cells in one line
+
+
+class EvidencePartJson(TypedDict):
+    """The evidence on one part of a claim."""
+
+    title: str
+    labels: Annotated[dict[str, Any], "the labels on the axes `by`"]
+    verdict: VerdictWord
+    seeds: Annotated[list[int], "the seeds that the evidence is made of, in order"]
+    effects: Annotated[list[NumberJson | None], "of these seeds; null if both runs diverged"]
+    effect: Annotated[float | None, "the mean of the finite effects; of ratios, the geometric mean"]
+    interval: Annotated[list[float] | None, "the confidence sequence; null: still unbounded"]
+    e_for: Annotated[float, "e-value for the claimed interval; the part is supported from 1 / level on"]
+    e_against: Annotated[float, "e-value against it"]
+    pending: Annotated[list[int], "further seeds of the grids that are not all recorded"]
+
+
+class EvidenceJson(TypedDict):
+    """The evidence on one claim."""
+
+    name: str
+    statement: str
+    toy: bool
+    verdict: VerdictWord
+    reason: str
+    parts: list[EvidencePartJson]
+
+
+class NextSeedsJson(TypedDict):
+    """What the next round would run for one part."""
+
+    claim: str
+    part: str
+    seeds: list[int]
+    cells: list[str]
+    gpu_hours: float
+    core_hours: float
+    chances: Annotated[list[float], "of a decision after 1, 2, ... further seeds, by the effects so far"]
+
+
+class RunClaimsJson(DocumentJson):
+    """The document of `gpas run claims`."""
+
+    exit_code: int
+    level: Annotated[float, "the probability of a wrong verdict, at most"]
+    max_seeds: int
+    rounds: Annotated[int, "rounds of runs in this invocation"]
+    claims: list[EvidenceJson]
+    added: Annotated[dict[str, dict[str, list[int]]], "seeds added by this invocation, by grid and cell"]
+    next: Annotated[list[NextSeedsJson], "of --dry-run"]
 
 
 def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpas_cli.cli.console import console, json_number
+from gpas_cli.documents import NumberJson
+from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
@@ -18,6 +20,92 @@ INDENT = 16  # characters before a fact
 LEAST_ROOM = 24  # characters of a fact in one line
 NAMED = 6  # seeds in one line
 PARTS = ("trained", "lost", "failed", "superseded")
+
+
+class SpentJson(TypedDict):
+    """The hours of all attempts, by whether they contributed to the result."""
+
+    trained: Annotated[HoursJson, "in the result, or in a running attempt"]
+    lost: Annotated[HoursJson, "computed after the last checkpoint that was resumed from, and computed again"]
+    failed: Annotated[HoursJson, "attempts that contributed nothing"]
+    superseded: Annotated[HoursJson, "earlier results that a later one has replaced"]
+
+
+class SeedOriginJson(TypedDict):
+    """One run of a number in a table."""
+
+    seed: Any
+    cell: Annotated[str, "grid/name"]
+    key: str
+    state: str
+    value: NumberJson | None
+    base: Annotated[NumberJson | None, "the number of the same seed in the base row"]
+    attempt: int | None
+    directory: Annotated[str | None, "in the folder of run directories"]
+    host: str | None
+    device: str | None
+    ended: Annotated[float | None, "unix time"]
+    environment: dict[str, Any]
+
+
+class PublishedNumberJson(TypedDict):
+    """A published number of the same table cell."""
+
+    source: str
+    short: Annotated[str, "the source's short name"]
+    table: str
+    what: str
+    value: float
+    delta: Annotated[float | None, "the difference from the published base"]
+    as_if: Annotated[str, "the column that it was looked up in, empty if that is the cell's own"]
+
+
+class CodeJson(TypedDict):
+    """A version of the code that made a number."""
+
+    code: Annotated[str, "the hash of the package's files"]
+    commit: str
+    dirty: Annotated[bool, "whether the checkout had local changes"]
+    snapshot: Annotated[str | None, "the folder with a copy of the code, null if there is none"]
+    seeds: list[Any]
+
+
+class PairedJson(TypedDict):
+    """The mean of the paired differences from the base."""
+
+    mean: NumberJson
+    n: int
+    p: NumberJson | None
+
+
+class ComparedNumberJson(TypedDict):
+    """A number with the metric that published tables print."""
+
+    metric: str
+    mean: NumberJson | None
+
+
+class TableNumberJson(TypedDict):
+    """A number of a table, and what it was computed from."""
+
+    grid: str
+    cell: Annotated[str, "the words that name it: ROW,COLUMN"]
+    row: dict[str, Any]
+    column: dict[str, Any]
+    metric: str
+    mean: NumberJson | None
+    std: NumberJson | None
+    n: int
+    status: Annotated[str, "why numbers are missing, empty if none is"]
+    delta: PairedJson | None
+    base: Annotated[str | None, "the words that name the base"]
+    compared: Annotated[ComparedNumberJson, "our number to compare with the published ones"]
+    published: list[PublishedNumberJson]
+    seeds: list[SeedOriginJson]
+    code: list[CodeJson]
+    hours: SpentJson
+    command: Annotated[list[str], "the words of the command that makes the number in an empty project"]
+    other_cells: Annotated[int, "further cells that this command runs"]
 
 
 def print_number(origin: NumberOrigin) -> None:

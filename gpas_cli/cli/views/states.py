@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpas_cli.cli.console import json_number
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import spike_mark
+from gpas_cli.documents import LabelledCellJson, NumberJson, StateJson
 from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE, RESULTS
 from gpas_cli.words import clock_time, duration
@@ -24,6 +25,46 @@ COLOURS = {
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
 }  # fmt: skip
 DROPPABLE = ("evidence", "key")  # columns left out on a narrow terminal, in this order, then the result
+
+
+class SlurmJobJson(TypedDict):
+    """What SLURM reports about a cell's job; all null if it reports nothing."""
+
+    job: str | None
+    node: str | None
+    partition: str | None
+    reason: Annotated[str | None, "why it waits"]
+    position: Annotated[int | None, "its place among the jobs that wait"]
+    waiting: Annotated[int | None, "how many jobs wait"]
+    expected_start: Annotated[float | None, "unix time"]
+
+
+class GridSummaryJson(TypedDict):
+    """One grid in numbers."""
+
+    grid: str
+    cells: int
+    states: dict[str, int]
+    ends: Annotated[
+        float | None, "unix time of the expected end; null unless cells run and all others without a result are queued"
+    ]
+
+
+class CellStatusJson(LabelledCellJson, SlurmJobJson):
+    """The state of one cell and its evidence."""
+
+    state: StateJson
+    outcome: Annotated[str | None, "the outcome in the journal of the decisive attempt"]
+    stage: Annotated[str, "the first stage without a result, or the last one"]
+    evidence: str
+    age: Annotated[float | None, "seconds since the newest evidence"]
+    cause: str | None
+    attempt: int | None
+    directory: str | None
+    step: int | None
+    steps: int | None
+    spikes: int | None
+    metrics: dict[str, NumberJson]
 
 
 def once(states: Iterable[CellStatus]) -> list[CellStatus]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpas_cli.cli.console import console
 from gpas_cli.words import count
@@ -15,6 +15,25 @@ if TYPE_CHECKING:
     from gpas_cli.schedule.summary import RunSnapshot, Submitted
     from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
+
+
+class SubmittedArrayJson(TypedDict):
+    """One SLURM job array."""
+
+    name: str
+    job: Annotated[str, "SLURM's id, empty when it is not known"]
+    elements: int
+
+
+class SubmittedJson(TypedDict):
+    """What was submitted to SLURM."""
+
+    arrays: list[SubmittedArrayJson]
+    jobs: int
+    followed: Annotated[int, "stages that were already queued or running"]
+    left: Annotated[int, "stages that SLURM has no room for yet"]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
+    blocked: Annotated[int, "stages whose parent failed"]
 
 
 class SubmissionReporter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from gpas_cli.printable import one_line
 from gpas_cli.report.figures.curves import Selection
@@ -15,6 +15,77 @@ from gpas_cli.report.figures.series import CellCurve, Points, Series, make_serie
 from gpas_cli.report.labels import objective_title
 
 MOST_BARS = 4  # beside each other at a layer
+
+
+class MeanJson(TypedDict):
+    """A mean over the runs that a line stands for."""
+
+    mean: float
+    std: Annotated[float | None, "sample standard deviation; null for a single run"]
+    n: int
+
+
+class PointJson(MeanJson):
+    """A mean at an update or, in curves by layer, at a layer counted from 1."""
+
+    x: float
+
+
+class DrawnRunJson(TypedDict):
+    """The curve of one cell; points and spikes are pairs of x and y."""
+
+    name: str
+    key: str
+    over: Annotated[Any, "its label on the averaged axis: the seed"]
+    points: list[list[float]]
+    spikes: list[list[float]]
+    final_norm: float | None
+
+
+class SeriesJson(TypedDict):
+    """One line of a figure."""
+
+    title: str
+    labels: dict[str, Any]
+    over: Annotated[str, "the averaged axis"]
+    colour: Annotated[int, "hue: that of the scheme, or a number from 0"]
+    style: Annotated[int, "line style: 0 with a gate, 1 without one"]
+    shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
+    points: list[PointJson]
+    final_norm: Annotated[MeanJson | None, "the value at the final norm, which is no layer"]
+    matrix: Annotated[list[list[float]] | None, "means of a heat map, a list for each row from the lowest"]
+    columns: Annotated[list[float] | None, "x of the heat map's columns"]
+    runs: list[DrawnRunJson]
+
+
+class LineJson(TypedDict):
+    """A line that no run has recorded: a bound, published numbers, a fitted law."""
+
+    title: str
+    points: Annotated[list[list[float]], "pairs of x and y"]
+    band: Annotated[list[list[float]], "x, low and high"]
+    colour: int
+    style: int
+    shade: float | None
+    form: Literal["line", "points", "joined"]
+    in_legend: bool
+
+
+class PlotJson(TypedDict):
+    """One plot: its axes, and what is drawn in it."""
+
+    title: str
+    x: Annotated[str, "title of the x axis"]
+    y: Annotated[str, "title of the y axis, with the unit"]
+    log: Annotated[bool, "whether y is logarithmic where all values are positive"]
+    log_x: bool
+    layers: Annotated[int, "the number of layers if x counts layers, else 0"]
+    level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"]
+    bars: bool
+    heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
+    note: str
+    series: list[SeriesJson]
+    lines: list[LineJson]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from gpas_cli.report.papers.layouts import SEPARATOR, PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.tables.cell_text import as_printed
@@ -21,6 +21,34 @@ from gpas_cli.words import listed
 FORMATS = {"markdown": to_markdown, "latex": to_latex, "html": to_html}
 NAMED = 3  # rows in one note
 CSV_HEADER = ("table", "part", "band", "row", "column", "text", "value", "delta")
+
+
+class PrintedCellJson(TypedDict):
+    """A cell of a published table: the text as printed, and its numbers."""
+
+    text: str
+    value: float | None
+    delta: Annotated[float | None, "the printed difference from the base"]
+    mark: Annotated[str, "underlined, or empty"]
+
+
+class PrintedRowJson(TypedDict):
+    """A row; `band` is the heading above the rows that it belongs to."""
+
+    band: str
+    title: str
+    cells: list[PrintedCellJson]
+
+
+class PrintedTableJson(TypedDict):
+    """A table as its paper prints it; two tables under one caption have the same name."""
+
+    name: Annotated[str, "SOURCE:NUMBER"]
+    title: str
+    corner: Annotated[str, "the heading of the titles of the rows"]
+    columns: list[str]
+    rows: list[PrintedRowJson]
+    notes: Annotated[list[str], "why no grid has a cell of it, and misprints and unstated choices"]
 
 
 def sheet(part: PrintedPart) -> Sheet:

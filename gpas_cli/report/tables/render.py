@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
@@ -20,6 +21,129 @@ from gpas_cli.report.tables.table import Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 
 SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
+
+
+class MetricJson(TypedDict):
+    """The metric that a column shows."""
+
+    name: str
+    title: str
+    unit: str
+    better: Annotated[str, "lower, higher, or empty if neither is better"]
+    digits: int
+
+
+class DeltaJson(TypedDict):
+    """The difference from the base: the mean over pairs of the same seed."""
+
+    mean: NumberJson
+    std: NumberJson | None
+    n: Annotated[int, "pairs"]
+    lower: Annotated[int, "pairs with a lower number than the base"]
+    higher: Annotated[int, "pairs with a higher number than the base"]
+    t: Annotated[NumberJson | None, "Student's t of the paired differences"]
+    p: Annotated[NumberJson | None, "its two-sided p value"]
+    interval: Annotated[
+        list[float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
+    ]
+
+
+class DeviationJson(TypedDict):
+    """A setting of a cell that differs from the recipe of the number printed beside it."""
+
+    setting: str
+    published: Any
+    ours: Annotated[Any, "null if cells have no such setting"]
+    origin: Annotated[str, "where the published value is from: paper or code"]
+
+
+class PublishedNumberJson(TypedDict):
+    """A number that a paper prints."""
+
+    value: NumberJson
+    delta: NumberJson | None
+    tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
+    deviations: list[DeviationJson]
+    remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
+    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
+
+
+class TableRunJson(TypedDict):
+    """One run that a cell of the table is the mean of."""
+
+    name: str
+    key: str
+    over: Annotated[Any, "its label on the averaged axis: the seed"]
+    state: str
+    value: NumberJson | None
+    stderr: Annotated[NumberJson | None, "the standard error of a score over the questions of its task"]
+    progress: float | None
+
+
+class TableCellJson(TypedDict):
+    """One cell of a table."""
+
+    mean: NumberJson | None
+    std: NumberJson | None
+    stderr: Annotated[NumberJson | None, "of a single run at a task: the standard error over the questions"]
+    n: Annotated[int, "runs with a result"]
+    wanted: Annotated[int, "runs that the grid declares"]
+    delta: DeltaJson | None
+    mark: str
+    status: Annotated[str, "why numbers are missing, empty if none are"]
+    published: dict[str, PublishedNumberJson]
+    runs: list[TableRunJson]
+
+
+class TableRowJson(TypedDict):
+    """One row."""
+
+    title: str
+    labels: dict[str, Any]
+    cells: list[TableCellJson | None]
+
+
+class ExternalCellJson(TypedDict):
+    """The number of a network that was not trained here."""
+
+    value: NumberJson | None
+    stderr: Annotated[NumberJson | None, "the standard error over the questions"]
+    status: Annotated[str, "why there is no number"]
+
+
+class ExternalRowJson(TypedDict):
+    """A network that was not trained here: no rank, no difference, and scored with the settings of the cells."""
+
+    title: str
+    name: str
+    key: Annotated[str, "content key of its scores: 16 hex digits"]
+    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
+    settings: Annotated[dict[str, int], "shots, limit, max_length"]
+    precision: str | None
+    cells: list[ExternalCellJson]
+    scores: list[ScoreJson]
+
+
+class ColumnJson(TypedDict):
+    """One column; `sources` are the papers whose numbers stand beside it."""
+
+    label: Any
+    title: str
+    metric: MetricJson
+    sources: list[str]
+
+
+class TableJson(DocumentJson):
+    """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
+
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
+    title: str
+    metric: Annotated[MetricJson, "that of the first column"]
+    rows: list[TableRowJson]
+    externals: Annotated[list[ExternalRowJson], "the networks that --external names"]
+    columns: list[ColumnJson]
+    gains: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
 
 
 def to_json(table: Table) -> str:

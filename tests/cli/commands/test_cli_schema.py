@@ -12,8 +12,8 @@ from command_list import COMMANDS
 from face import START, Face, step
 from jsonschema import Draft202012Validator
 
-from gpas_cli.cli.schemas import DOCUMENTS
-from gpas_cli.cli.schemas.jsonschema import json_schema
+from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
+from gpas_cli.documents import json_schema
 from gpas_cli.errors import Exit
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
@@ -55,7 +55,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
 
 def check(name: str, document: Any, *, closed: bool = True) -> None:
     """Raise for a document that is not as declared; a `closed` one has no field that is not declared."""
-    schema = json_schema(DOCUMENTS[name], closed=closed)
+    schema = json_schema(document_of(name), closed=closed)
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(document)
 
@@ -162,7 +162,7 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
 
 def test_the_schema_of_a_command_is_printed(face: Face) -> None:
-    assert face("schema", "data", "check").json == json_schema(DOCUMENTS["data check"])
+    assert face("schema", "data", "check").json == json_schema(document_of("data check"))
     assert face("schema").out.splitlines() == list(DOCUMENTS)
     assert "did you mean 'status'?" in face("schema", "statsu", expect=Exit.USAGE).err
 
@@ -179,5 +179,5 @@ def test_the_schema_of_a_command_is_printed(face: Face) -> None:
 def test_the_check_can_fail(made: Face, change: Callable[[Any], Any], sound: bool) -> None:
     document = made("status", "small", "--json").json
     change(document)
-    validator = Draft202012Validator(json_schema(DOCUMENTS["status"], closed=True))
+    validator = Draft202012Validator(json_schema(document_of("status"), closed=True))
     assert validator.is_valid(document) == sound

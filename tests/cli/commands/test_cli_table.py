@@ -12,8 +12,9 @@ from jsonschema import Draft202012Validator
 from recorded import gpas
 from test_cli_schema import check
 
-from gpas_cli.cli.schemas.jsonschema import json_schema
-from gpas_cli.cli.schemas.tables import MissingJson, PaperTablesJson
+from gpas_cli.cli.commands.table_missing import MissingJson
+from gpas_cli.cli.commands.table_paper import PaperTablesJson
+from gpas_cli.documents import json_schema
 from gpas_cli.report.papers.layouts import numbers
 
 AGAINST = "against: {gate: none}"
