@@ -115,6 +115,30 @@ class Examinable(Protocol):
 
 
 @dataclass(frozen=True)
+class ProfileUse:
+    """Ended jobs that asked for the same, and what they used.
+
+    Memory in bytes, the largest of a job; times in seconds; `used_cores` on average. 0 stands for unknown or no limit.
+    """
+
+    memory: int
+    cpus: int
+    limit: int
+    jobs: int
+    used_memory: int
+    used_cores: float
+    longest: float
+
+
+@runtime_checkable
+class Accountant(Protocol):
+    """A scheduler that knows what its jobs used. Optional."""
+
+    def used_by_profile(self, keys: Collection[str]) -> list[ProfileUse]:
+        """Return the use of the ended jobs of these stages. Raises GpasError if it is unknown at present."""
+
+
+@dataclass(frozen=True)
 class Choice:
     """The name of a scheduler, and a note for the user on why it was chosen ("" if none is needed)."""
 
@@ -140,6 +164,12 @@ class Selectable(Protocol):
 def scheduler_named(name: str, runs: Path) -> Scheduler:
     """Return the scheduler `name`. Raises GpasError if it is unknown or cannot be loaded."""
     return cast(Scheduler, SchedulerView(runs).scheduler(name))
+
+
+def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
+    """Return what the ended jobs of these stages asked for and used, as far as schedulers know. Raises GpasError."""
+    schedulers = (scheduler_named(name, runs) for name in scheduler_names())
+    return [use for each in schedulers if isinstance(each, Accountant) for use in each.used_by_profile(keys)]
 
 
 def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:

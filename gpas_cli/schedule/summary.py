@@ -98,7 +98,8 @@ class Submitted:
     batches: list[JobBatch] = field(default_factory=list)
     jobs: int = 0  # stages submitted
     followed: int = 0  # stages that were queued or running already
-    over: int = 0  # stages that failed or were cancelled earlier and are not retried
+    over: int = 0  # stages that failed, were cancelled or became unknown earlier and are not retried
+    unknown: int = 0  # of these, the unknown ones
     left: list[StageJob] = field(default_factory=list)
     blocked: list[StageJob] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

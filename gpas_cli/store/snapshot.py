@@ -175,8 +175,9 @@ def _create(target: Path, files: Mapping[str, bytes]) -> None:
                 (aside / path).write_bytes(content)
             (aside / path).chmod(0o755 if content is None else 0o444)
         aside.rename(target)
-    except OSError:
+    except OSError as error:
         if not target.is_dir():
+            error.filename = str(target)  # not the folder beside it, nor none, as `write` says it
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

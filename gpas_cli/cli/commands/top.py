@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.views.columns import Cell
     from gpas_cli.plan.usage import Activity, GridUsage, Running
-    from gpas_cli.schedule.slurm.used import ProfileUse
+    from gpas_cli.schedule.scheduler import ProfileUse
     from gpas_cli.state.status import CellStatus
 
 Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
@@ -130,7 +130,7 @@ def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activ
 
 
 def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:
-    from gpas_cli.schedule.slurm.used import used_by_profile
+    from gpas_cli.schedule.scheduler import used_by_profile
 
     cells = (state.entry.cell for state in observed(names, where))
     return used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})

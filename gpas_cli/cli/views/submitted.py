@@ -58,7 +58,9 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     parts = [f"{count(done.jobs, 'job')} submitted"]
     parts += [f"{done.followed} already queued or running"] if done.followed else []
     parts += [f"{len(done.left)} not yet submitted: the queue is full"] if done.left else []
-    parts += [f"{done.over} failed or cancelled earlier (gpas retry)"] if done.over else []
+    ended = done.over - done.unknown
+    parts += [f"{ended} failed or cancelled earlier (gpas retry)"] if ended else []
+    parts += [f"{done.unknown} in an unknown state (gpas status shows why)"] if done.unknown else []
     parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
     grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
     console().print(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))

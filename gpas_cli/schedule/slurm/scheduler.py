@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.tokenisation import with_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule.process_cancel import cancel_process
-from gpas_cli.schedule.scheduler import RunRequest, Scheduler
+from gpas_cli.schedule.scheduler import ProfileUse, RunRequest, Scheduler
 from gpas_cli.schedule.slurm import choice, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.cancel import cancel
@@ -20,6 +20,7 @@ from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.run import SlurmRun
 from gpas_cli.schedule.slurm.state import state_of
 from gpas_cli.schedule.slurm.submit import ArraySubmitter
+from gpas_cli.schedule.slurm.used import used_by_profile
 from gpas_cli.schedule.slurm.view import SlurmView
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Claim
@@ -77,6 +78,9 @@ class SlurmScheduler(Scheduler):
 
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         return findings(project, resources, nodes=nodes)
+
+    def used_by_profile(self, keys: Collection[str]) -> list[ProfileUse]:
+        return used_by_profile(self.look.runs, keys)
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Yield the sbatch text of every array that would be submitted."""

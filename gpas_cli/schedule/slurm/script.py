@@ -41,6 +41,24 @@ CHECKED = (
     '{ echo "resources.setup failed with exit $code: $BASH_COMMAND"; exit 1; }\' ERR'
 )
 UNCHECKED = "trap - ERR"
+# Compares the copy of the code with its name, a hash (`store.snapshot.digest`), when the job starts and has imported
+# nothing from it. SLURM keeps this text since the submission.
+VERIFY = """\
+import hashlib, os, sys
+root, code = sys.argv[1:]
+lines = []
+for folder, below, names in os.walk(root):
+    for path in (os.path.join(folder, name) for name in below + names):
+        regular = os.path.isfile(path) and not os.path.islink(path)
+        content = open(path, "rb").read() if regular else b""
+        empty = regular and not content and os.path.basename(path) == "__pycache__"
+        if not empty and (os.path.islink(path) or not os.path.isdir(path)):
+            name = os.path.relpath(path, os.path.join(root, "gpas_cli"))
+            lines.append((name, hashlib.sha256(content).hexdigest() if regular else "not a file"))
+text = "".join("%s\\0%s\\n" % line for line in sorted(lines))
+if hashlib.sha256(text.encode()).hexdigest()[:16] != code:
+    sys.exit(root + " has been changed since the job was submitted; delete it, and the next `gpas run` copies it again")
+"""
 # With these, sbatch would wait for the end of the job or for its start, or would only test the script.
 NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
@@ -101,6 +119,7 @@ def text(
     inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {MODULE} {shlex.quote(str(place))}'
     # An empty entry of PYTHONPATH is the working directory, from which jobs import nothing.
     setup = [
+        f"{_python(profile)} -I -c {shlex.quote(VERIFY)} {shlex.quote(str(code.path))} {code.code} || exit 1",
         f'PYTHONPATH=$(printf %s:%s {shlex.quote(str(code.path))} "${{PYTHONPATH:-}}" | tr -s :)',
         'export PYTHONSAFEPATH=1 PYTHONPATH="${PYTHONPATH%:}"',
     ]

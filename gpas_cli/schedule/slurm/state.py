@@ -119,9 +119,12 @@ def _under_way(last: StageStatus, claim: Claim, job: Job, queue: Queue) -> Stage
         return _queued(last, claim, f"{job}{before}{_stale(queue)}", queue.time, job)
     # The lock of an attempt is better evidence; without one, the job is starting or is between two attempts.
     evidence = f"{job}{before or ', no attempt yet'}{_stale(queue)}"
+    # The last attempt's speed says nothing about when this job ends: its node may have failed.
+    reached = replace(last.progress, eta=None, tokens_per_second=None, mfu=None) if last.progress else None
     return replace(
-        last, state="running", evidence=evidence, cause="", age=_since(queue.time), claim=claim, job=job, outcome=""
-    )
+        last, state="running", evidence=evidence, cause="", age=_since(queue.time), claim=claim, job=job, outcome="",
+        progress=reached,
+    )  # fmt: skip
 
 
 def _queued(last: StageStatus, claim: Claim, evidence: str, since: float, job: Job | None = None) -> StageStatus:

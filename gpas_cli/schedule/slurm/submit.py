@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import replace_file
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
 from gpas_cli.schedule.extras import require_libraries
@@ -77,6 +78,7 @@ class ArraySubmitter:
             others = [seen.state for key, seen in done.seen.items() if key not in claims.held]
             done.followed = sum(state in ALIVE for state in others)
             done.over = sum(state in RETRIABLE for state in others)
+            done.unknown = others.count("unknown")
             if mine:
                 require_libraries({job.id: job.watch for job in mine if not job.resources.python})
                 self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
@@ -211,7 +213,7 @@ class ArraySubmitter:
         made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
         try:
             path = made.folder / "submission.sh"
-            path.write_text(self._script(array, made.folder, code, seen))
+            replace_file(path, self._script(array, made.folder, code, seen))
             for index, element in enumerate(array.elements):
                 for job in element:
                     write_claim(

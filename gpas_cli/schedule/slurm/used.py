@@ -5,27 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
+from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.schedule.slurm import client, submission
 from gpas_cli.schedule.slurm.preemption import seconds
 
 FIELDS = ("JobID", "JobName%300", "State", "ReqMem", "AllocCPUS", "TimelimitRaw", "ElapsedRaw", "TotalCPU", "MaxRSS")
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-@dataclass(frozen=True)
-class ProfileUse:
-    """Jobs that asked for the same. Memory in bytes, the largest of a job; times in seconds, `cores` on average."""
-
-    memory: int
-    cpus: int
-    limit: int
-    jobs: int
-    used_memory: int
-    used_cores: float
-    longest: float
 
 
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import SlurmToy, job_of, started
+from slurm_toy import SlurmToy, job_of, one_cell, started
 
 pytestmark = pytest.mark.long
 
@@ -58,3 +59,20 @@ def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted
     finally:
         accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=-1")
     toy.trained_once()
+
+
+def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accounted: Cluster, tmp_path: Path) -> None:
+    """The first attempt asks for less than a training needs, and SLURM or the kernel ends it."""
+    toy = one_cell(accounted, tmp_path / "toy", steps=20)
+    toy.edit("mem: 1000M", "mem: [150M, 2000M]")
+    said = toy.submit("--wait", expect=0)
+    assert "1 done" in said
+    asked = [facts["resources"]["mem"] for facts in toy.facts()]
+    assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
+
+    def profiles() -> dict[int, int]:
+        used = json.loads(toy.gpas("top", "grid", "--usage", "--json").stdout)["profiles"]
+        return {profile["memory"] >> 20: profile["used_memory"] for profile in used}
+
+    until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
+    assert "memory asked" in toy.gpas("top", "grid", "--usage").stdout

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from gpas_cli.state.claims import Claim
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.snapshot import Snapshot
+from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.worker.ranks import record_failure
 
 CELL = cell_from(
@@ -82,6 +83,37 @@ def test_no_job_imports_from_its_working_directory(tmp_path: Path, before: str |
     here = {"PATH": os.environ["PATH"], **({} if before is None else {"PYTHONPATH": before})}
     done = subprocess.run(["sh", "-c", script], env=here, capture_output=True, text=True, check=True)
     assert done.stdout == f"1 {after}\n"
+
+
+def _changed(copy: Path) -> None:
+    path = copy / "gpas_cli/words.py"
+    path.chmod(0o644)
+    path.write_text(f"{path.read_text()}\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "starts"),
+    [
+        (lambda copy: None, True),
+        (_changed, False),
+        (lambda copy: (copy / "torch.py").write_text(""), False),
+        (lambda copy: (copy / "torch").symlink_to("/tmp"), False),
+        (lambda copy: os.mkfifo(copy / "gpas_cli/more.py"), False),
+        (lambda copy: (copy / "gpas_cli/__pycache__").write_text("x"), False),
+        (lambda copy: (copy / "gpas_cli/words.py").unlink(), False),
+    ],
+)
+def test_a_job_starts_only_with_the_code_that_was_submitted(
+    tmp_path: Path, change: Callable[[Path], object], starts: bool
+) -> None:
+    code = snapshot(tmp_path / "runs")
+    change(code.path)
+    project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
+    script = text(project, tmp_path / "runs/.slurm/gpas-g-1", code, parameters(Resources()), "0")
+    before = "\n".join(line for line in script.splitlines() if not line.startswith("srun "))
+    done = subprocess.run(["bash"], input=f"{before}\necho started", capture_output=True, text=True)
+    assert ("started" in done.stdout) is starts
+    assert starts or f"{code.path} has been changed since the job was submitted" in done.stderr
 
 
 def test_unset_options_are_left_to_the_scheduler(tmp_path: Path) -> None:
