@@ -132,6 +132,8 @@ class _Attempt:
                 self.emit(Warned(f"{task} is not scored: {self.scores.unavailable[task]}"))
             else:
                 self.emit(score)
+                if layer == WHOLE and task in self.scores.skipped:
+                    self.emit(Warned(self.scores.skipped[task]))
                 self._report(None)
         return None
 
