@@ -100,10 +100,9 @@ def _bounds(theory: Theory | None) -> dict[str, object]:
 
 
 def _facts(entry: Entry) -> dict[str, object]:
-    from gpas_cli.spec.depth_text import depth_lines
-    from gpas_cli.spec.equation import equations
+    from gpas_cli.spec.equation import depth_lines, equations
+    from gpas_cli.spec.model import has_large_shortcut, has_small_sublayers, remark, shortcut_std
     from gpas_cli.spec.parse import plain
-    from gpas_cli.spec.shortcut import has_large_shortcut, has_small_sublayers, remark, shortcut_std
 
     runs = [{"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)]
     stages = [
@@ -132,9 +131,8 @@ def _print(entry: Entry) -> None:
     from rich.text import Text
 
     from gpas_cli.plan.stages import described
-    from gpas_cli.spec.depth_text import depth_lines
-    from gpas_cli.spec.equation import description
-    from gpas_cli.spec.shortcut import conditions, remark
+    from gpas_cli.spec.equation import depth_lines, description
+    from gpas_cli.spec.model import conditions, remark
 
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
