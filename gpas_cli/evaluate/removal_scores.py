@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.downstream import score_task
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer
@@ -36,7 +36,7 @@ class RemovalScores:
     root: Path
     checkpoint: str
     scores: dict[tuple[int, str], RemovalScore]
-    unavailable: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, GpasError] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -88,7 +88,7 @@ class RemovalScores:
             with without_layer(self.network, layer):
                 found = score_task(task, self.section, self.scorer, self.tokenizer, self.root, stop=stop)
         except (TaskUnavailable, DownstreamMissing, DataError) as error:
-            self.unavailable[task] = str(error)
+            self.unavailable[task] = error
             return None
         (mine,) = (score for score in found if score.metric == measure_of(task))
         score = RemovalScore(

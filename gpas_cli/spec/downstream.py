@@ -177,10 +177,11 @@ MOST_SKIPPED = 0.05  # share of a task's questions from which on its scores are 
 
 def skipped_note(task: str, skipped: float, scored: int) -> str:
     """Return the sentence that says how many questions of a task are not scored, and why."""
-    share = skipped / (skipped + scored)
-    rest = (
-        f"; more than {MOST_SKIPPED:.0%}: not comparable with scores over all questions" if share > MOST_SKIPPED else ""
-    )
+    rest = ""
+    if not scored:
+        rest = "; it has no score"
+    elif skipped / (skipped + scored) > MOST_SKIPPED:
+        rest = f"; more than {MOST_SKIPPED:.0%}: not comparable with scores over all questions"
     return (
         f"{task_title(task)}: {skipped:,.0f} of {skipped + scored:,.0f} questions are not scored, "
         f"because a choice is longer than max_length{rest}"

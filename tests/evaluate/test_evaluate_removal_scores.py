@@ -161,6 +161,20 @@ def test_questions_left_out_are_said_once_a_task(
     assert all("1 of 41 questions are not scored" in text for text in said), said
 
 
+def test_a_task_of_which_no_question_fits_is_not_tried_again(
+    room: Path, tasks: tuple[str, ...], tmp_path: Path
+) -> None:
+    documents = [{"context": "a", "choices": ["gate " * 3000, "norm"], "answer": 1}] * 4
+    (room / "long.json").write_text(json.dumps(documents))
+    long = import_task(room / "long.json", "long", room).name
+    cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [long, tasks[1]]})
+    path, _ = save_network(cell, tmp_path)
+    outcome, events = go(room, cell, path)
+    assert outcome.outcome == "done"
+    assert outcome.cause.startswith(f"1 of 2 tasks not scored ({long}): every question has a choice of more than")
+    assert scored(events) == [(layer, tasks[1]) for layer in range(LAYERS + 1)]
+
+
 def test_a_task_without_its_file_is_scored_later(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     first, second = tasks
     cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [first, second]})
