@@ -1,6 +1,7 @@
 """JSON documents: the types that several of them share, their plain data, and their JSON Schema.
 
-A document is a TypedDict whose name ends in Json, or a dataclass. It stands beside the function that makes it;
+A document is a TypedDict whose name ends in Json, or a dataclass; `Annotated` adds a description, or the tuple of the
+values that a string may have. It stands beside the function that makes it;
 `gpas_cli.cli.commands.schema.DOCUMENTS` names the document of each command. `schema` grows when a reader of the old
 form would misread the new one; new fields may come at any time.
 """
@@ -13,11 +14,11 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-SCHEMA: Final = 1
-
-StateJson = Literal["missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown"]
+StateJson = Annotated[
+    str, ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
+]
 NumberJson = float | str  # a number that is not finite is the string "nan", "inf" or "-inf"
 Time = Annotated[float, "unix time, seconds"]
 
@@ -97,7 +98,10 @@ def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
     if origin is typing.NotRequired:
         return _schema(arguments[0], shared, closed)
     if origin is typing.Annotated:
-        return {**_schema(arguments[0], shared, closed), "description": arguments[1]}
+        described = _schema(arguments[0], shared, closed)
+        for remark in arguments[1:]:
+            described = {**described, "description": remark} if isinstance(remark, str) else {"enum": list(remark)}
+        return described
     if hint is Any:
         return {}
     if hint in _NAMES:
@@ -107,7 +111,8 @@ def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
     if origin in (types.UnionType, typing.Union):
         return _union([_schema(argument, shared, closed) for argument in arguments])
     if origin in (list, tuple):
-        return {"type": "array", "items": _schema(arguments[0], shared, closed)}
+        items = [_schema(item, shared, closed) for item in dict.fromkeys(arguments) if item is not ...]
+        return {"type": "array", "items": items[0] if len(items) == 1 else _union(items)}
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": _schema(arguments[1], shared, closed)}
     return _reference(hint, shared, closed)

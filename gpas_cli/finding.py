@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `status` is "ok", "note" (works, with a limitation) or "problem" (see `remedy`)."""
+    """The result of one check."""
 
     what: str
-    status: str
+    status: Annotated[str, ("ok", "note", "problem")]
     detail: str
     remedy: str = ""

@@ -7,17 +7,15 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from gpas_cli.documents import DocumentJson, plain
 from gpas_cli.errors import Exit, GpasError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-SCHEMA = 1
 
 
 @dataclass
@@ -51,14 +49,9 @@ def _console(stderr: bool) -> Console:
     return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
-def print_json(**fields: Any) -> None:
-    """Print one JSON document that begins with the schema number."""
-    print(json.dumps({"schema": SCHEMA, **fields}, indent=2, allow_nan=False))
-
-
-def json_number(value: Any) -> Any:
-    """Return a number for JSON; one that is not finite becomes the string "nan", "inf" or "-inf"."""
-    return value if isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf")) else str(value)
+def print_json(document: DocumentJson) -> None:
+    """Print one JSON document; numbers that are not finite become the strings "nan", "inf" and "-inf"."""
+    print(json.dumps(plain(document), indent=2, allow_nan=False))
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -6,15 +6,14 @@ import json
 import os
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, NotRequired
+from typing import TYPE_CHECKING, Annotated, NoReturn, NotRequired
 
 import typer
 
-from gpas_cli.cli.console import SCHEMA, STATE, console, json_number, print_json
+from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.views.plan import ShrunkJson
-from gpas_cli.cli.views.submitted import SubmittedJson
-from gpas_cli.cli.views.submitted import as_mapping as submitted_mapping
-from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, StateJson
+from gpas_cli.cli.views.submitted import SubmittedJson, submitted_json
+from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, StateJson, plain
 from gpas_cli.errors import Exit
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class RunJson(DocumentJson):
     Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
     """
 
-    exit_code: Literal[0, 3, 4]
+    exit_code: Annotated[int, (0, 3, 4)]
     counts: Annotated[dict[str, int], "the number of cells in each state"]
     cells: list[RunCellJson]
     submitted: SubmittedJson | None
@@ -64,18 +63,20 @@ def finish(
     summary: RunSummary | None,
     notify: str | None = None,
     submitted: Submitted | None = None,
-    shrunk: dict[str, Any] | None = None,
+    shrunk: ShrunkJson | None = None,
 ) -> NoReturn:
     """Exit with the code of `summary`, or with 0 if `summary` is None because the submitted jobs are still running.
 
-    `shrunk`: the document `Shrunk` of a smoke test.
+    `shrunk`: what was shrunk for a smoke test.
     """
     from gpas_cli.schedule.summary import exit_code
 
     code = exit_code(summary) if summary else Exit.DONE
-    document = as_mapping(summary, submitted, code) | ({"shrunk": shrunk} if shrunk else {})
+    document = _document(summary, submitted, code)
+    if shrunk:
+        document["shrunk"] = shrunk
     if STATE.as_json:
-        print_json(**document)
+        print_json(document)
     if notify and summary is None:
         console().print("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
     elif notify:
@@ -83,31 +84,31 @@ def finish(
     raise typer.Exit(code)
 
 
-def as_mapping(summary: RunSummary | None, submitted: Submitted | None, code: Exit) -> dict[str, Any]:
-    """Return the document `Run` without its schema number."""
+def _document(summary: RunSummary | None, submitted: Submitted | None, code: Exit) -> RunJson:
     cells = [_cell(item, ending) for ending, item in _items(summary)] if summary else []
     return {
-        "exit_code": int(code),
+        "schema": 1,
+        "exit_code": code.value,
         "counts": dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells)),
         "cells": cells,
-        "submitted": submitted_mapping(submitted) if submitted else None,
+        "submitted": submitted_json(submitted) if submitted else None,
     }
 
 
-def one_line(run: dict[str, Any]) -> str:
+def one_line(run: RunJson) -> str:
     """Return the document `Run` as a line: "gpas: 20 done, 2 failed of quickstart"."""
     counts = ", ".join(f"{number} {name}" for name, number in run["counts"].items())
     grids = ", ".join(dict.fromkeys(cell["grid"] for cell in run["cells"]))
     return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
 
 
-def run_notify(command: str, fields: dict[str, Any], line: str) -> None:
+def run_notify(command: str, document: DocumentJson, line: str) -> None:
     """Run the --notify command. Names from the experiments file reach it only as data, never as shell text."""
     environment = {**os.environ, SUMMARY_VARIABLE: line}
-    document = json.dumps({"schema": SCHEMA, **fields}, allow_nan=False)
     try:
         done = subprocess.run(
-            ["/bin/sh", "-c", command], input=document, text=True, capture_output=True, timeout=NOTIFY_SECONDS,
+            ["/bin/sh", "-c", command], input=json.dumps(plain(document), allow_nan=False), text=True,
+            capture_output=True, timeout=NOTIFY_SECONDS,
             env=environment, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError, ValueError) as error:
@@ -126,11 +127,11 @@ def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
             yield ending, item
 
 
-def _cell(item: Item, ending: str) -> dict[str, Any]:
+def _cell(item: Item, ending: str) -> RunCellJson:
     seen = item.status
     return {
         "key": item.entry.key, "grid": item.entry.grid, "name": item.entry.name, "state": seen.state,
         "skipped": ending == "skipped", "reason": item.reason, "attempt": seen.attempt,
         "directory": str(seen.directory) if seen.directory else None,
-        "metrics": {name: json_number(value) for name, value in seen.metrics.items()},
+        "metrics": dict(seen.metrics),
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from gpas_cli.cli.console import console
 from gpas_cli.cli.run_options import RETRIED
 from gpas_cli.cli.selection import catalogue, project
+from gpas_cli.cli.views.plan import ShrunkJson
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.grid.shrink import Change
+    from gpas_cli.grid.shrink import ShrunkSetting
     from gpas_cli.plan.plan import Plan
     from gpas_cli.project import Project
 
@@ -46,7 +47,7 @@ class ShrunkCells:
         self.left_out = len(chosen) - len(whole)
         self.project = _project()
         self.entries = shrink(whole, _text(self.project), catalogue())
-        self.changes: list[Change] = changes(whole, self.entries)
+        self.changes: list[ShrunkSetting] = changes(whole, self.entries)
 
     def write_text(self) -> None:
         """Write the text that the cells read. Raises DataError if the standard library's source is not installed."""
@@ -74,12 +75,12 @@ class ShrunkCells:
         console().print(text + (seeds if self.left_out else ""), markup=False)
         console().print(f"Results are in a folder of their own, {_folder(self.project)}.", markup=False)
 
-    def as_mapping(self) -> dict[str, Any]:
-        """Return the document `Shrunk`."""
+    def json(self) -> ShrunkJson:
+        """Return what was shrunk, for `--json`."""
         return {
             "folder": str(_folder(self.project)),
             "left_out": self.left_out,
-            "settings": [asdict(change) for change in self.changes],
+            "settings": self.changes,
         }
 
 

@@ -10,7 +10,8 @@ from gpas_cli.data.draw import Draw
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.order import Words
 from gpas_cli.data.rows import Ints
-from gpas_cli.spec.objective import MODES, Denoiser, Spans
+from gpas_cli.spec.denoiser import MODES, Denoiser
+from gpas_cli.spec.objective import Spans
 
 
 @dataclass(frozen=True)

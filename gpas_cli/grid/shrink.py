@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.objective import Masked
-from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.schedules import InverseSqrt, WarmupStableDecay
 
 UPDATES = 2
 BATCH_ROWS = 4
@@ -41,12 +41,12 @@ class TinyText:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A setting that was shrunk: its values in the cells before and after, each once."""
+class ShrunkSetting:
+    """A setting of the cells of a smoke test."""
 
     setting: str
-    before: tuple[Any, ...]
-    after: tuple[Any, ...]
+    before: Annotated[tuple[Any, ...], "its values in the declared cells"]
+    after: Annotated[tuple[Any, ...], "its values in their tiny forms"]
 
 
 def shrink(entries: Sequence[Entry], text: TinyText, catalogue: Catalogue) -> list[Entry]:
@@ -70,7 +70,7 @@ def one_seed(entries: Iterable[Entry]) -> list[Entry]:
     return list(families.values())
 
 
-def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
+def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetting]:
     """Return the settings in which shrunk cells differ from the original ones, in the order of a cell."""
     pairs: dict[str, list[tuple[Any, Any]]] = {}
     for old, new in zip(before, after, strict=True):
@@ -78,7 +78,7 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
         for name, value in flat(old.cell.to_mapping()).items():
             pairs.setdefault(name, []).append((value, small.get(name)))
     return [
-        Change(name, _distinct(old for old, _ in values), _distinct(new for _, new in values))
+        ShrunkSetting(name, _distinct(old for old, _ in values), _distinct(new for _, new in values))
         for name, values in pairs.items()
         if any(old != new for old, new in values)
     ]

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated
 
 import yaml
 
@@ -63,20 +63,17 @@ _CODE = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Archive:
-    """A written archive: its size in bytes, and its sha256 as `digest`. without_code: versions whose copy is gone.
-
-    names_left: of an anonymous archive, "FILE: NAME" for each name of a person or machine that could not be removed.
-    """
+    """An archive of tables."""
 
     path: Path
     grids: tuple[str, ...]
     cells: int
     attempts: int
     files: int
-    size: int
-    digest: str
-    without_code: tuple[str, ...]
-    names_left: tuple[str, ...] = ()
+    size: Annotated[int, "bytes"]
+    digest: Annotated[str, "sha256 of the file"]
+    without_code: Annotated[tuple[str, ...], "versions of the code whose copy is gone"]
+    names_left: Annotated[tuple[str, ...], "with --anonymous: FILE: NAME for each name that could not be removed"] = ()
 
 
 def write_archive(

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.grid.scalar import Label
@@ -48,29 +48,26 @@ class SeedOrigin:
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """A number that a source prints for the cell, and its difference from the published base.
-
-    as_if: the column in which it was looked up, "" if that is the cell's own.
-    """
+    """A published number of the same table cell."""
 
     source: str
-    short: str
+    short: Annotated[str, "the source's short name"]
     table: str
     what: str
     value: float
-    delta: float | None
-    as_if: str = ""
+    delta: Annotated[float | None, "the difference from the published base"]
+    as_if: Annotated[str, "the column that it was looked up in, empty if that is the cell's own"] = ""
 
 
 @dataclass(frozen=True)
 class Code:
-    """A version of the code. `snapshot` is the folder with its copy, None if that is not there."""
+    """A version of the code that made a number."""
 
-    code: str
+    code: Annotated[str, "the hash of the package's files"]
     commit: str
-    dirty: bool
-    snapshot: Path | None
-    seeds: tuple[Label | None, ...]
+    dirty: Annotated[bool, "whether the checkout had local changes"]
+    snapshot: Annotated[Path | None, "the folder with a copy of the code, null if there is none"]
+    seeds: tuple[Any, ...]
 
 
 @dataclass(frozen=True)

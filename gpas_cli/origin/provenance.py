@@ -82,11 +82,11 @@ class ForgottenAttempt:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting in which the cell and its base differ; None means that the setting does not exist there."""
+    """A setting in which a cell differs from the one without a gate."""
 
     setting: str
-    base: object
-    own: object
+    base: Any
+    own: Any
 
     @property
     def texts(self) -> tuple[str, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.estimate import Work
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.cost import parameters
-from gpas_cli.spec.model import SIZES, Size
+from gpas_cli.spec.flops import parameters
+from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.words import count
 
 Names = Mapping[Size, str]  # of sizes that are not built in
@@ -19,23 +20,19 @@ _Group = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SizeCost:
-    """The cells with the same size, precision, batch, length and number of updates, and their remaining jobs.
-
-    `batch`: in rows of `length` tokens. `tokens`: those that a cell trains on, including padding. `devices`: GPUs or
-    cores of a job. `hours`: of the longest job. `gpu_hours` and `core_hours`: of all jobs.
-    """
+    """The cells of one size, batch, length and number of updates."""
 
     size: str
     cells: int
     jobs: int
     parameters: int
     precision: str
-    batch: int
-    length: int
+    batch: Annotated[int, "rows per update"]
+    length: Annotated[int, "tokens per row"]
     updates: int
-    tokens: int
-    devices: int
-    hours: float
+    tokens: Annotated[int, "tokens that a cell trains on"]
+    devices: Annotated[int, "GPUs or cores of a job"]
+    hours: Annotated[float, "of the longest job"]
     gpu_hours: float
     core_hours: float
 

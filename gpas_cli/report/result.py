@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from gpas_cli.documents import ScoreJson
+from gpas_cli.events import Score
 from gpas_cli.spec.downstream import BY_TASK, averages
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
@@ -29,6 +31,14 @@ class TaskResult:
     shots: int
     task_version: str
     harness: str
+
+
+def score_json(score: Score | TaskResult) -> ScoreJson:
+    """Return a score for JSON."""
+    return {
+        "task": score.task, "metric": score.metric, "value": score.value, "stderr": score.stderr,
+        "examples": score.examples, "shots": score.shots, "task_version": score.task_version, "harness": score.harness,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Protocol, cast, runtime_checkable
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.finding import Finding
@@ -116,17 +116,14 @@ class Examinable(Protocol):
 
 @dataclass(frozen=True)
 class ProfileUse:
-    """Ended jobs that asked for the same, and what they used.
-
-    Memory in bytes, the largest of a job; times in seconds; `used_cores` on average. 0 stands for unknown or no limit.
-    """
+    """What SLURM jobs that asked for the same used. Bytes and seconds; 0 if unknown."""
 
     memory: int
     cpus: int
     limit: int
     jobs: int
-    used_memory: int
-    used_cores: float
+    used_memory: Annotated[int, "the largest of a job"]
+    used_cores: Annotated[float, "on average"]
     longest: float
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.permissions import explain, user_name
@@ -37,18 +38,15 @@ NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that
 
 @dataclass(frozen=True)
 class MergedStage:
-    """What the merge did with one stage of the other project.
-
-    what: "copied", "kept" (it has a result here), "known" (it was copied before), "busy" (it is queued or running here)
-    or "unreadable". attempts: how many there are. differs: the name and both values, here and there, of a metric that
-    differs from the result that was kept. problem: why the stage cannot be read.
-    """
+    """What the merge did with one stage of the other project."""
 
     key: str
-    what: str
-    name: str = ""
+    what: Annotated[str, ("copied", "kept", "known", "busy", "unreadable")]
+    name: Annotated[str, "the name of its cell there"] = ""
     attempts: int = 0
-    differs: tuple[str, float, float] | None = None
+    differs: Annotated[
+        tuple[str, float, float] | None, "a metric that differs from the kept one: its name, its value here, there"
+    ] = None
     problem: str = ""
 
 

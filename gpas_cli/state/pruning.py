@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from gpas_cli.checkpoints import FAILED, FINISHED, SUPERSEDED, newest_first
 from gpas_cli.errors import GpasError
@@ -33,16 +34,16 @@ FAILED_STATES = ("failed", "cancelled")
 
 @dataclass(frozen=True)
 class Removable:
-    """A checkpoint that a rule selects, its bytes, and the rule."""
+    """A checkpoint that a rule selects."""
 
     path: Path
     bytes: int
-    rule: str
+    rule: Annotated[str, ("superseded", "finished", "failed")]
 
 
 @dataclass(frozen=True)
 class StageUse:
-    """What a stage occupies: bytes of checkpoints and of everything else, and the checkpoints that rules select."""
+    """What a stage occupies."""
 
     key: str
     state: str

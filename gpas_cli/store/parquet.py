@@ -23,7 +23,7 @@ TABLES = ("stage", "attempt", "metric", "score", "curve", "layer_curve")
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """A file with the rows of one table."""
+    """A file with the rows of one table of the database."""
 
     path: Path
     rows: int

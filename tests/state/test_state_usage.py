@@ -20,4 +20,4 @@ def test_the_unit_is_that_of_the_devices() -> None:
     on_cores = usage_of(1800, ["cpu-0", "cpu-1", "cpu-2"])
     assert on_gpus.unit == (on_gpus + on_cores).unit == GPU_HOURS
     assert on_cores.unit == NOTHING.unit == CORE_HOURS
-    assert (on_gpus + on_cores).as_mapping() == {"gpu_hours": 1.0, "core_hours": 1.5}
+    assert (on_gpus + on_cores).json() == {"gpu_hours": 1.0, "core_hours": 1.5}

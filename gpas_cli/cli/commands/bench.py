@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import typer
 
@@ -71,7 +71,8 @@ def bench(
         for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
             found.append(one)
     if as_json:
-        print_json(shapes=[{"cells": one.cells, **one.facts} for one in found])
+        shapes = [cast("ShapeJson", {"cells": one.cells, **one.facts}) for one in found]  # a record of the cache
+        print_json(MeasuredJson(schema=1, shapes=shapes))
     else:
         console().print(render(found))
 

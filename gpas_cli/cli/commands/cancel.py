@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -73,7 +73,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
                 markup=False,
             )
     if as_json:
-        print_json(cells=[_as_mapping(result) for result in results])
+        print_json(CancelledJson(schema=1, cells=[_json(result) for result in results]))
     if not all(result.asked for result in results):
         raise typer.Exit(Exit.INCOMPLETE)
 
@@ -89,7 +89,7 @@ def _counts(states: Sequence[CellStatus]) -> str:
     return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
 
 
-def _as_mapping(result: Cancelling) -> dict[str, Any]:
+def _json(result: Cancelling) -> CancelledCellJson:
     entry = result.state.entry
     return {"key": entry.key, "grid": entry.grid, "name": entry.name, "state": result.state.state,
             "asked": result.asked, "what": result.what}  # fmt: skip

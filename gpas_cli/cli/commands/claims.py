@@ -52,13 +52,13 @@ def claims(
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """
     from gpas_cli.cli.views.claims import detailed, overview
-    from gpas_cli.cli.views.claims_json import claim_as_mapping
+    from gpas_cli.cli.views.claims_json import ClaimsJson, claim_json
     from gpas_cli.report.claims.declared import select_claims, undeclared_claims
 
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     verdicts = _verdicts(chosen) if chosen else []
     if as_json:
-        print_json(claims=[claim_as_mapping(verdict) for verdict in verdicts])
+        print_json(ClaimsJson(schema=1, claims=[claim_json(verdict) for verdict in verdicts]))
         return
     shown = detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
     for part in shown:

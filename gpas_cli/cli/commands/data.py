@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -120,12 +120,12 @@ def prepare(
     here = project()
     splits = (split,) if split else SPLITS
     wanted = requirements(entry.cell for entry in entries(names, where))
-    made = []
+    made: list[PreparedCorpusJson] = []
     for demand in wanted:
         with _board(as_json) as board:
             made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), board))
     if as_json:
-        print_json(corpora=made)
+        print_json(PreparedJson(schema=1, corpora=made))
         return
     for one in made:
         for name, totals in one["splits"].items():
@@ -134,7 +134,7 @@ def prepare(
 
 def _prepare(
     demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
-) -> dict[str, Any]:
+) -> PreparedCorpusJson:
     from gpas_cli.data.prepare import build, token_cache
     from gpas_cli.data.shards import sum_of
     from gpas_cli.data.verify import discard_damaged
@@ -150,7 +150,7 @@ def _prepare(
         "folder": str(tokens.folder),
         "fingerprint": tokens.survey.fingerprint,
         "tokenizer": tokens.tokenizer.identity,
-        "splits": {split: _as_mapping(sum_of(shards[split])) for split in splits},
+        "splits": {split: _totals_json(sum_of(shards[split])) for split in splits},
     }
 
 
@@ -183,9 +183,12 @@ def status(as_json: AsJson = False) -> None:
         console().print(f"{path} is missing or damaged; see `gpas data check`", markup=False, soft_wrap=True)
     if as_json:
         print_json(
-            cache=str(here.cache),
-            caches=[_stored(one, names) for one in found],
-            undescribed=[str(path) for path in unknown],
+            CachesJson(
+                schema=1,
+                cache=str(here.cache),
+                caches=[_stored(one, names) for one in found],
+                undescribed=[str(path) for path in unknown],
+            )
         )
     elif not found and not unknown:
         console().print(
@@ -211,7 +214,9 @@ def check(as_json: AsJson = False) -> None:
     markers = [marker for one in shown for marker in damaged(one)]
     if as_json:
         print_json(
-            caches=len(found), damaged=[str(marker) for marker in markers], undescribed=[str(path) for path in unknown]
+            CheckedCachesJson(
+                schema=1, caches=len(found), damaged=list(map(str, markers)), undescribed=list(map(str, unknown))
+            )
         )
     else:
         for path in unknown:
@@ -248,7 +253,7 @@ def import_task(
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root)
     if as_json:
-        print_json(task=made.name, path=str(made.path), questions=made.questions)
+        print_json(ImportedTaskJson(schema=1, task=made.name, path=str(made.path), questions=made.questions))
         return
     where = made.path.relative_to(root)
     console().print(f"{made.name}: {count(made.questions, 'question')} in {where}", markup=False, soft_wrap=True)
@@ -271,20 +276,21 @@ def _names_of_texts() -> dict[str, str]:
     return found
 
 
-def _stored(one: CachedCorpus, names: Mapping[str, str]) -> dict[str, Any]:
+def _stored(one: CachedCorpus, names: Mapping[str, str]) -> CacheJson:
     return {
         "name": names.get(one.fingerprint),
         "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
         "vocab": one.vocab, "max_doc_tokens": one.limit, "bytes_on_disk": one.size,
-        "splits": {split: _as_mapping(totals) for split, totals in one.splits.items()},
+        "splits": {split: _totals_json(totals) for split, totals in one.splits.items()},
     }  # fmt: skip
 
 
-def _as_mapping(totals: Totals) -> dict[str, Any]:
-    return {name: getattr(totals, name) for name in ("documents", "tokens", "bytes", "final", "cut")}
+def _totals_json(totals: Totals) -> TotalsJson:
+    return {"documents": totals.documents, "tokens": totals.tokens, "bytes": totals.bytes, "final": totals.final,
+            "cut": totals.cut}  # fmt: skip
 
 
-def _words(totals: dict[str, Any]) -> str:
+def _words(totals: TotalsJson) -> str:
     more = "" if totals["final"] else ", more in the source"
     return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -16,6 +15,8 @@ from gpas_cli.cli.views.merge import merge_lines
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
+from gpas_cli.state.merging import MergedStage
+from gpas_cli.store.parquet import ParquetFile
 from gpas_cli.words import count
 
 app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
@@ -40,36 +41,16 @@ class BackedUpJson(DocumentJson):
     backup: Annotated[str | None, "the copy that was made; null when the schema was up to date"]
 
 
-class ParquetFileJson(TypedDict):
-    """A file with the rows of one table of the database."""
-
-    path: str
-    rows: int
-
-
 class ExportedTablesJson(DocumentJson):
     """`gpas db export --json`."""
 
-    files: list[ParquetFileJson]
-
-
-class MergedStageJson(TypedDict):
-    """What the merge did with one stage of the other project."""
-
-    key: str
-    what: Literal["copied", "kept", "known", "busy", "unreadable"]
-    name: Annotated[str, "the name of its cell there"]
-    attempts: int
-    differs: Annotated[
-        list[str | float] | None, "a metric that differs from the kept one: its name, its value here, there"
-    ]
-    problem: str
+    files: list[ParquetFile]
 
 
 class MergedJson(DocumentJson):
     """`gpas db merge --json`."""
 
-    stages: list[MergedStageJson]
+    stages: list[MergedStage]
 
 
 @app.command()
@@ -83,7 +64,7 @@ def upgrade(as_json: AsJson = False) -> None:
     backup = maintenance.upgrade(project().database)
     console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.", markup=False)
     if as_json:
-        print_json(backup=str(backup) if backup else None)
+        print_json(BackedUpJson(schema=1, backup=str(backup) if backup else None))
 
 
 @app.command()
@@ -99,7 +80,7 @@ def check(as_json: AsJson = False) -> None:
     warn(ingest(project()))
     findings = maintenance.check(project().database, project().runs, began)
     if as_json:
-        print_json(findings=[str(finding) for finding in findings])
+        print_json(CheckedDatabaseJson(schema=1, findings=[str(finding) for finding in findings]))
     else:
         for finding in findings:
             console().print(f"- {finding}", markup=False)
@@ -125,7 +106,7 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
     for problem in result.problems:
         console().print(f"- {problem}", markup=False, style="yellow")
     if as_json:
-        print_json(attempts=result.attempts, problems=list(result.problems))
+        print_json(RebuiltJson(schema=1, attempts=result.attempts, problems=list(result.problems)))
 
 
 @app.command()
@@ -139,7 +120,7 @@ def backup(as_json: AsJson = False) -> None:
     made = maintenance.backup(project().database)
     console().print(f"Backup: {made}", markup=False)
     if as_json:
-        print_json(backup=str(made))
+        print_json(BackedUpJson(schema=1, backup=str(made)))
 
 
 @app.command()
@@ -162,7 +143,7 @@ def export(
     for file in files:
         console().print(f"{file.path}: {count(file.rows, 'row')}", markup=False)
     if as_json:
-        print_json(files=[{"path": str(file.path), "rows": file.rows} for file in files])
+        print_json(ExportedTablesJson(schema=1, files=files))
 
 
 @app.command()
@@ -192,6 +173,6 @@ def merge(
     if not dry_run:
         warn(ingest(project()))
     if as_json:
-        print_json(stages=[asdict(stage) for stage in stages])
+        print_json(MergedJson(schema=1, stages=stages))
     if any(stage.problem for stage in stages):
         raise typer.Exit(Exit.FAILED)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
-from gpas_cli.cli.console import console, json_number, print_json
+from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.documents import DocumentJson, NumberJson
@@ -147,7 +147,7 @@ def diff(
                  opened.enter_context(_side(other or one, theirs, folder))]  # fmt: skip
         found = compare(sides[0], sides[1])
     if as_json:
-        print_json(**_as_mapping(found))
+        print_json(_document(found))
     else:
         _print(found, code)
     raise typer.Exit(Exit.DONE if found.complete else Exit.INCOMPLETE)
@@ -244,49 +244,48 @@ def _at(point: Point | None) -> str:
     return "none" if point is None else f"{point[0]}: {point[1]:.6g}, {point[2]:.6g}"
 
 
-def _as_mapping(found: Comparison) -> dict[str, Any]:
+def _document(found: Comparison) -> ComparisonJson:
     return {
+        "schema": 1,
         "a": found.titles[0],
         "b": found.titles[1],
         "settings": [{"setting": d.setting, "a": d.base, "b": d.own} for d in found.settings],
-        "stages": [_stage_mapping(stage) for stage in found.stages],
-        "code": [_code_mapping(code) for code in found.code],
+        "stages": [_stage_json(stage) for stage in found.stages],
+        "code": [_code_json(code) for code in found.code],
         "untried": [{"stage": kind, "only": title} for kind, title in found.untried],
         "complete": found.complete,
     }
 
 
-def _stage_mapping(stage: StageDifference) -> dict[str, Any]:
+def _stage_json(stage: StageDifference) -> ComparedStageJson:
     sides = zip(stage.keys, stage.attempts, stage.outcomes, stage.versions, stage.commits, strict=True)
-    names = ("key", "attempt", "outcome", "code", "commit")
-    a, b = (dict(zip(names, side, strict=True)) for side in sides)
+    a, b = (
+        ComparedAttemptJson(key=key, attempt=attempt, outcome=outcome, code=code, commit=commit)
+        for key, attempt, outcome, code, commit in sides
+    )
     return {
         "stage": stage.kind,
         "a": a,
         "b": b,
-        "metrics": {name: {"a": _optional(own), "b": _optional(theirs)} for name, (own, theirs) in
+        "metrics": {name: {"a": own, "b": theirs} for name, (own, theirs) in
                     stage.metrics.items()},
-        "curves": [_curve_mapping(curve) for curve in stage.curves],
+        "curves": [_curve_json(curve) for curve in stage.curves],
         "environment": [{"setting": d.setting, "a": d.base, "b": d.own} for d in stage.environment],
     }  # fmt: skip
 
 
-def _curve_mapping(curve: CurveDifference) -> dict[str, Any]:
-    points = {"first": curve.first, "largest": curve.largest, "last": curve.last}
+def _curve_json(curve: CurveDifference) -> CurvePairJson:
     return {"name": curve.name, "common": curve.common, "points": list(curve.lengths),
-            **{name: _point_mapping(point) for name, point in points.items()}}  # fmt: skip
+            "first": _point_json(curve.first), "largest": _point_json(curve.largest),
+            "last": _point_json(curve.last)}  # fmt: skip
 
 
-def _point_mapping(point: Point | None) -> Mapping[str, Any] | None:
-    return None if point is None else {"step": point[0], "a": json_number(point[1]), "b": json_number(point[2])}
+def _point_json(point: Point | None) -> PointPairJson | None:
+    return None if point is None else {"step": point[0], "a": point[1], "b": point[2]}
 
 
-def _code_mapping(code: CodeDifference) -> dict[str, Any]:
-    files = None if code.files is None else [
+def _code_json(code: CodeDifference) -> ChangedCodeJson:
+    files: list[ChangedFileJson] | None = None if code.files is None else [
         {"path": file.path, "added": file.added, "removed": file.removed} for file in code.files
     ]  # fmt: skip
     return {"a": code.versions[0], "b": code.versions[1], "files": files}
-
-
-def _optional(value: float | None) -> Any:
-    return None if value is None else json_number(value)

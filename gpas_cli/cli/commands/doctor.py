@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -10,24 +10,16 @@ from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.options import AsJson
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
+from gpas_cli.finding import Finding
 from gpas_cli.project import Project
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
-class FindingJson(TypedDict):
-    """The result of one check."""
-
-    what: str
-    status: Literal["ok", "note", "problem"]
-    detail: str
-    remedy: str
-
-
 class DiagnosisJson(DocumentJson):
     """`gpas doctor --json`."""
 
-    findings: list[FindingJson]
+    findings: list[Finding]
 
 
 def doctor(
@@ -51,7 +43,7 @@ def doctor(
     here = Project.find(STATE.config, required=False)
     findings = list(examine(here, nodes=nodes, check=report_problems))
     if as_json:
-        print_json(findings=[vars(finding) for finding in findings])
+        print_json(DiagnosisJson(schema=1, findings=findings))
     else:
         table = Table(box=None, show_header=False, padding=(0, 1))
         for finding in findings:

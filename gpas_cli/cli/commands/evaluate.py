@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import console, json_number, print_json, warn
+from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_from
 from gpas_cli.cli.selection import project
-from gpas_cli.cli.views.scores import score_as_mapping, scores_table, skipped_notes
+from gpas_cli.cli.views.scores import scores_table, skipped_notes
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
+from gpas_cli.report.result import score_json
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def evaluate(
         )
     problem = ingest(here)
     if as_json:
-        print_json(**_document(done, section, found.provenance()))
+        print_json(_document(done, section, found.provenance()))
     else:
         _print(done, section)
     warn(problem)
@@ -117,16 +118,17 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
         say(text)
 
 
-def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> dict[str, Any]:
+def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> EvaluatedJson:
     return {
+        "schema": 1,
         "name": done.name,
         "key": done.key,
         "directory": str(done.directory),
         "origin": origin,
         "new": done.outcome is not None,
         "missing": _reason(done),
-        "scores": [score_as_mapping(score) for score in done.scores],
-        "metrics": {name: json_number(value) for name, value in _metrics(done, section).items()},
+        "scores": [score_json(score) for score in done.scores],
+        "metrics": dict(_metrics(done, section)),
     }
 
 

@@ -87,7 +87,7 @@ def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json:
     found = find_cells(cells)
     theories = [theory_of(entry.cell, force=force) if bounds else None for entry in found]
     if as_json:
-        print_json(cells=[{**_facts(entry), **_bounds(theory)} for entry, theory in zip(found, theories, strict=True)])
+        print_json(ExplainedJson(schema=1, cells=list(map(_json, found, theories))))
         return
     for entry, theory in zip(found, theories, strict=True):
         _print(entry)
@@ -95,28 +95,30 @@ def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json:
             print_theory(theory)
 
 
-def _bounds(theory: Theory | None) -> dict[str, object]:
-    return {} if theory is None else {"bounds": as_mapping(theory)}
-
-
-def _facts(entry: Entry) -> dict[str, object]:
-    from gpas_cli.spec.equation import depth_lines, equations
-    from gpas_cli.spec.model import has_large_shortcut, has_small_sublayers, remark, shortcut_std
+def _json(entry: Entry, theory: Theory | None) -> ExplainedCellJson:
+    from gpas_cli.spec.depth_text import depth_lines
+    from gpas_cli.spec.equation import equations
     from gpas_cli.spec.parse import plain
+    from gpas_cli.spec.shortcut import has_large_shortcut, has_small_sublayers, remark, shortcut_std
 
-    runs = [{"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)]
-    stages = [
+    runs: list[EquationJson] = [
+        {"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)
+    ]
+    stages: list[StageKeyJson] = [
         {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
          "resources": plain(entry.resources_of(stage)), "site": _site(entry, stage)}
         for stage in entry.cell.stages
     ]  # fmt: skip
     model = entry.cell.model
-    shortcut = {
+    shortcut: ShortcutJson = {
         "std": shortcut_std(model), "large": has_large_shortcut(model),
         "small_sublayers": has_small_sublayers(model), "remark": remark(model),
     }  # fmt: skip
-    return {"key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
-            "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping()}  # fmt: skip
+    made: ExplainedCellJson = {
+        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
+        "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping(),
+    }  # fmt: skip
+    return made if theory is None else {**made, "bounds": as_mapping(theory)}
 
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:
@@ -131,8 +133,9 @@ def _print(entry: Entry) -> None:
     from rich.text import Text
 
     from gpas_cli.plan.stages import described
-    from gpas_cli.spec.equation import depth_lines, description
-    from gpas_cli.spec.model import conditions, remark
+    from gpas_cli.spec.depth_text import depth_lines
+    from gpas_cli.spec.equation import description
+    from gpas_cli.spec.shortcut import conditions, remark
 
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"

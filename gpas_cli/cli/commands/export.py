@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import typer
 
@@ -13,6 +13,7 @@ from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.events import TextFacts
+from gpas_cli.origin.archive import Archive
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
@@ -69,27 +70,13 @@ class FoldErrorJson(TypedDict):
     exported_perplexity: float | None
 
 
-class ArchiveJson(TypedDict):
-    """An archive of tables."""
-
-    path: str
-    grids: list[str]
-    cells: int
-    attempts: int
-    files: int
-    size: Annotated[int, "bytes"]
-    digest: Annotated[str, "sha256 of the file"]
-    without_code: Annotated[list[str], "versions of the code whose copy is gone"]
-    names_left: Annotated[list[str], "with --anonymous: FILE: NAME for each name that could not be removed"]
-
-
 class ExportedJson(DocumentJson):
     """`gpas export --json`: the fields of the exported network or, with --archive, only `archive`."""
 
-    archive: NotRequired[ArchiveJson]
+    archive: NotRequired[Archive]
     cell: NotRequired[str]
     folder: NotRequired[str]
-    form: NotRequired[Literal["llama", "bundled"]]
+    form: NotRequired[Annotated[str, ("llama", "bundled")]]
     reason: NotRequired[str]
     checkpoint: NotRequired[str]
     step: NotRequired[int]
@@ -141,10 +128,8 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool
 
     chosen = {name: entries([name]) for name in dict.fromkeys(grids)}
     made = write_archive(path, project(), experiments(), chosen, anonymous=anonymous)
-    lists = {name: list(getattr(made, name)) for name in ("grids", "without_code", "names_left")}
-    facts = {**vars(made), "path": str(made.path), **lists}
     if as_json:
-        print_json(archive=facts)
+        print_json(ExportedJson(schema=1, archive=made))
         return
     what = f"{count(made.cells, 'cell')}, {count(made.attempts, 'attempt')}, {count(made.files, 'file')}"
     console().print(f"{', '.join(made.grids)} -> {path}: {what}, {byte_size(made.size)}", markup=False)
@@ -188,7 +173,7 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
     notify("loading it with transformers")
     checked = _checked(options.folder)
     if as_json:
-        print_json(cell=entry.id, folder=str(options.folder), checked=checked, **_facts(written))
+        print_json(_document(entry, options.folder, checked, written))
     else:
         _print(entry, options.folder, written, options.max_error, checked)
 
@@ -242,10 +227,29 @@ def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
     )
 
 
-def _facts(written: ExportReport) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return {**asdict(written), "checkpoint": str(written.checkpoint)}
+def _document(entry: Entry, folder: Path, checked: str, written: ExportReport) -> ExportedJson:
+    measured = written.measured
+    return {
+        "schema": 1,
+        "cell": entry.id,
+        "folder": str(folder),
+        "form": written.form,
+        "reason": written.reason,
+        "checkpoint": str(written.checkpoint),
+        "step": written.step,
+        "steps": written.steps,
+        "parameters": written.parameters,
+        "dtype": written.dtype,
+        "measured": {
+            "random_error": measured.random_error,
+            "held_out_error": measured.held_out_error,
+            "held_out_tokens": measured.held_out_tokens,
+            "perplexity": measured.perplexity,
+            "exported_perplexity": measured.exported_perplexity,
+        },
+        "notes": list(written.notes),
+        "checked": checked,
+    }
 
 
 def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:

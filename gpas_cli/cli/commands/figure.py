@@ -221,7 +221,7 @@ def _plot(
     growth: bool,
 ) -> None:
     from gpas_cli.report.figures.curves import ratios
-    from gpas_cli.report.figures.figure import as_mapping, make_figure
+    from gpas_cli.report.figures.figure import as_json, make_figure
     from gpas_cli.report.figures.growth import with_growth
     from gpas_cli.report.figures.plot import Sheet, check_formats, save
 
@@ -253,13 +253,15 @@ def _plot(
         words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
         console().print(f"{words}.", soft_wrap=True)
     if output.as_json:
-        print_json(
-            what=selection.quantity.name,
-            files=[str(path) for path in paths],
-            **as_mapping(made),
-            cells=recorded,
-            missing=missing,
-        )
+        document: FigureJson = {
+            "schema": 1,
+            "what": selection.quantity.name,
+            "files": [str(path) for path in paths],
+            **as_json(made),
+            "cells": recorded,
+            "missing": missing,
+        }
+        print_json(document)
 
 
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:

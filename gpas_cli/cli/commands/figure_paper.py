@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -13,7 +13,7 @@ from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.report.figures.figure import PlotJson
+from gpas_cli.report.figures.figure import PlotJson, as_json
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def draw_figures(
 
     Raises typer.Exit if a figure has nothing to draw.
     """
-    from gpas_cli.report.figures.figure import as_mapping
     from gpas_cli.report.figures.paper_figures import named
 
     chosen = named(names)
@@ -72,8 +71,7 @@ def draw_figures(
         if output.terminal:
             print_plots(figure.panels)
     if output.as_json:
-        panels = {figure.name: [as_mapping(panel) for panel in figure.panels] for figure in made}
-        print_json(figures=[{**_as_mapping(figure, paths), "panels": panels[figure.name]} for figure in made])
+        print_json(PaperFiguresJson(schema=1, figures=[_json(figure, paths) for figure in made]))
     if any(not figure.panels for figure in made):
         raise typer.Exit(Exit.INCOMPLETE)
 
@@ -146,10 +144,20 @@ def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
     return "\n  ".join(words)
 
 
-def _as_mapping(figure: PaperFigure, paths: dict[str, list[Path]]) -> dict[str, Any]:
+def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> PaperFigureJson:
     files = [str(path) for path in paths.get(figure.name, ())] if figure.panels else []
     return {
-        **{name: value for name, value in vars(figure).items() if name != "panels"},
+        "name": figure.name,
+        "paper": figure.paper,
+        "number": figure.number,
+        "title": figure.title,
         "heading": figure.heading,
+        "grid": figure.grid,
+        "note": figure.note,
+        "panels": [as_json(panel) for panel in figure.panels],
+        "missing": list(figure.missing),
+        "unrecorded": list(figure.unrecorded),
+        "command": figure.command,
+        "problem": figure.problem,
         "files": files,
     }

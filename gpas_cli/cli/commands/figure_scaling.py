@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, TypedDict
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
@@ -14,22 +13,11 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import PlotJson
+from gpas_cli.report.figures.power_law import PowerLaw
 from gpas_cli.report.figures.scaling import Law, Scaling, scaling
 from gpas_cli.words import count
 
 USUAL = Path("scaling")
-
-
-class PowerLawJson(TypedDict):
-    """A fitted law y = factor x^-exponent."""
-
-    factor: float
-    exponent: float
-    interval: Annotated[list[float], "95 % interval of the exponent"]
-    points: int
-    centre: Annotated[float, "mean of log x"]
-    sum_squares: Annotated[float, "sum of squares of log x around its mean"]
-    scatter: Annotated[float, "standard deviation of log y around the law"]
 
 
 class LawJson(TypedDict):
@@ -37,9 +25,9 @@ class LawJson(TypedDict):
 
     source: Annotated[str, "ours, or the source of the published numbers"]
     method: str
-    over: Literal["parameters", "flops"]
+    over: Annotated[str, ("parameters", "flops")]
     sizes: int
-    law: Annotated[PowerLawJson | None, "null for fewer than 3 sizes"]
+    law: Annotated[PowerLaw | None, "null for fewer than 3 sizes"]
     words: str
 
 
@@ -54,7 +42,7 @@ class ScalingJson(DocumentJson):
 
 def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
     """Draw the scaling figure of the named grids and print the exponents of its laws."""
-    from gpas_cli.report.figures.figure import as_mapping
+    from gpas_cli.report.figures.figure import as_json
     from gpas_cli.report.figures.plot import Sheet, check_formats, save
 
     paths = output.files(USUAL)
@@ -71,9 +59,14 @@ def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, outpu
         save(Sheet(made.panels, title), paths, output.size)
         console().print(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
     if output.as_json:
-        panels = [as_mapping(panel) for panel in made.panels]
-        laws = [{**asdict(law), "words": law.words} for law in made.laws]
-        print_json(files=[str(path) for path in paths], panels=panels, laws=laws, missing=list(made.missing))
+        laws: list[LawJson] = [
+            {"source": law.source, "method": law.method, "over": law.over, "sizes": law.sizes, "law": law.law,
+             "words": law.words}
+            for law in made.laws
+        ]  # fmt: skip
+        panels = [as_json(panel) for panel in made.panels]
+        files = [str(path) for path in paths]
+        print_json(ScalingJson(schema=1, files=files, panels=panels, laws=laws, missing=list(made.missing)))
     else:
         console().print(_exponents(made))
     if made.missing:

@@ -64,7 +64,11 @@ def forget(
         done = "restored" if undo else "forgotten"
         console().print(f"{named.get(key, key)}: {done} ({count(len(attempts), 'attempt')})", markup=False)
     if as_json:
-        print_json(stages=[_as_mapping(key, attempts) for key, attempts in folders.items()])
+        stages: list[ForgottenStageJson] = [
+            {"key": key, "directories": [str(attempt.path) for attempt in attempts]}
+            for key, attempts in folders.items()
+        ]
+        print_json(ForgottenJson(schema=1, stages=stages))
 
 
 def _key(entry: Entry, kind: str) -> str:
@@ -126,7 +130,3 @@ def _ingest() -> None:
     from gpas_cli.store.refresh import ingest
 
     warn(ingest(project()))
-
-
-def _as_mapping(key: str, attempts: Sequence[AttemptDir]) -> dict[str, object]:
-    return {"key": key, "directories": [str(attempt.path) for attempt in attempts]}

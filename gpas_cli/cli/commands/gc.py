@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,32 +15,14 @@ from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experimen
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.state.pruning import StageUse
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.state.pruning import StageUse
 
 UNDECLARED = "(declared by no grid)"
 NOTHING = ("0 B", "0 B", "0 B")  # of checkpoints, of other files, to delete
-
-
-class RemovableJson(TypedDict):
-    """A checkpoint that a rule selects."""
-
-    path: str
-    bytes: int
-    rule: Literal["superseded", "finished", "failed"]
-
-
-class StageUseJson(TypedDict):
-    """What a stage occupies."""
-
-    key: str
-    state: str
-    checkpoint_bytes: int
-    other_bytes: int
-    removable: list[RemovableJson]
 
 
 class OccupiedJson(DocumentJson):
@@ -48,7 +30,7 @@ class OccupiedJson(DocumentJson):
 
     deleted: Annotated[bool, "whether the checkpoints were to be deleted"]
     rules: list[str]
-    stages: list[StageUseJson]
+    stages: list[StageUse]
 
 
 def gc(
@@ -94,7 +76,7 @@ def gc(
         freed = sum(remove(project().runs, use) for use in selected)
         console().print(f"Deleted {byte_size(freed)}.", markup=False)
     if as_json:
-        print_json(deleted=delete, rules=rules, stages=[_as_mapping(use) for use in uses.values()])
+        print_json(OccupiedJson(schema=1, deleted=delete, rules=rules, stages=list(uses.values())))
 
 
 def _undeclared(declared: Sequence[Entry]) -> list[Entry]:
@@ -166,9 +148,3 @@ def _sums(uses: Sequence[StageUse]) -> tuple[int, int]:
 
 def _removable(uses: Sequence[StageUse]) -> int:
     return sum(one.bytes for use in uses for one in use.removable)
-
-
-def _as_mapping(use: StageUse) -> dict[str, Any]:
-    selected = [{"path": str(one.path), "bytes": one.bytes, "rule": one.rule} for one in use.removable]
-    return {"key": use.key, "state": use.state, "checkpoint_bytes": use.checkpoint_bytes,
-            "other_bytes": use.other_bytes, "removable": selected}  # fmt: skip

@@ -46,11 +46,11 @@ def history(
 
     deeds = read(project().runs)[-(limit or 0) :]
     if as_json:
-        print_json(
-            commands=[
-                {"time": d.t, **{n: getattr(d, n) for n in ("user", "host", "what", "cells", "how")}} for d in deeds
-            ]
-        )
+        commands: list[DeedJson] = [
+            {"time": d.t, "user": d.user, "host": d.host, "what": d.what, "cells": list(d.cells), "how": d.how}
+            for d in deeds
+        ]
+        print_json(HistoryJson(schema=1, commands=commands))
         return
     for deed in deeds:
         how = f" ({deed.how})" if deed.how else ""

@@ -12,7 +12,7 @@ from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where
 from gpas_cli.cli.planning import plan_for
 from gpas_cli.cli.selection import project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
-from gpas_cli.cli.views.plan import as_mapping, grids_of, render
+from gpas_cli.cli.views.plan import document, grids_of, render
 from gpas_cli.errors import GpasError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def plan(
     warn(without_runs(chosen))
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
-        print_json(**as_mapping(planned, price))
+        print_json(document(planned, price))
     else:
         console().print(render(planned, price, cells=cells or None, asked=asked(names, where)))
 
@@ -91,7 +91,7 @@ def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequen
     """
     planned = shrunk.plan()
     if STATE.as_json:
-        print_json(**as_mapping(planned), shrunk=shrunk.as_mapping())
+        print_json(document(planned, shrunk=shrunk.json()))
     else:
         shrunk.print()
         console().print(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))

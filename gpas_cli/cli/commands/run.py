@@ -120,7 +120,7 @@ def run_entries(
     says in the history how they are run.
     """
     from gpas_cli.cli.planning import plan_for
-    from gpas_cli.cli.views.plan import as_mapping, headline, render
+    from gpas_cli.cli.views.plan import document, headline, render
     from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
     from gpas_cli.store.history import note
     from gpas_cli.store.refresh import ingest
@@ -138,7 +138,7 @@ def run_entries(
         for text in scheduler.preview(here, planned.jobs):
             console().print(text, markup=False)
         if STATE.as_json:
-            print_json(**as_mapping(planned))
+            print_json(document(planned))
         raise typer.Exit(planned.exit_code)
     if test_only:
         for text in scheduler.ask_start(here, planned.jobs):
@@ -182,7 +182,7 @@ def run_shrunk(
         console().print(f"{item.entry.id}: log in {item.status.directory}", markup=False)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
     console().print(counts or "nothing to do", style="bold")
-    finish(summary, options.notify, submitted, cells.as_mapping())
+    finish(summary, options.notify, submitted, cells.json())
 
 
 def run_request(

@@ -15,7 +15,7 @@ from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.outcome import run_notify
 from gpas_cli.cli.run_options import RunOptions, with_run_options
 from gpas_cli.cli.selection import experiments, project
-from gpas_cli.cli.views.evidence import as_mapping, conclusions, evidence_table, round_lines
+from gpas_cli.cli.views.evidence import conclusions, document, evidence_table, round_lines
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.words import count, listed
 
@@ -161,12 +161,12 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     code = Exit.FAILED if campaign.failed else Exit.INCOMPLETE if undecided else Exit.DONE
     for line in conclusions(state, campaign.stuck_parts(state), campaign.rules):
         console().print(line, markup=False)
-    document = as_mapping(campaign, state, following, code)
+    made = document(campaign, state, following, code)
     if STATE.as_json:
-        print_json(**document)
+        print_json(made)
     if options.notify:
         words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
-        run_notify(options.notify, document, f"gpas: {words}")
+        run_notify(options.notify, made, f"gpas: {words}")
     raise typer.Exit(code)
 
 

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -17,11 +17,11 @@ from gpas_cli.cli.selection import entries, experiments, project, varied_entries
 from gpas_cli.cli.views.states import (
     CellStatusJson,
     GridSummaryJson,
-    as_mapping,
+    cell_json,
     cell_table,
     ends,
-    grid_mappings,
     grid_table,
+    grids_json,
     once,
     totals,
 )
@@ -126,7 +126,7 @@ def status(
     if recorded:
         _show_undeclared(replace(view, brief=False), as_json)
     elif as_json:
-        print_json(**view.as_mapping(observed(names, where, jobs=True, started=False)))
+        print_json(view.document(observed(names, where, jobs=True, started=False)))
     elif watch:
         _watch(view, names, where)
     else:
@@ -169,7 +169,7 @@ def _show_undeclared(view: View, as_json: bool) -> None:
 
     states = _undeclared()
     if as_json:
-        print_json(**view.as_mapping(states))
+        print_json(view.document(states))
         return
     fitting = view.selection.fitting(states)
     shown = view.selection.apply(states)
@@ -296,18 +296,19 @@ class View:
         parts += [cell_table(shown, meter, wrapped=False)] if shown else []
         return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
 
-    def as_mapping(self, states: Sequence[CellStatus]) -> dict[str, Any]:
+    def document(self, states: Sequence[CellStatus]) -> StatusJson:
         """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
         cells = self.selection.apply(self._observed(states))
         return {
-            "grids": grid_mappings(states, _uses(states)),
+            "schema": 1,
+            "grids": grids_json(states, _uses(states)),
             "total": {
                 "cells": len(once(states)),
                 "rows": len(states),
                 "states": Counter(s.state for s in once(states)),
             },
-            "cells": [as_mapping(state) for state in cells],
-            "texts": [_text_as_mapping(text) for text in _texts(states)],
+            "cells": [cell_json(state) for state in cells],
+            "texts": [_text_json(text) for text in _texts(states)],
         }
 
     def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
@@ -372,7 +373,7 @@ def _text_lines(states: Sequence[CellStatus]) -> list[str]:
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]
 
 
-def _text_as_mapping(text: Awaited) -> dict[str, Any]:
+def _text_json(text: Awaited) -> TextJson:
     seen = text.status
     return {
         "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,

@@ -36,8 +36,10 @@ def sync(as_json: AsJson = False) -> None:
     finally:
         engine.dispose()
     if as_json:
-        counts = {"attempts": result.attempts, "events": result.events, "damaged": result.damaged, "gone": result.gone}
-        print_json(**counts, problems=list(result.problems))
+        print_json(SyncedJson(
+            schema=1, attempts=result.attempts, events=result.events, damaged=result.damaged, gone=result.gone,
+            problems=list(result.problems),
+        ))  # fmt: skip
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
     console().print(", ".join(count(number, noun) for number, noun in parts))

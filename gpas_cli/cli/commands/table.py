@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -144,7 +143,9 @@ def table(
     if missing:
         print_missing(made, form)
     elif form == "json" and len(made) > 1:
-        print_json(tables=[json.loads(render_as(one, form)) for one in made])
+        from gpas_cli.report.tables.render import TablesJson, table_json
+
+        print_json(TablesJson(schema=1, tables=[table_json(one) for one in made]))
     elif form == "rich":
         from gpas_cli.report.tables.cell_text import sheet
 

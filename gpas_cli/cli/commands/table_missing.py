@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
@@ -80,7 +80,9 @@ def print_missing(tables: Sequence[Table], form: str) -> None:
 
     found = [(table, holes(table)) for table in tables]
     if form == "json":
-        print_json(tables=[_as_mapping(table, missing, list(_remedies(missing))) for table, missing in found])
+        print_json(
+            MissingJson(schema=1, tables=[_json(table, missing, list(_remedies(missing))) for table, missing in found])
+        )
     else:
         for table, missing in found:
             _print(table, missing)
@@ -136,7 +138,7 @@ def _remedies(missing: Sequence[Hole]) -> Iterator[Remedy]:
         yield Remedy("gpas sync")
 
 
-def _as_mapping(table: Table, missing: Sequence[Hole], remedies: Sequence[Remedy]) -> dict[str, Any]:
+def _json(table: Table, missing: Sequence[Hole], remedies: Sequence[Remedy]) -> MissingTableJson:
     return {
         "name": table.printed or None,
         "title": table.spec.title,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -157,8 +156,8 @@ def print_paper_tables(sections: Sequence[PrintedPart | Table], form: str) -> No
 
     ours = [section for section in sections if isinstance(section, Table)]
     if form == "json":
-        alone = [printed_sheet.to_mapping(section) for section in sections if not isinstance(section, Table)]
-        print_json(tables=[json.loads(render.render(one, form)) for one in ours], published=alone)
+        alone = [printed_sheet.to_json(section) for section in sections if not isinstance(section, Table)]
+        print_json(PaperTablesJson(schema=1, tables=[render.table_json(one) for one in ours], published=alone))
         return
     if form == "rich":
         print_sheets([sheet(one) if isinstance(one, Table) else printed_sheet.sheet(one) for one in sections])

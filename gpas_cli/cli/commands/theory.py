@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -22,7 +21,7 @@ from gpas_cli.report.figures.figure import PlotJson
 
 if TYPE_CHECKING:
     from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.evaluate.stability import Simulation
+    from gpas_cli.evaluate.stability import Law, Simulation
     from gpas_cli.report.figures.figure import Figure
     from gpas_cli.spec.cell import Cell as SpecCell
 
@@ -51,7 +50,7 @@ class PrintedExponentJson(TypedDict):
 class ExponentJson(TypedDict):
     """An exponent fitted to a simulation."""
 
-    quantity: Literal["norm", "psi", "gap"]
+    quantity: Annotated[str, ("norm", "psi", "gap")]
     fitted: float
     printed: PrintedExponentJson | None
 
@@ -138,12 +137,14 @@ def stability(
     figures = _stability_figures(known)
     _draw(figures, Output(out, terminal, None, None, as_json))
     if as_json:
-        documents = [
+        documents: list[StatementJson] = [
             {"statement": statement.name, "network": statement.kind.title, "tau": statement.tau,
-             "laws": [asdict(law) for law in found]}
+             "laws": [_exponent(law) for law in found]}
             for statement, found in rows
         ]  # fmt: skip
-        print_json(layers=layers, dimension=dimension, statements=documents, panels=_as_mappings(figures))
+        print_json(
+            StabilityJson(schema=1, layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
+        )
         return
     heads = ("statement", "network", *(f"{title}: fitted" for title in TITLES.values()), "printed")
     lines = [
@@ -175,7 +176,10 @@ def norms(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJs
     })  # fmt: skip
     _draw([figure], Output(out, terminal, None, None, as_json))
     if as_json:
-        print_json(cell=entry.id, growths=[asdict(one) for one in found], panels=_as_mappings([figure]))
+        growths: list[GrowthJson] = [
+            {"title": one.title, "squares": list(one.squares), "slope": one.slope, "fit": one.fit} for one in found
+        ]
+        print_json(NormsJson(schema=1, cell=entry.id, growths=growths, panels=_panels([figure])))
         return
     rows = [
         [one.title, f"{one.squares[0]:.3f}", f"{one.squares[-1]:.3f}", f"{one.slope:.4f}", f"{one.fit:.3f}"]
@@ -202,7 +206,12 @@ def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJ
     figure = _figure("Attention's output at initialisation", "length", "standard deviation", lines, log=True)
     _draw([figure], Output(out, terminal, None, None, as_json))
     if as_json:
-        print_json(cell=entry.id, **asdict(found), panels=_as_mappings([figure]))
+        points: list[LengthPointJson] = [
+            {"length": one.length, "predicted": one.predicted, "measured": one.measured} for one in found.points
+        ]
+        print_json(
+            LengthJson(schema=1, cell=entry.id, points=points, exponent=found.exponent, panels=_panels([figure]))
+        )
         return
     rows = [[f"{p.length}", f"{p.predicted:.5f}", f"{p.measured:.5f}", f"{p.measured / p.predicted:.3f}"]
             for p in found.points]  # fmt: skip
@@ -265,10 +274,18 @@ def _draw(figures: list[Figure], output: Output) -> None:
         print_plots(figures)
 
 
-def _as_mappings(figures: list[Figure]) -> list[dict[str, Any]]:
-    from gpas_cli.report.figures.figure import as_mapping
+def _exponent(law: Law) -> ExponentJson:
+    printed = law.printed
+    return {
+        "quantity": law.quantity, "fitted": law.fitted,
+        "printed": {"value": printed.value, "relation": printed.relation} if printed else None,
+    }  # fmt: skip
 
-    return [as_mapping(figure) for figure in figures]
+
+def _panels(figures: list[Figure]) -> list[PlotJson]:
+    from gpas_cli.report.figures.figure import as_json
+
+    return [as_json(figure) for figure in figures]
 
 
 def _columns(heads: tuple[str, ...], rows: list[list[str]]) -> Columns:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired
 
 import typer
 
 from gpas_cli.cli.commands.status import observed
-from gpas_cli.cli.console import console, json_number, print_json
+from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.progress import sparkline, spike_mark
-from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_mapping, starts
+from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
 from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time
+from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import byte_size, stopwatch
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.views.columns import Cell
     from gpas_cli.plan.usage import Activity, GridUsage, Running
-    from gpas_cli.schedule.scheduler import ProfileUse
     from gpas_cli.state.status import CellStatus
 
 Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
@@ -76,18 +76,6 @@ class GridUseJson(UseJson):
     grid: str
 
 
-class ProfileUseJson(TypedDict):
-    """What SLURM jobs that asked for the same used. Bytes and seconds; 0 if unknown."""
-
-    memory: int
-    cpus: int
-    limit: int
-    jobs: int
-    used_memory: Annotated[int, "the largest of a job"]
-    used_cores: Annotated[float, "on average"]
-    longest: float
-
-
 class TopJson(DocumentJson):
     """`gpas top --json`; with --usage only `profiles`."""
 
@@ -96,7 +84,7 @@ class TopJson(DocumentJson):
     queued: NotRequired[list[QueuedCellJson]]
     grids: NotRequired[list[GridUseJson]]
     total: NotRequired[UseJson]
-    profiles: NotRequired[list[ProfileUseJson]]
+    profiles: NotRequired[list[ProfileUse]]
 
 
 def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = False, as_json: AsJson = False) -> None:
@@ -111,9 +99,9 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = Fals
     """
     if usage:
         profiles = _profiles(names, where)
-        print_json(profiles=[vars(one) for one in profiles]) if as_json else console().print(_profile_table(profiles))
+        print_json(TopJson(schema=1, profiles=profiles)) if as_json else console().print(_profile_table(profiles))
     elif as_json:
-        print_json(**as_mapping(_activity(names, where)))
+        print_json(_document(_activity(names, where)))
     elif console().is_terminal:
         _watch(names, where)
     else:
@@ -263,36 +251,39 @@ def _name(room: Activity, state: CellStatus) -> str:
     return state.entry.id if len(room.grids) > 1 else state.entry.name
 
 
-def as_mapping(room: Activity) -> dict[str, Any]:
-    """Return the document `Top` without its schema number. Times are unix times; hours are device hours."""
+def _document(room: Activity) -> TopJson:
+    """Return the document. Times are unix times; hours are device hours."""
     return {
+        "schema": 1,
         "time": time.time(),
-        "running": [_run_mapping(run) for run in room.running],
-        "queued": [{**_cell(state), **job_mapping(state.job)} for state in room.queued],
-        "grids": [{"grid": use.grid, **_use_mapping(use)} for use in room.grids],
-        "total": _use_mapping(room.total),
+        "running": [_run_json(run) for run in room.running],
+        "queued": [{**_cell(state), **job_json(state.job)} for state in room.queued],
+        "grids": [{"grid": use.grid, **_use_json(use)} for use in room.grids],
+        "total": _use_json(room.total),
     }
 
 
-def _cell(state: CellStatus) -> dict[str, Any]:
+def _cell(state: CellStatus) -> RoomCellJson:
     return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
 
 
-def _run_mapping(run: Running) -> dict[str, Any]:
+def _run_json(run: Running) -> RunningCellJson:
     seen = run.state.progress
-    names = ("phase", "step", "steps", "loss", "tokens_per_second", "mfu", "memory", "eta", "spikes")
-    numbers = {name: getattr(seen, name) if seen else None for name in names}
     return {
-        **_cell(run.state), **job_mapping(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
-        "devices": list(run.devices), **run.spent.as_mapping(),
-        **{name: None if value is None else json_number(value) for name, value in numbers.items()},
+        **_cell(run.state), **job_json(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
+        "devices": list(run.devices), **run.spent.json(),
+        "phase": seen.phase if seen else None, "step": seen.step if seen else None,
+        "steps": seen.steps if seen else None, "loss": seen.loss if seen else None,
+        "tokens_per_second": seen.tokens_per_second if seen else None, "mfu": seen.mfu if seen else None,
+        "memory": seen.memory if seen else None, "eta": seen.eta if seen else None,
+        "spikes": seen.spikes if seen else None,
     }  # fmt: skip
 
 
-def _use_mapping(use: GridUsage) -> dict[str, Any]:
+def _use_json(use: GridUsage) -> UseJson:
     return {
-        "states": dict(use.states), "left": use.left, **use.spent.as_mapping(),
-        "to_go": use.to_go.as_mapping() if use.to_go else None,
+        "states": dict(use.states), "left": use.left, **use.spent.json(),
+        "to_go": use.to_go.json() if use.to_go else None,
         "ends": time.time() + use.ends if use.ends is not None else None,
     }  # fmt: skip
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.commands.table_paper import served_of
-from gpas_cli.cli.console import console, json_number, print_json, warn
+from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
 from gpas_cli.cli.views.number import (
     SpentJson,
     TableNumberJson,
     hours_text,
-    number_mapping,
+    number_json,
     print_number,
-    spent_mapping,
+    spent_json,
 )
-from gpas_cli.cli.views.scores import score_as_mapping, scores_table, skipped_notes
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, StateJson
+from gpas_cli.cli.views.scores import scores_table, skipped_notes
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, StateJson, plain
 from gpas_cli.errors import GpasError
+from gpas_cli.origin.provenance import Difference
+from gpas_cli.report.result import score_json
 from gpas_cli.spec.stage import called
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
@@ -39,16 +41,8 @@ class SpikeJson(TypedDict):
     """A spike of the loss or of the gradient norm."""
 
     step: int
-    of: Literal["loss", "grad_norm"]
+    of: Annotated[str, ("loss", "grad_norm")]
     value: NumberJson
-
-
-class DifferenceJson(TypedDict):
-    """A setting in which a cell differs from the one without a gate."""
-
-    setting: str
-    base: Any
-    own: Any
 
 
 class TryJson(TypedDict):
@@ -81,7 +75,7 @@ class OriginJson(TypedDict):
     base: str | None
     cell: dict[str, Any]
     spikes: list[SpikeJson]
-    differences: list[DifferenceJson]
+    differences: list[Difference]
     attempts: list[TryJson]
     hours: SpentJson
     forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
@@ -152,9 +146,12 @@ def why(names: Names, as_json: AsJson = False) -> None:
     problems = list(dict.fromkeys(filter(None, [*problems, problem])))
     if as_json:
         print_json(
-            numbers=[number_mapping(number) for number in numbers],
-            stages=[_as_mapping(stage) for stage in stages],
-            problem="; ".join(problems) or None,
+            WhyJson(
+                schema=1,
+                numbers=[number_json(number) for number in numbers],
+                stages=[_json(stage) for stage in stages],
+                problem="; ".join(problems) or None,
+            )
         )
         return
     for problem in problems:
@@ -353,7 +350,7 @@ def _when(moment: float | None) -> str:
     return date_and_time(moment) if moment else "?"
 
 
-def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
+def _try_json(attempt: AttemptProvenance) -> TryJson:
     seen = _standing(attempt)
     return {
         "number": attempt.number,
@@ -362,25 +359,25 @@ def _try_as_mapping(attempt: AttemptProvenance) -> dict[str, Any]:
         "state": seen.state,
         "evidence": seen.evidence,
         "signal": attempt.signal,
-        "retry": vars(attempt.retry) if attempt.retry else None,
+        "retry": plain(attempt.retry) if attempt.retry else None,
         "imported": to_mapping(attempt.imported) if attempt.imported else None,
         "computed": dict(attempt.computed),
         "facts": dict(attempt.facts),
         "log": str(attempt.log),
-        "metrics": {name: json_number(value) for name, value in attempt.metrics.items()},
+        "metrics": dict(attempt.metrics),
         "directory": str(attempt.directory),
         "checkpoint": str(attempt.checkpoint) if attempt.checkpoint else None,
     }
 
 
-def _as_mapping(stage: Provenance) -> dict[str, Any]:
-    tries = [_try_as_mapping(attempt) for attempt in stage.attempts]
+def _json(stage: Provenance) -> OriginJson:
+    tries = [_try_json(attempt) for attempt in stage.attempts]
     return {
         "key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
         "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
-        "spikes": [{"step": s, "of": of, "value": json_number(value)} for s, of, value in stage.spikes],
-        "differences": [vars(difference) for difference in stage.differences], "attempts": tries,
-        "hours": spent_mapping(stage.spent), "scores": [score_as_mapping(score) for score in stage.scores],
+        "spikes": [{"step": s, "of": of, "value": value} for s, of, value in stage.spikes],
+        "differences": list(stage.differences), "attempts": tries,
+        "hours": spent_json(stage.spent), "scores": [score_json(score) for score in stage.scores],
         "taken_over": dict(stage.taken_over),
         "forgotten": [
             {"number": one.number, "outcome": one.outcome, "directory": str(one.directory), **to_mapping(one.record)}

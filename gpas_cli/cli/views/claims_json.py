@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from gpas_cli.cli.console import json_number
 from gpas_cli.documents import DocumentJson, NumberJson
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from gpas_cli.report.claims.verdict import Part, Verdict
 
 
-VerdictWord = Literal["supported", "contradicted", "undecided"]
+VerdictWord = Annotated[str, ("supported", "contradicted", "undecided")]
 
 
 class ClaimSourceJson(TypedDict):
@@ -46,12 +45,12 @@ class ClaimPartJson(TypedDict):
 
     title: str
     labels: Annotated[dict[str, Any], "the labels on the axes `by`"]
-    compare: Literal["difference", "ratio", "value"]
+    compare: Annotated[str, ("difference", "ratio", "value")]
     value: Annotated[str, "the number that is compared, in words"]
     low: Annotated[float | None, "the claimed interval of the effect; null: unbounded"]
     high: float | None
     verdict: VerdictWord
-    test: Annotated[Literal["t", "sign", "each-run", "sequential"], "sequential: seeds were added to decide the claim"]
+    test: Annotated[str, ("t", "sign", "each-run", "sequential"), "sequential: seeds were added to decide the claim"]
     effect: Annotated[float | None, "the mean over seeds; of ratios, the geometric mean"]
     interval: Annotated[list[float] | None, "its 95 % interval"]
     p: Annotated[float | None, "two-sided, for the side of the claimed interval on which the effect is"]
@@ -98,13 +97,13 @@ class ClaimsJson(DocumentJson):
     claims: list[ClaimJson]
 
 
-def claim_as_mapping(verdict: Verdict) -> dict[str, Any]:
-    """Return the fields of schemas.claims.ClaimJson."""
+def claim_json(verdict: Verdict) -> ClaimJson:
+    """Return the verdict on a claim for JSON."""
     claim = verdict.claim
     return {
         "name": claim.name,
         "statement": claim.statement,
-        "source": vars(claim.source),
+        "source": {"paper": claim.source.paper, "where": claim.source.where, "quote": claim.source.quote},
         "toy": claim.toy,
         "grids": list(claim.grids),
         "verdict": verdict.verdict,
@@ -117,7 +116,7 @@ def claim_as_mapping(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: Part) -> ClaimPartJson:
     comparison = part.comparison
     return {
         "title": part.title,
@@ -142,17 +141,17 @@ def _part(part: Part) -> dict[str, Any]:
     }
 
 
-def _seed(part: Part, pair: Pair) -> dict[str, Any]:
+def _seed(part: Part, pair: Pair) -> ClaimSeedJson:
     effect = None if pair.effect is None else part.shown(pair.effect)
     return {
         "seed": pair.seed,
         "own": _number(pair.own),
         "base": _number(pair.base),
-        "effect": None if effect is None else json_number(effect),
+        "effect": effect,
         "cells": [one.status.entry.id for one in pair.measured],
         "states": [one.status.state for one in pair.measured],
     }
 
 
-def _number(one: Measured | None) -> Any:
-    return None if one is None or one.value is None else json_number(one.value)
+def _number(one: Measured | None) -> float | None:
+    return one.value if one else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from gpas_cli.cli.console import json_number
 from gpas_cli.cli.views.claims_json import VerdictWord
 from gpas_cli.documents import DocumentJson, NumberJson
 from gpas_cli.words import count, listed
@@ -146,9 +145,10 @@ def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], 
             yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"
 
 
-def as_mapping(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> dict[str, Any]:
-    """Return the document `RunClaims` without its schema number."""
+def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
+    """Return the document of a campaign."""
     return {
+        "schema": 1,
         "exit_code": int(code),
         "level": campaign.rules.level,
         "max_seeds": campaign.rules.max_seeds,
@@ -170,7 +170,7 @@ def as_mapping(campaign: Campaign, claims: Sequence[ClaimEvidence], following: R
     }
 
 
-def _claim(claim: ClaimEvidence) -> dict[str, Any]:
+def _claim(claim: ClaimEvidence) -> EvidenceJson:
     return {
         "name": claim.claim.name,
         "statement": claim.claim.statement,
@@ -183,7 +183,7 @@ def _claim(claim: ClaimEvidence) -> dict[str, Any]:
                 "labels": dict(part.part.labels),
                 "verdict": part.verdict,
                 "seeds": list(part.seeds),
-                "effects": [None if x is None else json_number(part.part.shown(x)) for x in part.effects],
+                "effects": [None if x is None else part.part.shown(x) for x in part.effects],
                 "effect": part.effect,
                 "interval": list(part.interval) if part.interval else None,
                 "e_for": part.evidence.inside,

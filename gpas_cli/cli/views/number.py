@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from gpas_cli.cli.console import console, json_number
+from gpas_cli.cli.console import console
 from gpas_cli.documents import NumberJson
+from gpas_cli.origin.number import Code, PublishedNumber
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import count, date_and_time, listed
 
@@ -48,28 +49,6 @@ class SeedOriginJson(TypedDict):
     environment: dict[str, Any]
 
 
-class PublishedNumberJson(TypedDict):
-    """A published number of the same table cell."""
-
-    source: str
-    short: Annotated[str, "the source's short name"]
-    table: str
-    what: str
-    value: float
-    delta: Annotated[float | None, "the difference from the published base"]
-    as_if: Annotated[str, "the column that it was looked up in, empty if that is the cell's own"]
-
-
-class CodeJson(TypedDict):
-    """A version of the code that made a number."""
-
-    code: Annotated[str, "the hash of the package's files"]
-    commit: str
-    dirty: Annotated[bool, "whether the checkout had local changes"]
-    snapshot: Annotated[str | None, "the folder with a copy of the code, null if there is none"]
-    seeds: list[Any]
-
-
 class PairedJson(TypedDict):
     """The mean of the paired differences from the base."""
 
@@ -100,9 +79,9 @@ class TableNumberJson(TypedDict):
     delta: PairedJson | None
     base: Annotated[str | None, "the words that name the base"]
     compared: Annotated[ComparedNumberJson, "our number to compare with the published ones"]
-    published: list[PublishedNumberJson]
+    published: list[PublishedNumber]
     seeds: list[SeedOriginJson]
-    code: list[CodeJson]
+    code: list[Code]
     hours: SpentJson
     command: Annotated[list[str], "the words of the command that makes the number in an empty project"]
     other_cells: Annotated[int, "further cells that this command runs"]
@@ -262,12 +241,15 @@ def hours_text(spent: Spent) -> str:
     return f"{spent.total.hours(unit)}: {', '.join(shown)}"
 
 
-def spent_mapping(spent: Spent) -> dict[str, Any]:
+def spent_json(spent: Spent) -> SpentJson:
     """Return the usage for JSON."""
-    return {name: getattr(spent, name).as_mapping() for name in PARTS}
+    return {
+        "trained": spent.trained.json(), "lost": spent.lost.json(), "failed": spent.failed.json(),
+        "superseded": spent.superseded.json(),
+    }  # fmt: skip
 
 
-def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
+def number_json(origin: NumberOrigin) -> TableNumberJson:
     """Return the origin of a number for JSON."""
     place = origin.place
     summary, delta = place.cell.summary, place.cell.delta
@@ -278,41 +260,35 @@ def number_mapping(origin: NumberOrigin) -> dict[str, Any]:
         "row": dict(zip(place.table.spec.rows, place.row.key, strict=True)),
         "column": {place.table.spec.columns: place.table.columns[place.column].label},
         "metric": place.metric.name,
-        "mean": None if summary is None else json_number(summary.mean),
-        "std": _optional(summary.std if summary else None),
+        "mean": summary.mean if summary else None,
+        "std": summary.std if summary else None,
         "n": summary.n if summary else 0,
         "status": place.cell.status,
-        "delta": None if delta is None else {"mean": json_number(delta.mean), "n": delta.n, "p": _optional(delta.p)},
+        "delta": None if delta is None else {"mean": delta.mean, "n": delta.n, "p": delta.p},
         "base": place.base.words if place.base else None,
-        "compared": {"metric": origin.compared.metric.name, "mean": _optional(beside.mean if beside else None)},
-        "published": [vars(published) for published in origin.published],
-        "seeds": list(_seed_mappings(origin.seeds)),
-        "code": [{**vars(code), "snapshot": str(code.snapshot or "") or None, "seeds": list(code.seeds)}
-                 for code in origin.codes],
-        "hours": spent_mapping(origin.spent),
+        "compared": {"metric": origin.compared.metric.name, "mean": beside.mean if beside else None},
+        "published": list(origin.published),
+        "seeds": [_seed_json(seed) for seed in origin.seeds],
+        "code": list(origin.codes),
+        "hours": spent_json(origin.spent),
         "command": list(origin.command),
         "other_cells": origin.others,
     }  # fmt: skip
 
 
-def _seed_mappings(seeds: Iterable[SeedOrigin]) -> Iterator[dict[str, Any]]:
-    for seed in seeds:
-        result = seed.result
-        yield {
-            "seed": seed.seed,
-            "cell": seed.entry.id,
-            "key": seed.key,
-            "state": seed.state,
-            "value": _optional(seed.value),
-            "base": _optional(seed.base),
-            "attempt": result.number if result else None,
-            "directory": result.directory if result else None,
-            "host": result.host if result else None,
-            "device": (result.gpu or result.device) if result else None,
-            "ended": result.ended if result else None,
-            "environment": dict(seed.environment),
-        }
-
-
-def _optional(value: float | None) -> Any:
-    return None if value is None else json_number(value)
+def _seed_json(seed: SeedOrigin) -> SeedOriginJson:
+    result = seed.result
+    return {
+        "seed": seed.seed,
+        "cell": seed.entry.id,
+        "key": seed.key,
+        "state": seed.state,
+        "value": seed.value,
+        "base": seed.base,
+        "attempt": result.number if result else None,
+        "directory": result.directory if result else None,
+        "host": result.host if result else None,
+        "device": (result.gpu or result.device) if result else None,
+        "ended": result.ended if result else None,
+        "environment": dict(seed.environment),
+    }

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 from gpas_cli.documents import DocumentJson, LabelledCellJson
+from gpas_cli.grid.shrink import ShrunkSetting
+from gpas_cli.plan.sizes import SizeCost
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
@@ -41,24 +44,6 @@ class EstimateJson(TypedDict):
     basis: Annotated[list[str], "where the speeds come from"]
 
 
-class SizeCostJson(TypedDict):
-    """The cells of one size, batch, length and number of updates."""
-
-    size: str
-    cells: int
-    jobs: int
-    parameters: int
-    precision: str
-    batch: Annotated[int, "rows per update"]
-    length: Annotated[int, "tokens per row"]
-    updates: int
-    tokens: Annotated[int, "tokens that a cell trains on"]
-    devices: Annotated[int, "GPUs or cores of a job"]
-    hours: Annotated[float, "of the longest job"]
-    gpu_hours: float
-    core_hours: float
-
-
 class StageCostJson(TypedDict):
     """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
 
@@ -70,20 +55,12 @@ class StageCostJson(TypedDict):
     core_hours: float
 
 
-class ShrunkSettingJson(TypedDict):
-    """A setting of the cells of a smoke test."""
-
-    setting: str
-    before: Annotated[list[Any], "its values in the declared cells"]
-    after: Annotated[list[Any], "its values in their tiny forms"]
-
-
 class ShrunkJson(TypedDict):
     """The settings that `--shrink` changed, and where the results are."""
 
     folder: Annotated[str, "where the text and the results are"]
     left_out: Annotated[int, "cells that differ from others only in the seed"]
-    settings: list[ShrunkSettingJson]
+    settings: list[ShrunkSetting]
 
 
 class JobMemoryJson(TypedDict):
@@ -93,7 +70,7 @@ class JobMemoryJson(TypedDict):
     jobs: int
     gpu: Annotated[str, "the kind of GPU"]
     devices: Annotated[int, "GPUs of a job"]
-    strategy: Literal["none", "ddp", "fsdp"]
+    strategy: Annotated[str, ("none", "ddp", "fsdp")]
     recompute: Annotated[bool, "whether activations are recomputed in the backward pass"]
     micro_batch: Annotated[int, "rows at once"]
     device_bytes: Annotated[int, "what the GPU has"]
@@ -107,7 +84,8 @@ class JobMemoryJson(TypedDict):
     fits: bool
 
 
-class SizeElsewhereJson(SizeCostJson):
+@dataclass(frozen=True)
+class SizeElsewhereJson(SizeCost):
     """The cells of one size on GPUs that this machine does not have."""
 
     assumed_mfu: Annotated[float, "the share of the peak FLOP/s that training is assumed to reach"]
@@ -134,7 +112,7 @@ class PlanJson(DocumentJson):
     stages: Annotated[dict[str, int], "how many stages are in which state"]
     estimate: EstimateJson
     warnings: NotRequired[list[str]]
-    sizes: list[SizeCostJson]
+    sizes: list[SizeCost]
     stage_costs: list[StageCostJson]
     cost: Annotated[float | None, "GPU-hours times --price"]
     memory: Annotated[list[JobMemoryJson], "empty if the kind of GPU is unknown"]
@@ -142,37 +120,62 @@ class PlanJson(DocumentJson):
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
 
-def as_mapping(planned: Plan, price: float | None = None) -> dict[str, Any]:
-    """Return the document `Plan` without its schema number."""
-    rows = [
+def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | None = None) -> PlanJson:
+    """Return the document of a plan. `shrunk`: what was shrunk for a smoke test."""
+    rows: list[PlannedCellJson] = [
         {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
          "action": row.action, "detail": row.detail, "will_run": row.will_run}
         for row in planned.rows
     ]  # fmt: skip
     from gpas_cli.spec.parse import plain
 
-    guess = {name: value for name, value in vars(planned.estimate).items() if name != "works"}
-    return {
+    guess = planned.estimate
+    made: PlanJson = {
+        "schema": 1,
         "cells": rows,
         "jobs": len(planned.jobs),
         "texts": [job.name for job in planned.texts],
         "stages": dict(planned.stages),
-        "estimate": guess,
+        "estimate": {
+            "gpu_hours": guess.gpu_hours,
+            "core_hours": guess.core_hours,
+            "longest_hours": guess.longest_hours,
+            "wall_hours": guess.wall_hours,
+            "slots": guess.slots,
+            "tokens": guess.tokens,
+            "basis": list(guess.basis),
+        },
         "warnings": planned.warnings,
-        "sizes": [vars(size) for size in planned.sizes],
-        "stage_costs": [{**vars(one), "resources": plain(one.resources)} for one in planned.stage_costs],
+        "sizes": list(planned.sizes),
+        "stage_costs": [
+            {
+                "stage": one.stage,
+                "resources": plain(one.resources),
+                "jobs": one.jobs,
+                "hours": one.hours,
+                "gpu_hours": one.gpu_hours,
+                "core_hours": one.core_hours,
+            }
+            for one in planned.stage_costs
+        ],
         "cost": None if price is None else price * planned.estimate.gpu_hours,
-        "memory": [_memory_mapping(one) for one in planned.memory],
-        "elsewhere": [_elsewhere_mapping(one) for one in planned.elsewhere],
+        "memory": [_memory_json(one) for one in planned.memory],
+        "elsewhere": [_elsewhere_json(one) for one in planned.elsewhere],
     }
+    return {**made, "shrunk": shrunk} if shrunk else made
 
 
-def _memory_mapping(one: JobMemory) -> dict[str, Any]:
-    totals = {"total": one.memory.total, "fits": one.memory.fits}
-    return {"size": one.size, "jobs": one.jobs, "gpu": one.gpu, "devices": one.devices, **vars(one.memory), **totals}
+def _memory_json(one: JobMemory) -> JobMemoryJson:
+    memory = one.memory
+    return {
+        "size": one.size, "jobs": one.jobs, "gpu": one.gpu, "devices": one.devices, "strategy": memory.strategy,
+        "recompute": memory.recompute, "micro_batch": memory.micro_batch, "device_bytes": memory.device_bytes,
+        "weights": memory.weights, "gradients": memory.gradients, "state": memory.state, "gathered": memory.gathered,
+        "activations": memory.activations, "working": memory.working, "total": memory.total, "fits": memory.fits,
+    }  # fmt: skip
 
 
-def _elsewhere_mapping(cost: CostElsewhere) -> dict[str, Any]:
+def _elsewhere_json(cost: CostElsewhere) -> ElsewhereJson:
     from gpas_cli.plan.elsewhere import basis
 
     mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
@@ -181,9 +184,13 @@ def _elsewhere_mapping(cost: CostElsewhere) -> dict[str, Any]:
         "number": cost.machine.number,
         "gpu_hours": cost.estimate.gpu_hours,
         "longest_hours": cost.estimate.longest_hours,
-        "wall_hours": cost.estimate.wall_hours,
+        "wall_hours": cost.estimate.wall_hours or 0.0,
         "basis": basis([cost]),
-        "sizes": [{**vars(size), "assumed_mfu": mfu} for size, mfu in zip(cost.sizes, mfus, strict=True) if size.jobs],
+        "sizes": [
+            SizeElsewhereJson(**vars(size), assumed_mfu=mfu)
+            for size, mfu in zip(cost.sizes, mfus, strict=True)
+            if size.jobs
+        ],
     }
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpas_cli.cli.console import json_number
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
 
 if TYPE_CHECKING:
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
 
     from gpas_cli.events import Score
     from gpas_cli.report.result import TaskResult
-
-FIELDS = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
 
 
 def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
@@ -38,12 +35,6 @@ def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
 def skipped_notes(scores: Sequence[Score | TaskResult]) -> list[str]:
     """Return a sentence for each task of which questions were skipped."""
     return [skipped_note(one.task, float(one.value), one.examples) for one in scores if one.metric == SKIPPED]
-
-
-def score_as_mapping(score: Score | TaskResult) -> dict[str, Any]:
-    """Return a score for JSON."""
-    stderr = None if score.stderr is None else json_number(score.stderr)
-    return {name: getattr(score, name) for name in FIELDS} | {"value": json_number(score.value), "stderr": stderr}
 
 
 def _shown(score: Score | TaskResult, number: float | None) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from gpas_cli.cli.console import json_number
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import spike_mark
 from gpas_cli.documents import LabelledCellJson, NumberJson, StateJson
@@ -169,7 +168,7 @@ def starts(job: SchedulerJob) -> str:
     return clock_time(job.start) if job.start else ""
 
 
-def grid_mappings(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> list[dict[str, Any]]:
+def grids_json(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> list[GridSummaryJson]:
     """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
@@ -189,25 +188,28 @@ def ends(use: GridUsage) -> str:
     return f"{clock_time(time.time() + use.ends)}, in {duration(use.ends)}"
 
 
-def as_mapping(state: CellStatus) -> dict[str, Any]:
-    """Return a cell's state for `--json`; numbers that are not finite become strings."""
+def cell_json(state: CellStatus) -> CellStatusJson:
+    """Return a cell's state for `--json`."""
     entry, progress = state.entry, state.progress
     return {
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
         "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
-        **job_mapping(state.job),
+        **job_json(state.job),
         "step": progress.step if progress else None, "steps": progress.steps if progress else None,
         "spikes": progress.spikes if progress else None,
-        "metrics": {name: json_number(value) for name, value in state.metrics.items()},
+        "metrics": dict(state.metrics),
     }  # fmt: skip
 
 
-def job_mapping(job: SchedulerJob | None) -> dict[str, Any]:
+def job_json(job: SchedulerJob | None) -> SlurmJobJson:
     """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
     if job is None:
-        return dict.fromkeys(("job", "node", "partition", "reason", "position", "waiting", "expected_start"))
+        return {
+            "job": None, "node": None, "partition": None, "reason": None, "position": None, "waiting": None,
+            "expected_start": None,
+        }  # fmt: skip
     waits = job.pending
     return {
         "job": job.id, "node": job.nodes or None, "partition": job.partition or None,

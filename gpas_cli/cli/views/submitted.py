@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpas_cli.cli.console import console
 from gpas_cli.words import count
@@ -66,8 +66,10 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     console().print(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))
 
 
-def as_mapping(done: Submitted) -> dict[str, Any]:
+def submitted_json(done: Submitted) -> SubmittedJson:
     """Return what was submitted, for `--json`."""
-    arrays = [{"name": batch.name, "job": batch.job, "elements": batch.elements} for batch in done.batches]
+    arrays: list[SubmittedArrayJson] = [
+        {"name": batch.name, "job": batch.job, "elements": batch.elements} for batch in done.batches
+    ]
     return {"arrays": arrays, "jobs": done.jobs, "followed": done.followed, "left": len(done.left),
             "failed_before": done.over, "blocked": len(done.blocked)}  # fmt: skip

@@ -1,12 +1,12 @@
 """A plot as data: series of runs and further lines, with the titles of its axes. `report.figures.plot` draws it.
 
-This module does not need matplotlib; `as_mapping` returns a plot as plain data for JSON.
+This module does not need matplotlib; `as_json` returns a plot as a document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
 from gpas_cli.printable import one_line
@@ -37,8 +37,8 @@ class DrawnRunJson(TypedDict):
     name: str
     key: str
     over: Annotated[Any, "its label on the averaged axis: the seed"]
-    points: list[list[float]]
-    spikes: list[list[float]]
+    points: Points
+    spikes: Points
     final_norm: float | None
 
 
@@ -58,21 +58,8 @@ class SeriesJson(TypedDict):
     runs: list[DrawnRunJson]
 
 
-class LineJson(TypedDict):
-    """A line that no run has recorded: a bound, published numbers, a fitted law."""
-
-    title: str
-    points: Annotated[list[list[float]], "pairs of x and y"]
-    band: Annotated[list[list[float]], "x, low and high"]
-    colour: int
-    style: int
-    shade: float | None
-    form: Literal["line", "points", "joined"]
-    in_legend: bool
-
-
-class PlotJson(TypedDict):
-    """One plot: its axes, and what is drawn in it."""
+class FrameJson(TypedDict):
+    """One plot without what is drawn in it."""
 
     title: str
     x: Annotated[str, "title of the x axis"]
@@ -84,21 +71,22 @@ class PlotJson(TypedDict):
     bars: bool
     heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
     note: str
+
+
+class PlotJson(FrameJson):
+    """One plot: its axes, and what is drawn in it."""
+
     series: list[SeriesJson]
-    lines: list[LineJson]
+    lines: list[Line]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line that no run has recorded: a bound, published numbers, a fitted law.
-
-    band: (x, low, high). form: drawn as a line, as points, or as points joined by a line. colour, style, shade: as of
-    `Series`. in_legend: False if another line explains it.
-    """
+    """A line that no run has recorded: a bound, published numbers, a fitted law."""
 
     title: str
-    points: Points
-    band: tuple[tuple[float, float, float], ...] = ()
+    points: Annotated[Points, "pairs of x and y"]
+    band: Annotated[tuple[tuple[float, float, float], ...], "x, low and high"] = ()
     colour: int = 0
     style: int = 0
     shade: float | None = None
@@ -209,7 +197,7 @@ def _when(runs: Sequence[CellCurve]) -> str:
     return f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
 
 
-def frame(figure: Figure) -> dict[str, Any]:
+def frame(figure: Figure) -> FrameJson:
     """Return everything about a plot but its series and lines, as plain data: title, axes and kind."""
     return {
         "title": figure.title,
@@ -225,16 +213,16 @@ def frame(figure: Figure) -> dict[str, Any]:
     }
 
 
-def as_mapping(figure: Figure) -> dict[str, Any]:
-    """Return a plot as plain data for JSON. `std` is None for a single run."""
+def as_json(figure: Figure) -> PlotJson:
+    """Return a plot for JSON."""
     return {
         **frame(figure),
-        "series": [_series_as_mapping(series) for series in figure.series],
-        "lines": [asdict(line) for line in figure.lines],
+        "series": [_series_json(series) for series in figure.series],
+        "lines": list(figure.lines),
     }
 
 
-def _series_as_mapping(series: Series) -> dict[str, Any]:
+def _series_json(series: Series) -> SeriesJson:
     final = series.final_norm()
     matrix = series.matrix()
     return {
@@ -244,15 +232,15 @@ def _series_as_mapping(series: Series) -> dict[str, Any]:
         "colour": series.colour,
         "style": series.style,
         "shade": series.shade,
-        "points": [{"x": x, **vars(summary)} for x, summary in series.mean()],
-        "final_norm": vars(final) if final else None,
+        "points": [{"x": x, "mean": at.mean, "std": at.std, "n": at.n} for x, at in series.mean()],
+        "final_norm": {"mean": final.mean, "std": final.std, "n": final.n} if final else None,
         "matrix": matrix or None,
         "columns": list(series.columns()) if matrix else None,
-        "runs": [_run_as_mapping(run) for run in series.runs],
+        "runs": [_run_json(run) for run in series.runs],
     }
 
 
-def _run_as_mapping(run: CellCurve) -> dict[str, Any]:
+def _run_json(run: CellCurve) -> DrawnRunJson:
     return {
         "name": run.entry.id,
         "key": run.entry.cell.key,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Annotated
 
 from gpas_cli.statistics.stats import two_sided_t
 
@@ -15,19 +16,15 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A fitted law. `interval`: the confidence interval of the exponent, for independent Gaussian errors of log y.
-
-    points: the number of points. centre: the mean of log x. sum_squares: the sum of squares of log x around it.
-    scatter: the standard deviation of log y around the law.
-    """
+    """A fitted law y = factor x^-exponent."""
 
     factor: float
     exponent: float
-    interval: tuple[float, float]
+    interval: Annotated[tuple[float, float], "95 % interval of the exponent"]
     points: int
-    centre: float
-    sum_squares: float
-    scatter: float
+    centre: Annotated[float, "mean of log x"]
+    sum_squares: Annotated[float, "sum of squares of log x around its mean"]
+    scatter: Annotated[float, "standard deviation of log y around the law"]
 
     def at(self, x: float) -> float:
         """Return y at x."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_labels, load
@@ -25,15 +25,12 @@ BEST_OF = "best_of"
 
 @dataclass(frozen=True)
 class Deviation:
-    """A setting of a cell that differs from its paper's recipe, None if it has no such setting.
-
-    origin: where the published value is from, "paper" or "code".
-    """
+    """A setting of a cell that differs from the recipe of the number printed beside it."""
 
     setting: str
     published: Any
-    ours: Any
-    origin: str = "paper"
+    ours: Annotated[Any, "null if cells have no such setting"]
+    origin: Annotated[str, "where the published value is from: paper or code"] = "paper"
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ LATEX = Style(
     plus_minus="$\\pm$",
     infinity="$\\infty$",
     indent="\\quad ",
-    unfinished="--",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from gpas_cli.report.papers.layouts import SEPARATOR, PrintedCell, PrintedLine, PrintedPart
 from gpas_cli.report.tables.cell_text import as_printed
@@ -149,7 +149,7 @@ def _csv_lines(part: PrintedPart) -> Iterator[list[object]]:
             yield [part.name, part.corner, line.band, line.title, heading, cell.text, cell.value, cell.delta]
 
 
-def to_mapping(part: PrintedPart) -> dict[str, Any]:
+def to_json(part: PrintedPart) -> PrintedTableJson:
     """Return the part as the document `PrintedTable`."""
     return {
         "name": part.name,
@@ -161,8 +161,8 @@ def to_mapping(part: PrintedPart) -> dict[str, Any]:
     }
 
 
-def _row(line: PrintedLine) -> dict[str, Any]:
-    cells = [
+def _row(line: PrintedLine) -> PrintedRowJson:
+    cells: list[PrintedCellJson] = [
         {"text": cell.text, "value": cell.value, "delta": cell.delta, "mark": "underlined" if cell.mark else ""}
         for cell in line.cells
     ]

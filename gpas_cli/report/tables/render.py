@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, plain
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.report.papers.recipes import Deviation
+from gpas_cli.report.result import score_json
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.external import ExternalRow
@@ -19,8 +20,7 @@ from gpas_cli.report.tables.notes import gains, notes
 from gpas_cli.report.tables.shown import full_title
 from gpas_cli.report.tables.table import Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
-
-SCHEMA = 1  # version of the JSON; grows when a reader of the old form would misread the new one
+from gpas_cli.statistics.stats import Paired
 
 
 class MetricJson(TypedDict):
@@ -44,17 +44,8 @@ class DeltaJson(TypedDict):
     t: Annotated[NumberJson | None, "Student's t of the paired differences"]
     p: Annotated[NumberJson | None, "its two-sided p value"]
     interval: Annotated[
-        list[float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
+        tuple[float, float] | None, "both ends of the 95 % interval of the mean; null with fewer than two pairs"
     ]
-
-
-class DeviationJson(TypedDict):
-    """A setting of a cell that differs from the recipe of the number printed beside it."""
-
-    setting: str
-    published: Any
-    ours: Annotated[Any, "null if cells have no such setting"]
-    origin: Annotated[str, "where the published value is from: paper or code"]
 
 
 class PublishedNumberJson(TypedDict):
@@ -63,7 +54,7 @@ class PublishedNumberJson(TypedDict):
     value: NumberJson
     delta: NumberJson | None
     tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
-    deviations: list[DeviationJson]
+    deviations: list[Deviation]
     remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
     text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
 
@@ -146,10 +137,21 @@ class TableJson(DocumentJson):
     notes: list[dict[str, Any]]
 
 
+class TablesJson(DocumentJson):
+    """`gpas table --json` of several tables."""
+
+    tables: list[TableJson]
+
+
 def to_json(table: Table) -> str:
     """Return the whole table as JSON. Numbers that are not finite are the strings "nan", "inf", "-inf"."""
-    data = {
-        "schema": SCHEMA,
+    return json.dumps(plain(table_json(table)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def table_json(table: Table) -> TableJson:
+    """Return the whole table as a document."""
+    return {
+        "schema": 1,
         "name": table.printed or None,
         "title": table.spec.title,
         "metric": _json_metric(table.metric),
@@ -159,23 +161,23 @@ def to_json(table: Table) -> str:
             {"label": c.label, "title": c.title, "metric": _json_metric(c.metric), "sources": list(c.sources)}
             for c in table.columns
         ],
-        "gains": [vars(gain) for gain in gains(table)],
+        "gains": [plain(gain) for gain in gains(table)],
         "notes": [{"kind": note.kind, "text": note.text} for note in notes(table)],
     }
-    return json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _json_metric(metric: Metric) -> dict[str, Any]:
-    return {name: getattr(metric, name) for name in ("name", "title", "unit", "better", "digits")}
+def _json_metric(metric: Metric) -> MetricJson:
+    return {"name": metric.name, "title": metric.title, "unit": metric.unit, "better": metric.better,
+            "digits": metric.digits}  # fmt: skip
 
 
-def _json_row(table: Table, row: Row) -> dict[str, Any]:
+def _json_row(table: Table, row: Row) -> TableRowJson:
     labels = dict(zip(table.spec.rows, row.key, strict=True))
     cells = [_json_cell(cell) for cell in row.cells]
     return {"title": full_title(row), "labels": labels, "cells": cells}
 
 
-def _json_external(row: ExternalRow) -> dict[str, Any]:
+def _json_external(row: ExternalRow) -> ExternalRowJson:
     network = row.network
     return {
         "title": row.title,
@@ -184,12 +186,12 @@ def _json_external(row: ExternalRow) -> dict[str, Any]:
         "origin": dict(network.origin),
         "settings": dict(network.settings),
         "precision": network.precision,
-        "cells": [vars(cell) for cell in row.cells],
-        "scores": [vars(score) for score in row.scores],
+        "cells": [{"value": cell.value, "stderr": cell.stderr, "status": cell.status} for cell in row.cells],
+        "scores": [score_json(score) for score in row.scores],
     }
 
 
-def _json_cell(cell: TableCell) -> dict[str, Any] | None:
+def _json_cell(cell: TableCell) -> TableCellJson | None:
     if not cell.statuses:
         return None
     return {
@@ -198,7 +200,7 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
         "stderr": cell.stderr,
         "n": cell.summary.n if cell.summary else 0,
         "wanted": len(cell.statuses),
-        "delta": {**vars(cell.delta), "interval": cell.interval} if cell.delta else None,
+        "delta": _json_delta(cell.delta, cell.interval) if cell.delta else None,
         "mark": cell.mark,
         "status": cell.status,
         "published": {source: _json_printed(printed) for source, printed in (cell.printed or {}).items()},
@@ -217,23 +219,22 @@ def _json_cell(cell: TableCell) -> dict[str, Any] | None:
     }
 
 
-def _json_printed(printed: Printed) -> dict[str, Any]:
+def _json_delta(delta: Paired, interval: tuple[float, float] | None) -> DeltaJson:
+    return {
+        "mean": delta.mean, "std": delta.std, "n": delta.n, "lower": delta.lower, "higher": delta.higher,
+        "t": delta.t, "p": delta.p, "interval": interval,
+    }  # fmt: skip
+
+
+def _json_printed(printed: Printed) -> PublishedNumberJson:
     return {
         "value": printed.value,
         "delta": printed.delta,
         "tokens": printed.tokens,
         "text": printed.text,
-        "deviations": [vars(one) for one in printed.deviations],
+        "deviations": list(printed.deviations),
         "remarks": [remark.text for remark in printed.remarks],
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

@@ -10,7 +10,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.packaged import packaged
 from gpas_cli.report import curves
-from gpas_cli.report.figures.figure import as_mapping
+from gpas_cli.report.figures.figure import as_json
 from gpas_cli.report.figures.paper_figures import (
     FigureSpec,
     PaperFigure,
@@ -77,7 +77,7 @@ def test_every_figure_has_cells_and_panels_in_both_of_its_grids(spec: FigureSpec
     assert all(panel.drawn for panel in made.panels)
     assert bool(made.note) == toy
     assert ("toy size: quickstart" in made.heading) == toy
-    assert [as_mapping(panel)["y"] for panel in made.panels]
+    assert [as_json(panel)["y"] for panel in made.panels]
 
 
 def test_panels_and_methods_are_the_papers(database: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gpas_cli.errors import GpasError
 from gpas_cli.report.papers import SOURCES, load, tables
 from gpas_cli.report.papers.layouts import PrintedTable, numbers, printed, printed_named
-from gpas_cli.report.tables.printed_sheet import render, sheet, to_csv, to_mapping
+from gpas_cli.report.tables.printed_sheet import render, sheet, to_csv, to_json
 from gpas_cli.report.tables.sheet import PLAIN
 
 EVERY_TABLE = [printed(source, number) for source in SOURCES for number in numbers(source)]
@@ -241,7 +241,7 @@ def test_csv_and_json_have_the_text_and_the_number() -> None:
     assert len(rows) == 55
     row = next(row for row in rows if (row["row"], row["column"]) == ("DeepNorm + GPAS", "1B"))
     assert (row["table"], row["text"], row["value"], row["delta"]) == ("gpas:2", "18.10 (-1386)", "18.1", "-1386")
-    data = json.loads(json.dumps(to_mapping(printed("poster", "1").parts[0])))
+    data = json.loads(json.dumps(to_json(printed("poster", "1").parts[0])))
     cell = data["rows"][-1]["cells"][1]
     assert cell == {"text": "24.95 (-0.96)", "value": 24.95, "delta": -0.96, "mark": "underlined"}
 
