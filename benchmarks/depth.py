@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gpas_cli.spec.depth_schedule import ActiveLayers, factors_of
+from gpas_cli.spec.depth import ActiveLayers, factors_of
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train.bench import WARMUP_UPDATES, synthetic_loop
 from gpas_cli.train.depth import DepthTraining

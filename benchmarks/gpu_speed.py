@@ -14,8 +14,7 @@ from gpu_scale import Scale, guarded, release, wait
 from torch import Tensor
 
 from gpas_cli.data.loader import PrefetchedBatches
-from gpas_cli.spec.flops import peak_flops, whole_flops_per_token
-from gpas_cli.spec.memory import predicted
+from gpas_cli.spec.cost import peak_flops, predicted, whole_flops_per_token
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
 from gpas_cli.train.loop import Loop

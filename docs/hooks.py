@@ -228,9 +228,9 @@ def _allowed(bounds: Mapping[str, Any]) -> str:
 
 def sizes() -> str:
     """The built-in sizes with their shape and number of parameters."""
-    from gpas_cli.spec.flops import parameters
+    from gpas_cli.spec.cost import parameters
+    from gpas_cli.spec.model import SIZES
     from gpas_cli.spec.parse_cell import cell_from
-    from gpas_cli.spec.size import SIZES
 
     rest = {"data": {"tokenizer": "bpe"}, "optim": {"lr": 1e-3, "warmup": 0, "steps": 1}}
     lines = ["| size | hidden | ffn | heads | layers | vocab | parameters |", "|---|--:|--:|--:|--:|--:|--:|"]

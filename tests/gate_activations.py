@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpas_cli.spec.activation import ACTIVATIONS
+from gpas_cli.spec.gate import ACTIVATIONS
 
 SOFTSIGN = "alpha / (1 + abs(alpha))"
 FORMULAS = (

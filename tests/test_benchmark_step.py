@@ -13,7 +13,7 @@ import step
 from products import Products
 from step import Comparison, Ratio, Setting, with_goal
 
-from gpas_cli.spec.flops import parameters
+from gpas_cli.spec.cost import parameters
 
 
 @pytest.fixture(autouse=True)

@@ -30,8 +30,11 @@ Notify = Callable[[str], None]
 SPLITS = ("train", "validation")
 VALIDATION_PERCENT = 8
 SALT = "gpas-split-1:"
-# A file modified this recently may be modified again within the resolution of its time stamp.
-UNSETTLED_SECONDS = 2.0
+# Two changes of a file that are closer than this may have the same time: of a file system that counts in fractions of a
+# second, and of one that counts in whole seconds.
+_FINE_TICK = 0.05
+_COARSE_TICK = 2.0
+_MOST_WAITS = 5  # while a file is being written, or its server's clock is ahead
 
 
 class Document(NamedTuple):
@@ -167,15 +170,23 @@ def check_counts(counts: dict[str, int]) -> None:
             )
 
 
-def file_stamp(paths: Iterator[Path]) -> list[list[Any]] | None:
-    """Return path, size and times of each file, or None if a file was modified within UNSETTLED_SECONDS."""
-    stamp = []
-    newest = 0.0
-    for path in paths:
-        facts = path.stat()
-        stamp.append([str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino])
-        newest = max(newest, facts.st_mtime, facts.st_ctime)
-    return stamp if newest < time.time() - UNSETTLED_SECONDS else None
+def file_stamp(paths: Iterable[Path]) -> list[list[Any]]:
+    """Return path, size and times of each file. Any later change of a file changes its times.
+
+    Waits for a fraction of a second, if a file has just been changed.
+    """
+    paths = list(paths)
+    for _ in range(_MOST_WAITS):
+        facts = [path.stat() for path in paths]
+        newest = max((fact.st_ctime_ns for fact in facts), default=0)
+        tick = _FINE_TICK if newest % 10**9 else _COARSE_TICK
+        if newest / 1e9 < time.time() - tick:
+            break
+        time.sleep(tick)
+    return [
+        [str(path), fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_ino]
+        for path, fact in zip(paths, facts, strict=True)
+    ]
 
 
 def cached_survey(source: Source, cache: Path) -> Survey:

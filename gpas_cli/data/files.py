@@ -86,8 +86,6 @@ class Files(Source):
     def stamp(self) -> Any:
         files = self.files()
         stamp = file_stamp(path for named in files.values() for path in named.values())
-        if not stamp:
-            return None
         facts: dict[str, Any] = {"field": self.text_field, "pattern": self.pattern, "files": stamp}
         if self.validation:
             facts["validation"] = [self.validation, sorted(map(str, files["validation"].values()))]

@@ -62,8 +62,7 @@ class HfDataset(Source):
         files = [Path(f["filename"]) for split in self._splits.values() for f in split.cache_files]
         if not files or any(not split.cache_files for split in self._splits.values()):
             return None
-        stamp = file_stamp(iter(files))
-        return {"field": self.text_field, "splits": sorted(self._splits), "files": stamp} if stamp else None
+        return {"field": self.text_field, "splits": sorted(self._splits), "files": file_stamp(files)}
 
     def known(self, cache: Path) -> Survey | None:
         """Raise SurveyUnknown: it cannot be known without opening (and possibly downloading) the data set."""

@@ -10,8 +10,7 @@ from gpas_cli.data.draw import Draw
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.order import Words
 from gpas_cli.data.rows import Ints
-from gpas_cli.spec.denoiser import MODES, Denoiser
-from gpas_cli.spec.objective import Spans
+from gpas_cli.spec.objective import MODES, Denoiser, Spans
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Stdlib(Source):
         topics = self.folder / "pydoc_data" / "topics.py"
         if self._topics is not None or not topics.is_file():
             return None
-        return file_stamp(iter([*self._paths(), topics]))
+        return file_stamp([*self._paths(), topics])
 
     def _all(self) -> list[Document]:
         if self._documents is None:

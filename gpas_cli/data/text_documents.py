@@ -17,7 +17,7 @@ from typing import Any
 from gpas_cli.data.files import Files
 from gpas_cli.data.hub import first_line
 from gpas_cli.errors import DataError, nearest
-from gpas_cli.spec.texts import KNOWN_TEXTS, KnownText, local_path
+from gpas_cli.spec.downstream import KNOWN_TEXTS, KnownText, local_path
 
 SPLIT = "test"
 DIGEST_DIGITS = 12

@@ -17,8 +17,8 @@ from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.harness import score_official
-from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never, nothing_fits
-from gpas_cli.evaluate.task_score import MissingTask, TaskScore, TaskUnavailable
+from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
+from gpas_cli.evaluate.task_score import MissingTask, NothingFits, TaskScore
 from gpas_cli.evaluate.tasks import Task, direct_task
 from gpas_cli.spec.downstream import SKIPPED, Downstream
 
@@ -38,6 +38,8 @@ def score_tasks(
 ) -> Iterator[list[TaskScore] | MissingTask]:
     """Yield the scores of each task of the section but those of `skip`, or why it could not be scored.
 
+    A task of which no question fits has the metric `skipped` alone.
+
     `root`: the folder of experiments.yaml. Raises ScoringStopped after `stop`.
     """
     done = frozenset(skip)
@@ -47,6 +49,8 @@ def score_tasks(
         report = _reporter(progress, name, place)
         try:
             yield score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
+        except NothingFits as error:
+            yield [_all_skipped(name, error.questions, section.shots)]
         except GpasError as error:
             yield MissingTask(name, str(error))
 
@@ -81,12 +85,12 @@ def score_directly(
     """Return `acc` and `acc_norm` of the first `limit` questions of a task, without lm-evaluation-harness.
 
     Questions with a choice that the scorer cannot take are left out, and their number is the metric `skipped`. Raises
-    TaskUnavailable if no question is left.
+    NothingFits if no question is left.
     """
     asked = [(question, requests_of([question], tokenizer)) for question in task.questions()[:limit]]
     fitting = [(question, own) for question, own in asked if all(map(scorer.fits, own))]
     if not fitting:
-        raise TaskUnavailable(nothing_fits(scorer))
+        raise NothingFits(len(asked), scorer.max_length)
     likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress, stop))
     right = {"acc": list[bool](), "acc_norm": list[bool]()}
     for question, own in fitting:
@@ -108,6 +112,19 @@ def score_directly(
         )
         for metric, (value, stderr) in values.items()
     ]
+
+
+def _all_skipped(task: str, questions: int, shots: int) -> TaskScore:
+    return TaskScore(
+        task=task,
+        metric=SKIPPED,
+        value=questions,
+        stderr=None,
+        examples=0,
+        task_version="",
+        harness=f"gpas_cli {__version__}",
+        shots=shots,
+    )
 
 
 def requests_of(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Request]:

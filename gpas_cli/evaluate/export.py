@@ -21,7 +21,7 @@ from gpas_cli.model.export import bundled_files, check_target, llama_files, writ
 from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.family import Family
+from gpas_cli.spec.model import Family
 from gpas_cli.spec.parse import plain
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate

@@ -94,7 +94,8 @@ def score_official(
     `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
     documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
     cache of `datasets`. `limit`: documents per task. Raises DownstreamMissing without the harness, TaskUnavailable if
-    the documents are unavailable or none fits, ScoringStopped after `stop`, and GpasError if there is no such task.
+    the documents are unavailable, NothingFits if none fits, ScoringStopped after `stop`, and GpasError for an unknown
+    task.
     """
     require_harness()
     with _quiet() as aloud, _random_state_kept(), _without_pool(), _offline_if_unreachable():

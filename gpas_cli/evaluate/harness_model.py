@@ -14,8 +14,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.likelihood import Request, Scorer, never, nothing_fits
-from gpas_cli.evaluate.task_score import TaskUnavailable
+from gpas_cli.evaluate.likelihood import Request, Scorer, never
+from gpas_cli.evaluate.task_score import NothingFits
 
 REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
 
@@ -31,7 +31,7 @@ class ChoicesTooLong(Exception):
 def evaluate_fitting(model: HarnessModel, loaded: Any, limit: int | None, **options: Any) -> tuple[Any, dict[str, int]]:
     """Return the harness's results without the documents that have a choice too long for the model, and their numbers.
 
-    Raises TaskUnavailable if no document of a task is left.
+    Raises NothingFits if no document of a task is left.
     """
     try:
         return evaluate(model, loaded, limit=limit, log_samples=False, **options), {}
@@ -40,7 +40,7 @@ def evaluate_fitting(model: HarnessModel, loaded: Any, limit: int | None, **opti
     sizes = {name: min(len(task.eval_docs), limit or sys.maxsize) for name, task in loaded["tasks"].items()}
     fitting = {name: sorted({*range(size)} - skipped.get(name, set())) for name, size in sizes.items()}
     if not all(fitting.values()):
-        raise TaskUnavailable(nothing_fits(model.scorer))
+        raise NothingFits(sum(sizes.values()), model.scorer.max_length)
     found = evaluate(model, loaded, samples=fitting, log_samples=False, **options)
     return found, {name: len(numbers) for name, numbers in skipped.items()}
 

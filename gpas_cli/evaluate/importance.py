@@ -16,6 +16,7 @@ from gpas_cli.evaluate import angular, removal_scores
 from gpas_cli.evaluate.likelihood import ScoringStopped, never
 from gpas_cli.evaluate.removal import WHOLE, RemovalLosses
 from gpas_cli.evaluate.removal_scores import RemovalScores
+from gpas_cli.evaluate.task_score import NothingFits
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.parallel import ALONE, World
@@ -63,8 +64,9 @@ def measure(
     metrics = {whole: losses.removals[WHOLE].loss, **_metrics(series), "seconds": time.perf_counter() - began}
     if removal_scores.SERIES in series:
         metrics["mean_accuracy"] = scores.accuracy()
-    cause = _cause(scores)
-    return Outcome("interrupted" if cause else "done", attempt.done, cause, metrics)
+    # Another attempt may find the documents of a task, but not choices that fit.
+    later = any(not isinstance(error, NothingFits) for error in scores.unavailable.values())
+    return Outcome("interrupted" if later else "done", attempt.done, _cause(scores), metrics)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -86,7 +88,7 @@ def _cause(scores: RemovalScores) -> str:
     tasks = scores.unavailable
     if not tasks:
         return ""
-    reasons = "; ".join(dict.fromkeys(tasks.values()))
+    reasons = "; ".join(dict.fromkeys(map(str, tasks.values())))
     asked = words.count(len(scores.section.tasks), "task")
     return f"{len(tasks)} of {asked} not scored ({words.listed(list(tasks), len(tasks))}): {reasons}"
 
@@ -132,6 +134,8 @@ class _Attempt:
                 self.emit(Warned(f"{task} is not scored: {self.scores.unavailable[task]}"))
             else:
                 self.emit(score)
+                if layer == WHOLE and task in self.scores.skipped:
+                    self.emit(Warned(self.scores.skipped[task]))
                 self._report(None)
         return None
 

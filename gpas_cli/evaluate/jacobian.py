@@ -17,8 +17,7 @@ from gpas_cli.evaluate.bounds import SLOPES, AttentionSigmas, FeedForwardSigmas,
 from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.probe import observed_inputs
-from gpas_cli.spec.model import Model
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.model import Model, Size
 
 LANCZOS_STEPS = 24
 NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"

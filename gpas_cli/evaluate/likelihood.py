@@ -153,11 +153,6 @@ class Scorer:
             yield number, Likelihood(float(total), bool(greedy))
 
 
-def nothing_fits(scorer: Scorer) -> str:
-    """Return why a task is not scored whose questions all have a choice that does not fit."""
-    return f"every question has a choice of more than max_length, {scorer.max_length} tokens; allow more of them"
-
-
 @dataclass
 class _Row:
     """The inputs of a row, the numbers of its requests, and how many of its last positions they need."""

@@ -23,7 +23,7 @@ from gpas_cli.evaluate.theory import initial_network, random_text
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.probe import observed_inputs
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth_schedule import ActiveLayers, draw, factors_of
+from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
 from gpas_cli.train.precision import suitable_threads

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from gpas_cli.evaluate.jacobian import stream_gradients
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.activation import activation
+from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model
 
 IN_SERIES = ("entry", "sum", "out")

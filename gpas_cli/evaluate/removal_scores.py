@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.downstream import score_task
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer
@@ -16,7 +16,7 @@ from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.events import RemovalScore
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.downstream import Downstream, measure_of
+from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
 from gpas_cli.train.trained import TrainedNetwork
 
 SERIES = "importance_score"
@@ -26,7 +26,7 @@ SERIES = "importance_score"
 class RemovalScores:
     """A network, the tasks that it is scored at, and the scores so far, by layer and task.
 
-    unavailable: the tasks that could not be scored, and why.
+    unavailable: the tasks that could not be scored, and why. skipped: the tasks with questions left out, and how many.
     """
 
     network: Llama
@@ -36,7 +36,8 @@ class RemovalScores:
     root: Path
     checkpoint: str
     scores: dict[tuple[int, str], RemovalScore]
-    unavailable: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, GpasError] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def prepare(
@@ -87,13 +88,16 @@ class RemovalScores:
             with without_layer(self.network, layer):
                 found = score_task(task, self.section, self.scorer, self.tokenizer, self.root, stop=stop)
         except (TaskUnavailable, DownstreamMissing, DataError) as error:
-            self.unavailable[task] = str(error)
+            self.unavailable[task] = error
             return None
         (mine,) = (score for score in found if score.metric == measure_of(task))
         score = RemovalScore(
             layer, task, mine.value, mine.examples, mine.task_version, mine.harness, self.checkpoint, mine.stderr
         )
         self._add(score)
+        for one in found:
+            if one.metric == SKIPPED:
+                self.skipped[task] = skipped_note(task, one.value, one.examples)
         return score
 
     def series(self) -> dict[str, list[float]]:

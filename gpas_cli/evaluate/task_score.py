@@ -35,4 +35,14 @@ class MissingTask:
 
 
 class TaskUnavailable(GpasError):
-    """The documents of a task cannot be read, for instance because this machine has no network."""
+    """A task has no documents to score, for instance because this machine has no network."""
+
+
+class NothingFits(TaskUnavailable):
+    """Every one of a task's `questions` has a choice of more than `max_length` tokens."""
+
+    def __init__(self, questions: int, max_length: int):
+        super().__init__(
+            f"every question has a choice of more than max_length, {max_length} tokens; allow more of them"
+        )
+        self.questions = questions

@@ -17,7 +17,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.likelihood import Request, Scorer, never
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
-from gpas_cli.spec.texts import Texts, text_name
+from gpas_cli.spec.downstream import Texts, text_name
 from gpas_cli.train.evaluate import perplexity
 
 PROGRAM = f"gpas-cli {__version__}"

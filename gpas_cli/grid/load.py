@@ -20,9 +20,9 @@ from gpas_cli.grid.seeds import read_seeds, seeds_path
 from gpas_cli.grid.site import read_site
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import UNKNOWN_SCHEME, Catalogue
-from gpas_cli.spec.size import SIZES, Size
 
 T = TypeVar("T")
 TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")

@@ -16,10 +16,10 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.objective import Masked
+from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.spec.schedules import InverseSqrt, WarmupStableDecay
 
 UPDATES = 2
 BATCH_ROWS = 4

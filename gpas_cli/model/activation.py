@@ -1,4 +1,4 @@
-"""The activations of the gate as functions of tensors. `gpas_cli.spec.activation` computes the same on numbers."""
+"""The activations of the gate as functions of tensors. `gpas_cli.spec.gate` computes the same on numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.spec.activation import ACTIVATIONS, CHOICES, FUNCTIONS, syntax_tree
+from gpas_cli.spec.gate import ACTIVATIONS, CHOICES, FUNCTIONS, syntax_tree
 
 _NAMED: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,

@@ -15,9 +15,8 @@ from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.products import outputs
 from gpas_cli.model.ragged import ragged_attention, suits_ragged
 from gpas_cli.model.rope import rotate
-from gpas_cli.spec.family import Family
+from gpas_cli.spec.model import Family, Size
 from gpas_cli.spec.norm import Norm
-from gpas_cli.spec.size import Size
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.attention import Packing
 from gpas_cli.model.norm import LayerNorm, RMSNorm
-from gpas_cli.spec.embed import EMBED_STAGES, Embed
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.model import EMBED_STAGES, Embed, Size
 
 
 class Scale(nn.Module):

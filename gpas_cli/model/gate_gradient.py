@@ -35,7 +35,7 @@ from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.gate_system import Factor, GateSolver, GateSystem, Symbol
 from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.model.norm import LayerNorm, RMSNorm
-from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.depth import ActiveLayers
 
 # A number on the host, or a symbol for a number that stays on its device.
 Scalar = float | Symbol

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from gpas_cli.model.dtensors import fill
 from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.norm import LayerNorm, RMSNorm
-from gpas_cli.spec.init import Init, small_std
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.model import Init, Model, small_std
 
 Std = Callable[[Tensor], float]
 # Patterns of parameter names.

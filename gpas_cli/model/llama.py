@@ -24,7 +24,7 @@ from gpas_cli.model.mlp import FFN_ACTIVATIONS, feed_forward
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.rope import Rope
 from gpas_cli.model.wiring import Residual, gates_in
-from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.narrow import NarrowSwiGLU, suits
 from gpas_cli.model.products import ALIGNED_WIDTH, outputs, with_inputs
-from gpas_cli.spec.family import FFNS, Family
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.model import FFNS, Family, Size
 
 
 class MLP(nn.Module):

@@ -21,10 +21,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from gpas_cli.model.attention import Attention, Positions
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.rope import rotate
-from gpas_cli.spec.family import Family
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.model import Family, Model, Size
 from gpas_cli.spec.norm import Wiring
-from gpas_cli.spec.size import Size
 
 ROPE_STEP = 256  # number of positions by which the rotary tables grow during generation
 

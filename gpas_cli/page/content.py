@@ -87,7 +87,7 @@ def collect(
     shown, left_out = _details(states, known, log_tail, limits)
     sections = tuple(_section(name, experiments, known, states, limits) for name in names)
     return Content(
-        title=experiments.path.parent.name,
+        title=sections[0].title if len(sections) == 1 else f"Results of {experiments.path.parent.name}",
         made=time.time(),
         states=_of_cells(states),
         grids=sections,

@@ -10,8 +10,7 @@ from gpas_cli.plan.estimate import ASSUMED_THREAD_FLOPS
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import parameters, whole_flops_per_token
-from gpas_cli.spec.memory import activation_bytes, state_bytes
+from gpas_cli.spec.cost import activation_bytes, parameters, state_bytes, whole_flops_per_token
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import abbreviated, byte_size, count, duration
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpas_cli.plan.machine import GpuKind, Machine
 from gpas_cli.plan.sizes import Names, size_label
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.spec.memory import DeviceMemory, predicted
+from gpas_cli.spec.cost import DeviceMemory, predicted
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.words import byte_size, count
 

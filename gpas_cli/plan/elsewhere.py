@@ -14,7 +14,7 @@ from gpas_cli.plan.gpus import MFU_SOURCE, NamedGpus
 from gpas_cli.plan.sizes import Names, SizeCost, by_size, size_names
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import distinct
-from gpas_cli.spec.flops import peak_flops
+from gpas_cli.spec.cost import peak_flops
 
 GPUS = ("A100", "H100", "H200", "B200")
 NODE_GPUS = 8  # the number of GPUs that the jobs share, unless the largest job requests more

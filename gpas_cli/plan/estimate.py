@@ -1,6 +1,6 @@
 """The cost of jobs in device-hours and wall-clock hours, from measured speeds or, without these, from FLOPs.
 
-The FLOPs of a training update are those of `spec.flops`; a forward pass takes a third of them.
+The FLOPs of a training update are those of `spec.cost`; a forward pass takes a third of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpas_cli.plan.makespan import makespan
 from gpas_cli.plan.speed import MeasuredSpeed, Shape, measured, shape
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell, distinct
+from gpas_cli.spec.cost import computed_flops, whole_flops_per_token
 from gpas_cli.spec.depth import FULL
-from gpas_cli.spec.flops import computed_flops, whole_flops_per_token
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.records import AttemptRecord

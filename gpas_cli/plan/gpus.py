@@ -1,6 +1,6 @@
 """GPUs to plan for, whether or not this machine has them: `gpas plan --gpu H100:8`.
 
-Peaks are those of the data sheets (`spec.flops.PEAK_TFLOPS`); the share that training reaches (MFU) is assumed.
+Peaks are those of the data sheets (`spec.cost.PEAK_TFLOPS`); the share that training reaches (MFU) is assumed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.plan.machine import GpuKind, Machine
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import parameters, peak_flops
+from gpas_cli.spec.cost import parameters, peak_flops
 from gpas_cli.spec.run import Resources
 
 # MosaicML's published training benchmarks (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76,

@@ -20,8 +20,8 @@ from gpas_cli.plan.sizes import SizeCost, by_size, size_names
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
 from gpas_cli.plan.stages import StageCost, by_stage
 from gpas_cli.plan.texts import Texts
+from gpas_cli.spec.model import Size
 from gpas_cli.spec.run import Resources
-from gpas_cli.spec.size import Size
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.state.attempt import resumable
 from gpas_cli.state.claim_set import CLAIMABLE

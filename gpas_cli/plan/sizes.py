@@ -10,8 +10,8 @@ from typing import Annotated
 from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.estimate import Work
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.flops import parameters
-from gpas_cli.spec.size import SIZES, Size
+from gpas_cli.spec.cost import parameters
+from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.words import count
 
 Names = Mapping[Size, str]  # of sizes that are not built in

@@ -15,10 +15,9 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.data import Data
-from gpas_cli.spec.downstream import base_name, is_local, local_file
+from gpas_cli.spec.downstream import base_name, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.objective import Masked
-from gpas_cli.spec.texts import local_path
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:

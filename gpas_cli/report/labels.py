@@ -8,21 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpas_cli.grid.scalar import Label
 from gpas_cli.grid.settings import children
-from gpas_cli.spec.activation import activation
+from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import READS, Depth
-from gpas_cli.spec.downstream import BY_TASK, base_name, headline
+from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name, headline
 from gpas_cli.spec.downstream import columns as task_columns
-from gpas_cli.spec.embed import EMBEDS
-from gpas_cli.spec.family import FAMILIES
-from gpas_cli.spec.flops import relative_flops
-from gpas_cli.spec.gate import Gate
-from gpas_cli.spec.init import Init, usual_embed_std
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.gate import Gate, activation
+from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, Size, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
-from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.spec.stage import Metric
-from gpas_cli.spec.texts import BY_TEXT
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry

@@ -9,9 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
 
 from gpas_cli.report.result import PARTIAL, SCORING, ExternalNetwork, Result, TaskResult
-from gpas_cli.spec.downstream import Downstream, metrics_of
+from gpas_cli.spec.downstream import BY_TEXT, Downstream, metrics_of
 from gpas_cli.spec.stage import EXTERNAL, PRETRAIN
-from gpas_cli.spec.texts import BY_TEXT
 from gpas_cli.store.projection import SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, MetricRow, ScoreRow, StageRow
 from gpas_cli.store.session import STATEMENT_PARAMETERS

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +15,35 @@ from typing import Any
 from gpas_cli.spec import parse
 from gpas_cli.spec.check import canonical_model
 from gpas_cli.spec.data import Data
-from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.depth_schedule import LayerSchedule
-from gpas_cli.spec.key import digest, hashed, text_around
+from gpas_cli.spec.depth import Depth, LayerSchedule
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
+
+KEY_VERSION = "gpas-cell-1"
+
+
+def digest(spec: Mapping[str, Any]) -> str:
+    """Return the key of a specification: 16 hexadecimal digits."""
+    return hashed(_text([KEY_VERSION, spec]))
+
+
+def hashed(text: str) -> str:
+    """Return the key of a specification's canonical text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def text_around(spec: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return the canonical text before and after the value of `name`, which is neither the first nor the last name."""
+    before = _text([KEY_VERSION, {other: value for other, value in spec.items() if other < name}])
+    after = _text({other: value for other, value in spec.items() if other > name})
+    return f"{before[:-2]},{_text(name)}:", f",{after[1:]}]"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 # Parts that were added after keys were published: the key omits them while they have these values.

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gpas_cli.errors import Problem
-from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.optimizers import ADAM, OPTIMIZERS, optimizer_settings, unread_settings
+from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts
+from gpas_cli.spec.optim import ADAM, OPTIMIZERS, SCHEDULES, Optim, Schedule, optimizer_settings, unread_settings
 from gpas_cli.spec.parse import setting, settings_of
-from gpas_cli.spec.parts import EVALUATED_PER_TRAINED, CellParts
 from gpas_cli.spec.run import Cadence, Resources
-from gpas_cli.spec.schedules import SCHEDULES, Schedule
 
 COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"

@@ -1,20 +1,212 @@
-"""The network part of a cell: everything that determines the function and its initial parameters."""
+"""The network part of a cell: everything that determines the function and its initial parameters.
+
+size: the shape. Parameter count = 2 V d + L (4 d^2 + 3 d f + norms d) + d, without gates.
+embed: the stages after the embedding's lookup (Spike No More, section 4 and appendix).
+init: the choice of initialisation, whose rules `gpas_cli.model.init` implements.
+family: the parts of a decoder other than the wiring of its norms: those of LLaMA (the GPAS experiments), GPT or BERT.
+
+At the end stand the two conditions of Spike No More for a stable network at initialisation: a large shortcut, the
+stream that enters the first layer with a standard deviation close to 1, and small sub-layers, whose output matrices
+start at 1/sqrt(2L) of the others (Table 5). No torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 from gpas_cli.spec import parse
-from gpas_cli.spec.embed import Embed
-from gpas_cli.spec.family import Family
 from gpas_cli.spec.gate import Gate, slot
-from gpas_cli.spec.init import Init
 from gpas_cli.spec.norm import Norm, Scheme, Wiring
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.parse import setting
+
+NORMS = ("rmsnorm", "layernorm")
+FFNS = ("swiglu", "gelu", "relu", "silu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The parts of every layer, the positions and the head.
+
+    norm: every norm N of the scheme, and the one before the head: RMSNorm (weight) or LayerNorm (weight and bias).
+    ffn: `swiglu` is W_down(silu(W_gate x) * W_up x); the others are W_down(act(W_up x)) (Spike No More, equation 3 and
+    appendix E), with `gelu` in the tanh form of GPT-2 and Megatron-LM. positions: `rotary` in every attention, or a
+    `learned` table of `context` rows, added to the embedding after its stages. bias: on every projection of attention
+    and FFN, never on the head. tied: the head is the embedding table.
+
+    qk_norm: queries and keys are normalised, by the family's norm and before rotary positions: each `head` by itself,
+    with one weight for all heads (Dehghani et al. 2023; Qwen3), or the `width` of all heads together (OLMo 2).
+
+    input_norm: the norm N once more on the input of the first layer, after embedding, positions and token types.
+    token_types: rows of a learned table of token types (segments), 0 for none. Text here has one segment, so that all
+    tokens have the first type: the same vector is added to all of them. head_transform: N(gelu(W x)) between the final
+    norm and the head, the transform of BERT's head.
+
+    `bert` is the network of Devlin et al. 2018; the place of its norms is that of the scheme (`norm: post` in the
+    paper, `pre` in Megatron-LM). As with all schemes, a final norm follows the last layer. Its head has no bias, and
+    dropout is not implemented. BERT's eps is `size: {eps: 1e-12}`.
+
+    `gpt` is the network of Spike No More. The paper names the GPT series and Megatron-LM, shows biases (footnote 2),
+    W_1 and W_2, and its 350M network (24 layers of 1024, ffn 4096) has 350M parameters only if head and embedding are
+    tied. It does not state the positions; those of GPT and Megatron-LM are learned. Its dropout of 0.1 is not
+    implemented. GPT's eps is `size: {eps: 1e-5}`.
+    """
+
+    norm: str = setting("rmsnorm", choices=NORMS, omit_default_from_key=True)
+    ffn: str = setting("swiglu", choices=FFNS, omit_default_from_key=True)
+    positions: str = setting("rotary", choices=("rotary", "learned"), omit_default_from_key=True)
+    context: int = setting(2048, low=1, high=1_048_576, omit_default_from_key=True)
+    bias: bool = setting(False, omit_default_from_key=True)
+    tied: bool = setting(False, omit_default_from_key=True)
+    qk_norm: str = setting("none", choices=("none", "head", "width"), omit_default_from_key=True)
+    input_norm: bool = setting(False, omit_default_from_key=True)
+    token_types: int = setting(0, low=0, high=1024, omit_default_from_key=True)
+    head_transform: bool = setting(False, omit_default_from_key=True)
+
+    def row_length(self, tokens: int) -> int:
+        """Return how many of `tokens` a network can be given at once: no more than its learned positions."""
+        return min(tokens, self.context) if self.positions == "learned" else tokens
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "gpt": Family(norm="layernorm", ffn="gelu", positions="learned", bias=True, tied=True),
+    "bert": Family(
+        norm="layernorm",
+        ffn="gelu",
+        positions="learned",
+        context=512,
+        bias=True,
+        tied=True,
+        input_norm=True,
+        token_types=2,
+        head_transform=True,
+    ),
+}
+
+
+PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Init:
+    """Initialisation preset and the two free standard deviations.
+
+    normal: N(0, std^2). scaled: normal, with o and down divided by sqrt(2L). small: std sqrt(2/(5d)) and scaled outputs
+    (Spike No More). xavier: Xavier normal. deepnorm: Xavier, gain (8L)^(-1/4) on v, o, gate, up, down.
+    `embed_std` defaults to sqrt(2/5), the "Scaled Embed" of the GPAS experiments: with it every preset has a large
+    shortcut, `small` too. The vanilla of Spike No More needs a tied head, as `gpt` has, or `embed_std: sqrt(2/(5d))`.
+    `everywhere`: Xavier for embedding, head and learned positions as well, as in Spike No More. `zero_last_row`: keep
+    vocabulary row V-1 at zero without gradient, like the reference, whose padding index is -1. It defaults to false if
+    the text or the objective may have that id, and with a head tied to the embedding: a row of text that begins with it
+    would be exactly 0, where each norm multiplies gradients by 1/sqrt(eps). With a tied head, `embed_std` defaults to
+    the std of the matrices. Learned positions start like the matrices, with `std` in xavier and deepnorm; biases start
+    at 0.
+    """
+
+    preset: str = setting("normal", choices=PRESETS)
+    std: float = setting(0.02, above=0, high=10)
+    embed_std: float = setting(math.sqrt(0.4), above=0, high=100)
+    zero_last_row: bool = setting(True)
+    everywhere: bool = setting(False, omit_default_from_key=True)
+
+
+def small_std(hidden: int) -> float:
+    """Return sqrt(2/(5d)), the standard deviation of the preset `small` (Spike No More)."""
+    return math.sqrt(2 / (5 * hidden))
+
+
+def usual_embed_std(preset: str, std: float, hidden: int, *, tied: bool) -> float:
+    """Return the default of `embed_std`: that of the matrices if the embedding is also the head, else sqrt(2/5)."""
+    if not tied:
+        return Init().embed_std
+    return small_std(hidden) if preset == "small" else std
+
+
+EMBED_STAGES = ("scale", "layernorm", "rmsnorm", "detach")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """Stages in order: `scale` by `multiplier`, `layernorm` or `rmsnorm`, `detach` to gamma E + (1 - gamma) sg(E).
+
+    multiplier: by default sqrt(d), as in Scaled Embed. Figure 11 has embeddings with standard deviation 5 and 50.
+    """
+
+    stages: tuple[str, ...] = setting((), choices=EMBED_STAGES)
+    detach_gamma: float = setting(0.1, low=0, high=1)
+    multiplier: float | None = setting(None, above=0, high=1e6, omit_default_from_key=True)
+
+    def factor(self, hidden: int) -> float:
+        """Return the factor of the stage `scale` for embeddings of `hidden` features."""
+        return math.sqrt(hidden) if self.multiplier is None else self.multiplier
+
+
+EMBEDS: dict[str, Embed] = {
+    "plain": Embed(),
+    "scaled": Embed(stages=("scale",)),
+    "layernorm": Embed(stages=("layernorm",)),
+    "rmsnorm": Embed(stages=("rmsnorm",)),
+    "detach": Embed(stages=("detach",)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Shape of a LLaMA-style decoder: no biases, SwiGLU, rotary positions, untied head."""
+
+    hidden: int = setting(low=2, high=65_536)
+    ffn: int = setting(low=1, high=262_144)
+    heads: int = setting(low=1, high=1024)
+    layers: int = setting(low=1, high=1024)
+    vocab: int = setting(32_000, low=8, high=65_536)
+    eps: float = setting(1e-6, above=0, high=0.1)
+    rope_theta: float = setting(10_000.0, above=0)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+def _size(hidden: int, ffn: int, heads: int, layers: int, vocab: int = 32_000, eps: float = 1e-6) -> Size:
+    return Size(hidden=hidden, ffn=ffn, heads=heads, layers=layers, vocab=vocab, eps=eps)
+
+
+SIZES: dict[str, Size] = {
+    "9m": _size(128, 352, 4, 4),
+    "20m": _size(256, 688, 4, 4),
+    "35m": _size(384, 1024, 8, 6),
+    "40m": _size(416, 1024, 8, 8),
+    "60m": _size(512, 1376, 8, 8),
+    "71m": _size(512, 1368, 8, 12),
+    "100m": _size(640, 1708, 10, 12, vocab=32_100),
+    "130m": _size(768, 2048, 12, 12),
+    "250m": _size(768, 2560, 16, 24),
+    "350m": _size(1024, 2736, 16, 24),
+    "1b": _size(2048, 5461, 32, 24),
+    "3b": _size(2560, 6848, 32, 32),
+    "7b": _size(4096, 11008, 32, 32),
+    "bert-base": _size(768, 3072, 12, 12, vocab=30_522, eps=1e-12),
+    "bert-large": _size(1024, 4096, 16, 24, vocab=30_522, eps=1e-12),
+    # RaPTr states 1.6B parameters and 24 layers. The vocabulary is T5's, which has 100 ids for sentinels.
+    "ul2": _size(2048, 7168, 16, 24, vocab=32_128),
+    "quickstart": _size(32, 88, 2, 12, vocab=512),
+}
+
+# Rows of a validation batch in the published scripts, over all their GPUs. The published average is sum / (n + 1), so
+# the number of batches n decides by how much it is too low.
+_REFERENCE_ROWS = {
+    SIZES[name]: rows for name, rows in {"71m": 256, "130m": 256, "250m": 256, "350m": 512, "1b": 128, "7b": 32}.items()
+}
+
+
+def usual_validation_rows(size: Size, batch: int) -> int:
+    """Return the rows of a validation batch: the reference's for its sizes, else those of a training batch."""
+    return _REFERENCE_ROWS.get(size, batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +269,73 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Norm):
         return _non_defaults(value)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+# In the paper Scaled Embed, at sqrt(2/5) = 0.63, and Embed LN, at 1, have a large shortcut; vanilla has 0.02 to 0.013.
+LARGE = 0.5
+TOO_LARGE = 2.0  # the paper's networks with 5 and 50 are worse than with 1 (Figure 11)
+SMALL_PRESETS = ("scaled", "small")
+
+
+def embedding_std(model: Model) -> float:
+    """Return the standard deviation of the embedding table's elements at initialisation."""
+    return _xavier(model.size.vocab, model.size.hidden) if model.init.everywhere else model.init.embed_std
+
+
+def shortcut_std(model: Model) -> float:
+    """Return the standard deviation of the stream that enters the first layer, after the stages and with positions."""
+    if model.family.input_norm:
+        return 1.0
+    std = embedding_std(model)
+    for stage in model.embed.stages:
+        if stage == "scale":
+            std *= model.embed.factor(model.size.hidden)
+        elif stage in ("layernorm", "rmsnorm"):
+            std = 1.0
+    return math.hypot(std, _positions_std(model))
+
+
+def has_large_shortcut(model: Model) -> bool:
+    """Return whether the stream starts with a standard deviation of about 1, or more."""
+    return shortcut_std(model) >= LARGE
+
+
+def has_small_sublayers(model: Model) -> bool:
+    """Return whether the initialisation scales the output matrices of sub-layers by 1/sqrt(2L)."""
+    return model.init.preset in SMALL_PRESETS
+
+
+def conditions(model: Model) -> str:
+    """Return both conditions in words: "stream starts at std 0.632 (large shortcut), ..."."""
+    shortcut = "large" if has_large_shortcut(model) else "small"
+    sublayers = "small sub-layers" if has_small_sublayers(model) else "sub-layers not scaled by 1/sqrt(2L)"
+    return f"stream starts at std {shortcut_std(model):.3g} ({shortcut} shortcut), {sublayers}"
+
+
+def remark(model: Model) -> str:
+    """Return how the shortcut differs from what the names of the settings suggest, "" if it does not."""
+    std = shortcut_std(model)
+    if "scale" in model.embed.stages and model.embed.multiplier is None and std > TOO_LARGE:
+        return (
+            f"embed: scaled multiplies an embedding of std {embedding_std(model):.3g}, so the stream starts at "
+            f"{std:.3g}; Scaled Embed of Spike No More starts at 0.632: set init.embed_std or embed.multiplier"
+        )
+    if model.init.preset == "small" and model.embed.stages in ((), ("detach",)) and std >= LARGE:
+        small = small_std(model.size.hidden)
+        return (
+            f"init: small starts the embedding at std {embedding_std(model):.3g}, a large shortcut; the vanilla of "
+            f"Spike No More starts at sqrt(2/(5d)) = {small:.3g}: set init.embed_std or use family: gpt"
+        )
+    return ""
+
+
+def _positions_std(model: Model) -> float:
+    if model.family.positions == "rotary":
+        return 0.0
+    if model.init.everywhere:
+        return _xavier(model.family.context, model.size.hidden)
+    return small_std(model.size.hidden) if model.init.preset == "small" else model.init.std
+
+
+def _xavier(rows: int, columns: int) -> float:
+    return math.sqrt(2 / (rows + columns))

@@ -1,12 +1,297 @@
-"""The pretraining recipe: optimizer, learning-rate schedule (a pure function of the step), batch size, clipping."""
+"""The pretraining recipe: optimizer, learning-rate schedule (a pure function of the update), batch size, clipping.
+
+To add an optimizer, write its constructor and add an `OptimizerKind` to `OPTIMIZERS`: parsing, cell keys, memory
+estimates, sharding and checkpoints follow from the entry; the trainer imports the constructor by its name.
+To add a schedule, write a dataclass with `ratio` and add it to `SCHEDULES`: parsing, cell keys and the manual follow.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from gpas_cli.spec.optimizers import ADAM, OPTIMIZERS, OptimizerKind, optimizer_settings
+from gpas_cli.errors import Problem
 from gpas_cli.spec.parse import setting, settings_of
-from gpas_cli.spec.schedules import SCHEDULES, Schedule
+
+MATRIX, TABLE, VECTOR = "matrix", "table", "vector"
+ROLES = (MATRIX, TABLE, VECTOR)
+
+
+def role(name: str, dimensions: int) -> str:
+    """Return what a parameter is: a `matrix` of a layer, a `table` (embedding, head, positions), or a `vector` (norms,
+    gates, biases)."""
+    if dimensions < 2:
+        return VECTOR
+    return MATRIX if name.endswith("_proj.weight") else TABLE
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A state tensor that an optimizer keeps for each parameter of some roles.
+
+    shape: that of the `parameter`; `rows`, a number for each row, (rows, 1); or `columns`, (1, columns). It has the
+    dtype of its parameter, or float32 if `wide`.
+    """
+
+    name: str
+    roles: tuple[str, ...] = ROLES
+    shape: str = "parameter"
+    wide: bool = False
+
+    def numbers(self, shape: Sequence[int]) -> int:
+        """Return how many numbers it has for a parameter of `shape`."""
+        return {"parameter": math.prod(shape), "rows": shape[0], "columns": shape[-1]}[self.shape]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerKind:
+    """What the package knows about an optimizer.
+
+    constructor: "module:function"; the function takes the network and the recipe (`Optim`) and returns a
+        torch.optim.Optimizer over every trainable parameter.
+    settings: the fields of `Optim` that it reads, besides those that every optimizer reads. Settings that only other
+        optimizers read cannot change the result: cells are keyed with their defaults.
+    parameters: the dataclass of its own settings, which a recipe has only with this optimizer.
+    tensors: its state tensors, e.g. running averages.
+    counters: the names of its float32 scalars, e.g. the number of steps.
+
+    A checkpoint holds both kinds of state, as `<name>/<state>/<parameter>`.
+    """
+
+    name: str
+    constructor: str
+    settings: tuple[str, ...] = ()
+    parameters: type | None = None
+    tensors: tuple[StateTensor, ...]
+    counters: tuple[str, ...] = ()
+
+    def tensors_of(self, parameter: str) -> dict[str, StateTensor]:
+        """Return the state tensors of the parameters of a role, by name."""
+        return {tensor.name: tensor for tensor in self.tensors if parameter in tensor.roles}
+
+    def state_bytes(self, parameter: str, shape: Sequence[int], weight_bytes: int) -> int:
+        """Return the bytes of state of a parameter of role `parameter`, if a weight takes `weight_bytes`."""
+        tensors = self.tensors_of(parameter).values()
+        return sum(tensor.numbers(shape) * (4 if tensor.wide else weight_bytes) for tensor in tensors)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its tensors in a checkpoint start with."""
+        return f"{self.name}/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorSettings:
+    """Adafactor (Shazeer and Stern 2018, algorithms 4 and 5), with the rate of the schedule.
+
+    The update of a parameter is the rate times its root mean square, at least `min_scale`: a gate, which starts at 0,
+    moves by at most rate * min_scale * update_clip. beta2_exponent: the second moments have the decay
+    1 - step^beta2_exponent. update_clip: the largest root mean square of an update before it is scaled.
+    """
+
+    beta2_exponent: float = setting(-0.8, low=-1, high=-0.01)
+    update_clip: float = setting(1.0, above=0, high=1e6)
+    min_scale: float = setting(1e-3, above=0, high=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonSettings:
+    """Muon (Jordan 2024) for the matrices of the layers, and AdamW, with beta1, beta2 and eps, for everything else.
+
+    momentum, nesterov: the momentum of the gradients, which `newton_steps` Newton-Schulz iterations orthogonalise.
+    matrix_scale: `adamw` multiplies the rate by 0.2 sqrt(max(rows, columns)), with which a matrix moves as far as with
+    AdamW (Liu et al. 2025); `original` by sqrt(max(1, rows / columns)). matrix_lr: a further factor of the rate of
+    matrices.
+    """
+
+    momentum: float = setting(0.95, low=0, high=0.999999)
+    nesterov: bool = setting(True)
+    newton_steps: int = setting(5, low=1, high=99)
+    matrix_scale: str = setting("adamw", choices=("adamw", "original"))
+    matrix_lr: float = setting(1.0, above=0, high=1e6)
+
+
+ADAM = OptimizerKind(
+    name="adam",
+    constructor="gpas_cli.train.optim:make_adam",
+    settings=("beta1", "beta2", "eps"),
+    tensors=(StateTensor("exp_avg"), StateTensor("exp_avg_sq")),
+    counters=("step",),
+)
+ADAFACTOR = OptimizerKind(
+    name="adafactor",
+    constructor="gpas_cli.train.adafactor:make_adafactor",
+    parameters=AdafactorSettings,
+    tensors=(
+        StateTensor("row_var", roles=(MATRIX, TABLE), shape="rows", wide=True),
+        StateTensor("col_var", roles=(MATRIX, TABLE), shape="columns", wide=True),
+        StateTensor("variance", roles=(VECTOR,), wide=True),
+    ),
+    counters=("step",),
+)
+MUON = OptimizerKind(
+    name="muon",
+    constructor="gpas_cli.train.muon:make_muon",
+    settings=("beta1", "beta2", "eps"),
+    parameters=MuonSettings,
+    tensors=(
+        StateTensor("momentum_buffer", roles=(MATRIX,)),
+        StateTensor("exp_avg", roles=(TABLE, VECTOR)),
+        StateTensor("exp_avg_sq", roles=(TABLE, VECTOR)),
+    ),
+    counters=("step",),
+)
+
+# `adamw` is another name of `adam`, whose weight decay is decoupled (Loshchilov and Hutter 2019).
+OPTIMIZERS: dict[str, OptimizerKind] = {"adam": ADAM, "adamw": ADAM, "adafactor": ADAFACTOR, "muon": MUON}
+
+
+def optimizer_settings() -> dict[str, type]:
+    """Return the dataclass of an optimizer's own settings by its name, of those that have some."""
+    return {name: kind.parameters for name, kind in OPTIMIZERS.items() if kind.parameters}
+
+
+def unread_settings(kind: OptimizerKind) -> set[str]:
+    """Return the settings of a recipe that only other optimizers read."""
+    return {name for other in OPTIMIZERS.values() for name in other.settings} - set(kind.settings)
+
+
+LAST_STAGE = "last-stage"  # a decay as long as the last stage of `depth`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The rate after warm-up. Its fields are settings of a recipe beside `schedule`.
+
+    reads_min_ratio: whether `min_ratio` has an effect. `k` counts the updates from 0; update k is after the warm-up.
+    """
+
+    reads_min_ratio: ClassVar[bool] = True
+
+    def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
+        """Return the rate of update `k` over the peak rate. `floor`: the ratio at the end, `min_ratio`."""
+        raise NotImplementedError
+
+    def canonical(self, warmup: int, steps: int, last_stage: int | None = None) -> Schedule:
+        """Return the canonical spelling. `last_stage`: the updates of the depth's last stage, None if it has none."""
+        return self
+
+    def problems(self, warmup: int, steps: int | None, floor: float) -> Iterator[Problem]:
+        """Yield what is wrong with the canonical settings in a recipe; `steps` is None where it is not known yet."""
+        yield from ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from the peak to `min_ratio` of it."""
+
+    def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
+        return floor + (1 - floor) * (0.5 * (1 + math.cos(math.pi * _progress(k, warmup, steps))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Schedule):
+    """A straight line from the peak to `min_ratio` of it."""
+
+    def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
+        return floor + (1 - floor) * (1 - _progress(k, warmup, steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The peak rate to the end."""
+
+    reads_min_ratio = False
+
+    def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseSqrt(Schedule):
+    """sqrt(timescale / k) of the peak rate (Vaswani et al. 2017; T5 and UL2 with Adafactor).
+
+    timescale: the update until which the rate is at its peak and after which it falls; 0: that of the warm-up.
+    """
+
+    reads_min_ratio = False
+    timescale: int = setting(0, low=0, high=100_000_000)
+
+    def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
+        scale = self.timescale or warmup
+        return math.sqrt(scale / max(scale, k))
+
+    def canonical(self, warmup: int, steps: int, last_stage: int | None = None) -> Schedule:
+        return replace(self, timescale=0) if self.timescale == warmup else self
+
+    def problems(self, warmup: int, steps: int | None, floor: float) -> Iterator[Problem]:
+        if not warmup and not self.timescale:
+            yield Problem(("timescale",), "is required without warm-up; it is the update after which the rate falls")
+        elif self.timescale and self.timescale < warmup:
+            yield Problem(("timescale",), f"{self.timescale} is within the warm-up of {warmup} updates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay(Schedule):
+    """The peak rate, then a decay to `min_ratio` of it (Hu et al. 2024; RaPTr, appendix B, in its last stage).
+
+    decay: the length of the decay at the end of the schedule, a share of `steps` if below 1, else a number of updates;
+    `last-stage`: as long as the last stage of `depth`. With p from 0 to 1 over the decay, decay_shape is `linear`,
+    1 - p; `cosine`, (1 + cos(pi p)) / 2; `sqrt`, 1 - sqrt(p) (Haegele et al. 2024), each from the peak to `min_ratio`;
+    or `exponential`, min_ratio^p.
+    """
+
+    decay: float | str = setting(0.2, choices=(LAST_STAGE,), above=0, high=100_000_000)
+    decay_shape: str = setting("linear", choices=("linear", "cosine", "sqrt", "exponential"))
+
+    def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
+        start = max(warmup, steps - self._updates(steps))
+        if k <= start:
+            return 1.0
+        p = _progress(k, start, steps)
+        if self.decay_shape == "exponential":
+            return float(floor**p)
+        shape = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "sqrt": 1 - math.sqrt(p)}
+        return floor + (1 - floor) * shape[self.decay_shape]
+
+    def canonical(self, warmup: int, steps: int, last_stage: int | None = None) -> Schedule:
+        if self.decay == LAST_STAGE and last_stage is None:
+            return self
+        updates = last_stage if self.decay == LAST_STAGE and last_stage else self._updates(steps)
+        return replace(self, decay=updates / steps) if updates < steps else replace(self, decay=float(updates))
+
+    def problems(self, warmup: int, steps: int | None, floor: float) -> Iterator[Problem]:
+        if self.decay == LAST_STAGE:
+            yield Problem(("decay",), "last-stage needs a depth with stages; write a share of the steps, as in 0.25")
+        elif steps is not None and steps - self._updates(steps) <= warmup:
+            yield Problem(
+                ("decay",),
+                f"{self._updates(steps)} updates leave none at the peak between the warm-up of {warmup} and the end of "
+                f"the {steps} steps; write schedule: linear or cosine",
+            )
+        if self.decay_shape == "exponential" and floor == 0:
+            yield Problem(("decay_shape",), "exponential needs min_ratio above 0, the ratio at which it ends")
+
+    def _updates(self, steps: int) -> int:
+        """Return how many updates decay."""
+        decay = self.decay
+        assert isinstance(decay, float)
+        return max(1, round(decay * steps)) if decay < 1 else round(decay)
+
+
+def _progress(k: int, start: int, steps: int) -> float:
+    return (k - start) / max(1, steps - start)
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "cosine": Cosine,
+    "linear": Linear,
+    "constant": Constant,
+    "inverse-sqrt": InverseSqrt,
+    "wsd": WarmupStableDecay,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

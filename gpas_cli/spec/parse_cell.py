@@ -9,20 +9,22 @@ from typing import Any
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, PRECISIONS, Cell, LaterStage
-from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
-from gpas_cli.spec.check_depth import depth_problems
+from gpas_cli.spec.check import (
+    canonical_model,
+    canonical_optim,
+    check_model,
+    check_training,
+    check_wiring,
+    depth_problems,
+)
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
-from gpas_cli.spec.embed import EMBEDS, Embed
-from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.gate import Gate
-from gpas_cli.spec.init import Init, usual_embed_std
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.objective import CAUSAL, Objective, parse_objective
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
-from gpas_cli.spec.size import SIZES, Size
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
 
 UNKNOWN_SCHEME = "unknown scheme"  # how the message about a scheme that no plugin defines begins

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpas_cli.errors import Problem
-from gpas_cli.spec.downstream import Downstream, downstream_tokens, measure_of, task_problem
+from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
+from gpas_cli.spec.downstream import Downstream, Texts, downstream_tokens, measure_of, task_problem, tokens_of
 from gpas_cli.spec.finetune import Finetune, finetuning_tokens
-from gpas_cli.spec.flops import computed_flops
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
-from gpas_cli.spec.parts import EVALUATED_PER_TRAINED, CellParts
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.texts import Texts, tokens_of
 
 PRETRAIN = "pretrain"
 PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.optimizers import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings
+from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, Optim
 from gpas_cli.train.optimizer_state import zeros
 
 SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper

@@ -11,7 +11,7 @@ import torch
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import flops_per_token
+from gpas_cli.spec.cost import flops_per_token
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.depth import DepthTraining

@@ -19,9 +19,8 @@ from gpas_cli.data.objective import untokenised_reader
 from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cost import USABLE_FRACTION, state_bytes, whole_flops_per_token
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.flops import whole_flops_per_token
-from gpas_cli.spec.memory import USABLE_FRACTION, state_bytes
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, assemble, settle_matmul
 from gpas_cli.train.loop import Loop

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.optimizers import ADAM, OptimizerKind, role
+from gpas_cli.spec.optim import ADAM, OptimizerKind, role
 from gpas_cli.train.dcp_storage import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
 from gpas_cli.train.optimizer_state import zeros
 from gpas_cli.train.parallel import ALONE, World

@@ -17,7 +17,7 @@ import torch
 
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth_schedule import ActiveLayers, LayerSchedule
+from gpas_cli.spec.depth import ActiveLayers, LayerSchedule
 
 
 @dataclass(frozen=True)

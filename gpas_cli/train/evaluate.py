@@ -14,8 +14,8 @@ from gpas_cli.errors import DataError
 from gpas_cli.model.dtensors import reshard
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth_schedule import ActiveLayers
-from gpas_cli.spec.size import usual_validation_rows
+from gpas_cli.spec.depth import ActiveLayers
+from gpas_cli.spec.model import usual_validation_rows
 from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World

@@ -19,7 +19,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
-from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import DepthTraining

@@ -23,8 +23,8 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.model.products import aligned_rows
 from gpas_cli.model.ragged import has_ragged
 from gpas_cli.model.transfer import to_device
-from gpas_cli.spec.depth_schedule import ActiveLayers
-from gpas_cli.spec.memory import GPU_LOGITS
+from gpas_cli.spec.cost import GPU_LOGITS
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.train.cross_entropy import softmax_gradients, softmax_gradients_by_torch
 from gpas_cli.train.precision import Precision
 

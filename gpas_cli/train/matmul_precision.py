@@ -20,7 +20,7 @@ from torch import Tensor
 from gpas_cli.data import disk
 from gpas_cli.errors import DataError
 from gpas_cli.processor import cpu_model
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.model import Size
 
 PATHS = ("highest", "medium")
 # The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.

@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.memory import USABLE_FRACTION, fitting_rows, most_rows
+from gpas_cli.spec.cost import USABLE_FRACTION, fitting_rows, most_rows
 from gpas_cli.train.loss import logits_at_once
 from gpas_cli.train.precision import Precision
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill, is_shard
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.optimizers import MATRIX, MuonSettings, role
+from gpas_cli.spec.optim import MATRIX, MuonSettings, Optim, role
 from gpas_cli.train.optim import RATE_FACTOR, adam_of
 
 ADJUSTMENTS = {"adamw": "match_rms_adamw", "original": "original"}

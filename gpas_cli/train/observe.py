@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpas_cli.events import Emit, Layers, Step, Warned
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import flops_per_token, peak_flops
+from gpas_cli.spec.cost import flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.health import Divergence, Health, read_state
@@ -48,7 +48,7 @@ class Rates(TypedDict):
 
 @dataclass
 class SpeedMeter:
-    """Measures speed and memory since the last mark. Tokens are targets; FLOPs are counted as in `spec.flops`.
+    """Measures speed and memory since the last mark. Tokens are targets; FLOPs are counted as in `spec.cost`.
 
     `flops`: the mean per token of the updates from the first argument to the second, inclusive. `peak`: FLOP/s of all
     devices together; None if unknown, and no MFU is then reported.

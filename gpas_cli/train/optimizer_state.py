@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from gpas_cli.model.dtensors import local
-from gpas_cli.spec.optimizers import StateTensor
+from gpas_cli.spec.optim import StateTensor
 
 
 def zeros(parameter: Tensor, state: StateTensor) -> Tensor:

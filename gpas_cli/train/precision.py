@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpas_cli.spec.size import Size
+from gpas_cli.spec.model import Size
 
 # The environment variables by which users configure the GPU's allocator; torch still reads the two older names.
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

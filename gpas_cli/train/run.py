@@ -14,7 +14,7 @@ from gpas_cli.data.text_usage import text_usage
 from gpas_cli.events import Emit, Outcome, Phase, Stop, Verified, Warned, silent
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import computed_flops, flops_per_token, relative_flops
+from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES
 from gpas_cli.train.checkpoint import Position, load_gates
@@ -114,7 +114,7 @@ class TextEvaluator:
 
 
 def _work(cell: Cell, position: Position) -> dict[str, float]:
-    """Return how much of the network the updates have trained, by the expected number of layers (`spec.flops`)."""
+    """Return how much of the network the updates have trained, by the expected number of layers (`spec.cost`)."""
     if not position.step:
         return {}
     done = (1, position.step)

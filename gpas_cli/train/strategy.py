@@ -20,10 +20,10 @@ from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth_schedule import ActiveLayers
-from gpas_cli.spec.memory import predicted
+from gpas_cli.spec.cost import predicted
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.optimizers import ADAM, OptimizerKind, role
+from gpas_cli.spec.optim import ADAM, OptimizerKind, role
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.gradient_sum import GradientSum
@@ -100,7 +100,7 @@ class ParallelLayout:
 def choose_layout(
     cell: Cell, resources: Resources, precision: Precision, world: World, *, compiled: bool = False
 ) -> ParallelLayout:
-    """Return the requested layout, or the cheapest one that fits: on GPUs, as `spec.memory.predicted` says."""
+    """Return the requested layout, or the cheapest one that fits: on GPUs, as `spec.cost.predicted` says."""
     strategy = "none" if world.alone else resources.strategy.replace("auto", "ddp")
     recompute = resources.activation_checkpointing == "blocks"
     if precision.device.type == "cuda":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import first_row, is_shard, local
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.train.parallel import World
 
 # Part of a parameter's name within its layer -> the series of its weight norm. (`gate` alone is a GPAS gate.)

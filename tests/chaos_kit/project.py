@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from end_to_end import TOY, Toy
 
-from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import prepare
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
@@ -139,9 +138,8 @@ class Project(Toy):
 
 
 def write_text(folder: Path) -> Path:
-    """Write the text of all projects of a chaos run, backdated so that it is tokenised only once."""
+    """Write the text of all projects of a chaos run."""
     Toy(folder, steps=1)
-    time.sleep(UNSETTLED_SECONDS)
     return folder / "text"
 
 

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -249,7 +248,6 @@ def test_text_is_not_both_trained_on_and_held_out(tmp_path: Path):
 
 
 def test_a_stamp_depends_on_the_files_held_out(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"text {name}")
     stamps = [
@@ -296,13 +294,11 @@ def test_pieces_do_not_depend_on_how_a_text_is_read(between: str, chunk: int):
 
 
 def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source: Files, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)  # trust files of any age
     cache = tmp_path / "cache"
     first = cached_survey(source, cache)
     monkeypatch.setattr(Files, "survey", lambda self: pytest.fail("read again"))
     assert cached_survey(source, cache) == first
     monkeypatch.undo()
-    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -1.0)
     path = root / "corpus" / "a.jsonl"
     facts = path.stat()
     path.write_text(path.read_text().replace("gate", "gait"))
@@ -311,14 +307,26 @@ def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source
     assert cached_survey(source, cache) != first
 
 
-def test_files_just_written_are_not_trusted(source: Files, tmp_path: Path):
-    assert source.stamp() is None
-    cached_survey(source, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-    old = time.time() - 100
+def test_text_just_written_is_surveyed_once_and_any_later_change_is_seen(source: Files, tmp_path: Path):
     for path in source.files()["train"].values():
-        os.utime(path, (old, old))
-    assert source.stamp() is None  # the inode itself was changed a moment ago
+        path.write_bytes(path.read_bytes())
+    survey = cached_survey(source, tmp_path / "cache")
+    assert source.known(tmp_path / "cache") == survey
+    path = next(iter(source.files()["train"].values()))
+    path.write_bytes(path.read_bytes())  # at once, with the same size
+    assert source.known(tmp_path / "cache") is None
+
+
+@pytest.mark.parametrize(("changed", "waited"), [(0.01, 0.05), (0.1, 0), (-60, 5 * 0.05)])
+def test_a_stamp_waits_until_a_change_would_change_it(tmp_path: Path, monkeypatch, changed: float, waited: float):
+    """`changed`: seconds ago, by the clock of the file system."""
+    (tmp_path / "a.txt").write_text("a")
+    clock = [(tmp_path / "a.txt").stat().st_ctime + changed]
+    start = clock[0]
+    monkeypatch.setattr(corpora.time, "time", lambda: clock[0])
+    monkeypatch.setattr(corpora.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    corpora.file_stamp([tmp_path / "a.txt"])
+    assert clock[0] - start == pytest.approx(waited, abs=1e-4)
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(

@@ -86,7 +86,6 @@ def test_without_one_rows_are_split_by_their_id(tmp_path: Path, kind: str):
 
 def test_a_survey_of_arrow_files_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_jsonl(tmp_path / "rows.jsonl", sentences(100))
-    monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", -1.0)
     first = cached_survey(HfDataset("rows.jsonl", "text", tmp_path), tmp_path / "cache")
     monkeypatch.setattr(HfDataset, "survey", lambda self: pytest.fail("read again"))
     assert cached_survey(HfDataset("rows.jsonl", "text", tmp_path), tmp_path / "cache") == first

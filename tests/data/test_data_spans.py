@@ -11,8 +11,7 @@ from gpas_cli.data.draw import Draw
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
 from gpas_cli.data.spans import SpanReader, span_lengths
-from gpas_cli.spec.denoiser import MODES, parse_denoiser
-from gpas_cli.spec.objective import OBJECTIVES, Spans
+from gpas_cli.spec.objective import MODES, OBJECTIVES, Spans, parse_denoiser
 
 END, VOCAB, LENGTH = 1, 600, 64
 UL2 = OBJECTIVES["ul2"]

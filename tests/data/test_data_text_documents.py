@@ -11,7 +11,7 @@ import pytest
 from gpas_cli.data import text_documents
 from gpas_cli.data.text_documents import joined, read_text
 from gpas_cli.errors import DataError
-from gpas_cli.spec.texts import KNOWN_TEXTS
+from gpas_cli.spec.downstream import KNOWN_TEXTS
 
 PAGE = (
     " = Ada Lovelace = \n \n Ada was an English writer , chiefly of notes ( 1 @,@ 500 words ) . \n"

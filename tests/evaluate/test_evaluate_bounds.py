@@ -25,7 +25,7 @@ from gpas_cli.evaluate.jacobian import spectral_norm, stream_gradients, sublayer
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import FFN_ACTIVATIONS
-from gpas_cli.spec.init import PRESETS
+from gpas_cli.spec.model import PRESETS
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 

@@ -131,7 +131,7 @@ def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
 
 
 @needs_harness
-def test_a_task_without_a_question_that_fits_is_missing_and_the_others_are_scored(
+def test_a_task_without_a_question_that_fits_has_their_number_and_the_others_are_scored(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path
 ) -> None:
     from gpas_cli.evaluate.harness import score_official
@@ -143,8 +143,8 @@ def test_a_task_without_a_question_that_fits_is_missing_and_the_others_are_score
     other = import_task(
         write(tmp_path / "own.jsonl", [{"context": "a", "choices": ["b", "c"], "answer": 0}]), "own", tmp_path
     ).name
-    missing, found = score_tasks(Downstream(tasks=(name, other)), *ours, tmp_path)
-    assert isinstance(missing, MissingTask)
-    assert "every question has a choice of more than max_length, 64 tokens" in missing.reason
+    skipped, found = score_tasks(Downstream(tasks=(name, other)), *ours, tmp_path)
+    assert isinstance(skipped, list)
+    assert [(one.task, one.metric, one.value, one.examples) for one in skipped] == [(name, "skipped", 2, 0)]
     assert isinstance(found, list)
     assert found[0].task == other

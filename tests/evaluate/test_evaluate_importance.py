@@ -27,7 +27,7 @@ from gpas_cli.evaluate.importance import measure
 from gpas_cli.events import Outcome, Removal
 from gpas_cli.model.llama import Block, Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.family import FAMILIES
+from gpas_cli.spec.model import FAMILIES
 from gpas_cli.spec.norm import SCHEMES, Norm, Scheme, Wiring
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.train.precision import make_deterministic

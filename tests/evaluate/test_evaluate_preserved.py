@@ -12,7 +12,7 @@ from gate_activations import ALL_ACTIVATIONS
 from gpas_cli.evaluate.jacobian import stream_gradients
 from gpas_cli.evaluate.preserved import both_gradients, gate_alphas, naive_over_preserved
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.activation import activation
+from gpas_cli.spec.gate import activation
 from gpas_cli.spec.parse_cell import parse_model
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 12, "vocab": 29}

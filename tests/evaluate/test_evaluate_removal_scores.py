@@ -15,7 +15,10 @@ import torch
 from importance_ranks import TEXTS, WORDS, cell_of, save_network, without
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.evaluate import removal_scores
+from gpas_cli.evaluate.downstream import score_task
 from gpas_cli.evaluate.importance import measure
+from gpas_cli.evaluate.task_score import TaskScore
 from gpas_cli.evaluate.tasks.local import import_task
 from gpas_cli.events import Event, Layers, Outcome, Removal, RemovalScore, Step, Warned
 from gpas_cli.model.llama import Llama
@@ -141,6 +144,35 @@ def test_a_later_attempt_continues_at_any_score(
     assert series(second) == series(expected)
     assert {**done.metrics, "seconds": 0} == {**straight.metrics, "seconds": 0}
     assert all(event.examples == 12 for event in expected if isinstance(event, RemovalScore))
+
+
+def test_questions_left_out_are_said_once_a_task(
+    room: Path, tasks: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_one_left_out(*given: Any, **further: Any) -> list[TaskScore]:
+        found = score_task(*given, **further)
+        return [*found, replace(found[0], metric="skipped", value=1, stderr=None)]
+
+    monkeypatch.setattr(removal_scores, "score_task", with_one_left_out)
+    cell = cell_of(importance={"eval_tokens": 60, "tasks": list(tasks)})
+    _, events = go(room, cell, save_network(cell, tmp_path)[0])
+    said = [event.message for event in events if isinstance(event, Warned)]
+    assert len(said) == len(tasks)
+    assert all("1 of 41 questions are not scored" in text for text in said), said
+
+
+def test_a_task_of_which_no_question_fits_is_not_tried_again(
+    room: Path, tasks: tuple[str, ...], tmp_path: Path
+) -> None:
+    documents = [{"context": "a", "choices": ["gate " * 3000, "norm"], "answer": 1}] * 4
+    (room / "long.json").write_text(json.dumps(documents))
+    long = import_task(room / "long.json", "long", room).name
+    cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [long, tasks[1]]})
+    path, _ = save_network(cell, tmp_path)
+    outcome, events = go(room, cell, path)
+    assert outcome.outcome == "done"
+    assert outcome.cause.startswith(f"1 of 2 tasks not scored ({long}): every question has a choice of more than")
+    assert scored(events) == [(layer, tasks[1]) for layer in range(LAYERS + 1)]
 
 
 def test_a_task_without_its_file_is_scored_later(room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:

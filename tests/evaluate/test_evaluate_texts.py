@@ -17,8 +17,8 @@ from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.task_score import MissingTask
 from gpas_cli.evaluate.texts import requests, score_texts, windows
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.downstream import Texts
 from gpas_cli.spec.parse_cell import parse_model
-from gpas_cli.spec.texts import Texts
 from gpas_cli.train.precision import Precision
 
 VOCAB = 300

@@ -29,17 +29,14 @@ from gpas_cli.report.papers import SOURCES
 from gpas_cli.spec.cell import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth
-from gpas_cli.spec.embed import EMBEDS, Embed
-from gpas_cli.spec.family import FAMILIES, Family
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.gate import Gate
-from gpas_cli.spec.init import Init
+from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Size
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.objective import OBJECTIVES, Masked, Spans
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import own_fields, setting_classes
 from gpas_cli.spec.run import Cadence, Monitoring
-from gpas_cli.spec.size import SIZES, Size
 
 TEXT = packaged("experiments.yaml").read_text()
 MANUAL = TEXT[: TEXT.index("\nversion:")]

@@ -17,9 +17,9 @@ from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import published
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.table import build
+from gpas_cli.spec.model import shortcut_std
 from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.shortcut import shortcut_std
 
 PATH = packaged("experiments.yaml")
 EXPERIMENTS = load(PATH)

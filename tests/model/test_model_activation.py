@@ -1,4 +1,4 @@
-"""The activations on tensors: value and gradient are the numbers of `gpas_cli.spec.activation`."""
+"""The activations on tensors: value and gradient are the numbers of `gpas_cli.spec.gate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from gate_activations import ALL_ACTIVATIONS
 
 from gpas_cli.model.activation import torch_activation
-from gpas_cli.spec.activation import ACTIVATIONS, activation
+from gpas_cli.spec.gate import ACTIVATIONS, activation
 
 
 @pytest.mark.parametrize("act", [*ALL_ACTIVATIONS, *ACTIVATIONS.values()])

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.equation import description
-from gpas_cli.spec.flops import parameters
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 30, "eps": 1e-12}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.depth_schedule import ActiveLayers
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.norm import SCHEMES
 
 # An eps that is far below the smallest mean square of these streams, so that gate gradients are exact up to rounding.

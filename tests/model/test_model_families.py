@@ -15,11 +15,10 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model.llama import Block, Llama, build
 from gpas_cli.model.rope import rotate
-from gpas_cli.spec.family import FAMILIES, FFNS
+from gpas_cli.spec.model import FAMILIES, FFNS, SIZES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import cell_from, parse_model
-from gpas_cli.spec.size import SIZES
 from gpas_cli.train.checkpoint import Position, load, save
 from gpas_cli.train.optim import make_adam
 

@@ -18,8 +18,8 @@ from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.norm import RMSNorm
-from gpas_cli.spec.embed import EMBEDS
 from gpas_cli.spec.gate import SITES
+from gpas_cli.spec.model import EMBEDS
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 

@@ -13,7 +13,7 @@ from golden_networks import GOLDEN, model_of
 
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import build
-from gpas_cli.spec.init import PRESETS
+from gpas_cli.spec.model import PRESETS
 from gpas_cli.spec.parse_cell import parse_model
 
 STATISTICS = json.loads((GOLDEN / "init_stats.json").read_text())["std_hidden256_layers8_ffn688_vocab2000"]

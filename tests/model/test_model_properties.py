@@ -20,14 +20,11 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import MLP
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.probe import activation_variance
-from gpas_cli.spec.activation import ACTIVATIONS, activation
 from gpas_cli.spec.equation import equations
-from gpas_cli.spec.family import FAMILIES
-from gpas_cli.spec.gate import SITES, Gate
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.gate import ACTIVATIONS, SITES, Gate, activation
+from gpas_cli.spec.model import FAMILIES, SIZES, Model
 from gpas_cli.spec.norm import SCHEMES, Norm
 from gpas_cli.spec.parse_cell import cell_from, parse_model
-from gpas_cli.spec.size import SIZES
 
 TINY = {"hidden": 8, "ffn": 12, "heads": 2, "layers": 2, "vocab": 11}
 TOKENS = torch.arange(10).reshape(2, 5)

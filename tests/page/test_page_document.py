@@ -50,6 +50,16 @@ def test_text_of_others_adds_no_element(page: str) -> None:
     assert "&lt;b onmouseover=alert(3)&gt;" in page
 
 
+def test_the_page_of_one_grid_has_its_title(page: str) -> None:
+    title = "&lt;b onmouseover=alert(3)&gt;bold&lt;/b&gt; &amp; &lt;/title&gt;"
+    assert f"<title>{title}: GPAS report</title>" in page
+    assert f"<h1>{title}</h1>" in page
+
+
+def test_a_shadow_shows_that_a_wide_table_continues(page: str) -> None:
+    assert re.search(r"\n\.wide \{[^}]*overflow-x: auto;[^}]*no-repeat local[^}]*no-repeat scroll", page)
+
+
 def test_cells_have_their_text_unchanged(page: str) -> None:
     cells = data(page, "data")["cells"]
     assert [cell["state"] for cell in cells] == ["done", "done", "done", "failed"]

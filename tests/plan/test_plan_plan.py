@@ -22,7 +22,7 @@ from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.makespan import makespan
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.spec.flops import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
+from gpas_cli.spec.cost import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path

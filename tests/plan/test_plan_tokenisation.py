@@ -10,7 +10,6 @@ import pytest
 from attempts import attempt_record, make_attempt
 from launching import entry
 
-from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
 from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
@@ -34,7 +33,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     (tmp_path / "text").mkdir()
     for i in range(60):
         (tmp_path / f"text/{i}.txt").write_text("gate norm layer stream scale " * 40 + str(i))
-    monkeypatch.setattr("gpas_cli.data.corpora.UNSETTLED_SECONDS", -UNSETTLED_SECONDS)
     return Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
 
 

@@ -8,9 +8,9 @@ import pytest
 from gate_activations import ALL_ACTIVATIONS, FORMULAS, SOFTSIGN
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.spec.activation import ACTIVATIONS, SAMPLES, activation, activation_fault, canonical
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.equation import description
+from gpas_cli.spec.gate import ACTIVATIONS, SAMPLES, activation, activation_fault, canonical
 from gpas_cli.spec.parse_cell import cell_from
 
 RECIPE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}

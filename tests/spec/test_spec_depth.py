@@ -10,10 +10,9 @@ import pytest
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth import copies
-from gpas_cli.spec.depth_schedule import LayerSchedule, factors_of
-from gpas_cli.spec.depth_text import depth_lines
-from gpas_cli.spec.flops import computed_flops, flops_per_token, relative_flops, whole_flops_per_token
+from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops, whole_flops_per_token
+from gpas_cli.spec.depth import LayerSchedule, copies, factors_of
+from gpas_cli.spec.equation import depth_lines
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.stage import pretraining_tokens
@@ -136,7 +135,7 @@ def test_layers_depend_on_seed_and_update_alone() -> None:
     assert drawn != [found.at(43, update) for update in range(1, 1001)]
     assert all(path.layers == tuple(range(1, 13)) and path.plain for path in drawn[750:])
     assert found.at(42, 3).layers == (1, 2, 9, 12)  # another version of the code must draw the same
-    code = "from gpas_cli.spec.depth_schedule import draw; print(draw(42, 3, [1, *[0.4] * 10, 1]))"
+    code = "from gpas_cli.spec.depth import draw; print(draw(42, 3, [1, *[0.4] * 10, 1]))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.split() == "(1, 2, 9, 12)".split()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpas_cli.spec.family import FAMILIES
+from gpas_cli.spec.model import FAMILIES
 
 
 @pytest.mark.parametrize(("family", "tokens", "given"), [("llama", 4096, 4096), ("gpt", 4096, 2048), ("gpt", 64, 64)])

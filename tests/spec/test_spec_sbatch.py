@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpas_cli.spec.run import Resources
-from gpas_cli.spec.sbatch import time_seconds
+from gpas_cli.spec.run import Resources, time_seconds
 
 
 @pytest.mark.parametrize(

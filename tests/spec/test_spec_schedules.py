@@ -11,10 +11,9 @@ import pytest
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
-from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.optim import SCHEDULES, Optim
 from gpas_cli.spec.parse import own_fields, setting_classes
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.spec.schedules import SCHEDULES
 
 
 def cell(finetune: dict[str, Any] | None = None, **optim: Any) -> Cell:

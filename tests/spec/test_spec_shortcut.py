@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gpas_cli.model.llama import build
+from gpas_cli.spec.model import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
 from gpas_cli.spec.parse_cell import parse_model
-from gpas_cli.spec.shortcut import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
 
 SIZE = {"hidden": 64, "ffn": 128, "heads": 2, "layers": 2, "vocab": 3000}
 EVERYWHERE = {"preset": "xavier", "everywhere": True}

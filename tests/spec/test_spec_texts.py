@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.spec.downstream import local_path, text_name
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.spec.texts import local_path, text_name
 
 BASE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 2}}
 

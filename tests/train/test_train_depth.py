@@ -15,8 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.depth_schedule import LayerSchedule
+from gpas_cli.spec.depth import Depth, LayerSchedule
 from gpas_cli.train.assemble import assemble
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.compiling import compile_layers

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpas_cli.spec.size import SIZES
+from gpas_cli.spec.model import SIZES
 from gpas_cli.train import matmul_precision
 from gpas_cli.train.matmul_precision import TOLERANCE, choose_matmul
 

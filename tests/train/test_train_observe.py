@@ -14,7 +14,7 @@ from gpas_cli.events import Event, Layers, Step
 from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import PEAK_TFLOPS, flops_per_token, peak_flops
+from gpas_cli.spec.cost import PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy

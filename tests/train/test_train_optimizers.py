@@ -16,10 +16,8 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Outcome, silent
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import parameters
-from gpas_cli.spec.memory import state_bytes
-from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.optimizers import MATRIX, OPTIMIZERS, AdafactorSettings, OptimizerKind, StateTensor, role
+from gpas_cli.spec.cost import parameters, state_bytes
+from gpas_cli.spec.optim import MATRIX, OPTIMIZERS, AdafactorSettings, Optim, OptimizerKind, StateTensor, role
 from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.memory import update_bytes
+from gpas_cli.spec.cost import update_bytes
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import loss as loss_module
 from gpas_cli.train.loss import DeviceRows, summed_loss

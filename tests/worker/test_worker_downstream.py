@@ -125,6 +125,25 @@ def test_an_overlong_choice_costs_its_question_not_the_stage(project: Project) -
     )
 
 
+def test_a_task_of_which_no_question_fits_ends_the_stage_as_done_without_a_score(project: Project) -> None:
+    documents = [{"context": "a", "choices": ["gate " * 100, "norm"], "answer": 1}] * 4
+    (project.folder / "long.json").write_text(json.dumps(documents))
+    long = import_task(project.folder / "long.json", "long", project.folder).name
+    section = {"tasks": [long, *project.tasks[1:]], "max_length": 32}
+    project.cell = cell_of(norm="pre", importance=None, downstream=section)
+    attempt = project.attempt()
+    outcome = project.go(attempt)
+    assert (outcome.outcome, outcome.step, outcome.cause) == ("done", 2, "")
+    assert f"accuracy/{long}" not in outcome.metrics
+    assert "accuracy/average" not in outcome.metrics
+    counts = {(e.task, e.metric): (e.value, e.examples) for e in events(attempt) if isinstance(e, Score)}
+    assert counts[long, "skipped"] == (4, 0)
+    (warning,) = [event.message for event in events(attempt) if isinstance(event, Warned)]
+    assert warning == (
+        "long: 4 of 4 questions are not scored, because a choice is longer than max_length; it has no score"
+    )
+
+
 def test_a_later_attempt_continues_with_the_unfinished_task(project: Project) -> None:
     first, second = project.attempt(), project.attempt()
     assert project.go(first, stop_at_task(first, 2)).outcome == "interrupted"

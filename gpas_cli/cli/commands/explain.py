@@ -96,10 +96,9 @@ def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json:
 
 
 def _json(entry: Entry, theory: Theory | None) -> ExplainedCellJson:
-    from gpas_cli.spec.depth_text import depth_lines
-    from gpas_cli.spec.equation import equations
+    from gpas_cli.spec.equation import depth_lines, equations
+    from gpas_cli.spec.model import has_large_shortcut, has_small_sublayers, remark, shortcut_std
     from gpas_cli.spec.parse import plain
-    from gpas_cli.spec.shortcut import has_large_shortcut, has_small_sublayers, remark, shortcut_std
 
     runs: list[EquationJson] = [
         {"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)
@@ -133,9 +132,8 @@ def _print(entry: Entry) -> None:
     from rich.text import Text
 
     from gpas_cli.plan.stages import described
-    from gpas_cli.spec.depth_text import depth_lines
-    from gpas_cli.spec.equation import description
-    from gpas_cli.spec.shortcut import conditions, remark
+    from gpas_cli.spec.equation import depth_lines, description
+    from gpas_cli.spec.model import conditions, remark
 
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"

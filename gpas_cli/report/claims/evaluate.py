@@ -92,7 +92,7 @@ def _interval(part: Part, tested: Assessed) -> tuple[float, float] | None:
 
 
 def _reasons(first: str, part: Part) -> str:
-    return "; ".join(filter(None, [first, part.left_out()]))
+    return "; ".join(filter(None, [first, part.left_out(), part.skipped()]))
 
 
 def _why_untested(effects: Sequence[float], tested: Assessed) -> str:

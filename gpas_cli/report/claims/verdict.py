@@ -12,6 +12,7 @@ from gpas_cli.grid.scalar import Label
 from gpas_cli.report.claims.measure import Measured
 from gpas_cli.report.claims.pairs import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
 from gpas_cli.words import count
 
 SUPPORTED = "supported"
@@ -96,6 +97,13 @@ class Part:
         if not self.comparison.logarithmic or effect == math.inf:
             return effect
         return math.exp(min(effect, LARGEST_LOG))
+
+    def skipped(self) -> str:
+        """Return which scored tasks left so many questions out that their scores cannot be compared; "" for none."""
+        results = [one.status.result for pair in self.pairs for one in pair.measured]
+        counts = [score for known in results if known for score in known.scores if score.metric == SKIPPED]
+        many = [one for one in counts if one.value > MOST_SKIPPED * (one.value + one.examples)]
+        return "; ".join(dict.fromkeys(skipped_note(one.task, one.value, one.examples) for one in many))
 
     def diverged(self) -> int:
         """Return the number of runs that diverged."""

@@ -37,7 +37,7 @@ from gpas_cli.report.figures.growth import with_growth
 from gpas_cli.report.figures.quantities import quantity
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.spec.size import SIZES
+from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.power_law import LEAST_POINTS, PowerLaw, fit
 from gpas_cli.report.labels import facts, row_title, scheme_titles
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.spec.flops import flops_per_token, parameters
+from gpas_cli.spec.cost import flops_per_token, parameters
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.stats import aggregate
 from gpas_cli.words import count

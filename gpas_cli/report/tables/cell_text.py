@@ -28,7 +28,8 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
     Behind the difference is half its 95 % interval.
     """
     if cell.summary is None:
-        return style.escape(cell.status)
+        ended = not cell.statuses or any(status.state in ("diverged", "not finite") for status in cell.statuses)
+        return style.escape(cell.status) if ended else style.unfinished or style.escape(cell.status)
     mean = number(cell.summary.mean, digits, style)
     if cell.summary.std is not None:
         mean += f" {style.plus_minus} {number(cell.summary.std, digits, style)}"

@@ -91,6 +91,7 @@ LATEX = Style(
     plus_minus="$\\pm$",
     infinity="$\\infty$",
     indent="\\quad ",
+    unfinished="--",
 )
 
 

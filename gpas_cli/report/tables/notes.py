@@ -15,10 +15,9 @@ from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.published_notes import published_notes
 from gpas_cli.report.tables.shown import full_title, place, shown_cells
 from gpas_cli.report.tables.table import Table, TableCell
-from gpas_cli.spec.downstream import BY_TASK, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
-from gpas_cli.spec.shortcut import remark
+from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
+from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import MEASURED_COLUMNS
-from gpas_cli.spec.texts import BY_TEXT
 from gpas_cli.words import count, listed
 
 SIGNIFICANT = 0.05

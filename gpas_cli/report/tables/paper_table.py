@@ -21,10 +21,9 @@ from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.ranking import marks
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.report.tables.variants import best_variant, nearest_to_recipe
-from gpas_cli.spec.downstream import BY_TASK, base_name
+from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
-from gpas_cli.spec.texts import KNOWN_TEXTS
 from gpas_cli.statistics import stats
 from gpas_cli.words import listed
 

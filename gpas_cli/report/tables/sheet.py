@@ -11,7 +11,10 @@ from gpas_cli.report.tables.note import Note
 
 @dataclass(frozen=True)
 class Style:
-    """How an output format writes text, emphasis and signs. `escape` also makes text printable."""
+    """How an output format writes text, emphasis and signs. `escape` also makes text printable.
+
+    unfinished: what stands for a number that a run does not have yet, by default the state of the run.
+    """
 
     escape: Callable[[str], str]
     bold: Callable[[str], str]
@@ -20,6 +23,7 @@ class Style:
     plus_minus: str = "±"
     infinity: str = "inf"
     indent: str = "  "
+    unfinished: str = ""
 
 
 PLAIN = Style(one_line, str, str)

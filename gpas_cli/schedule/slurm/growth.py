@@ -14,8 +14,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.schedule.out_of_memory import is_memory
 from gpas_cli.schedule.slurm import submission
-from gpas_cli.spec.run import Resources
-from gpas_cli.spec.sbatch import time_seconds
+from gpas_cli.spec.run import Resources, time_seconds
 from gpas_cli.state.status import StageStatus
 from gpas_cli.state.usage import end_of
 from gpas_cli.store.rundir import AttemptDir

@@ -18,8 +18,7 @@ from typing import Any
 from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.project import Project
 from gpas_cli.spec.parse import build, plain
-from gpas_cli.spec.run import Resources
-from gpas_cli.spec.sbatch import option
+from gpas_cli.spec.run import Resources, option
 from gpas_cli.store.snapshot import Snapshot
 
 MODULE = "gpas_cli.schedule.slurm.supervisor"

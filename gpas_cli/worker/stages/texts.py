@@ -6,7 +6,7 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.texts import score_texts
 from gpas_cli.events import Outcome
-from gpas_cli.spec.texts import Texts
+from gpas_cli.spec.downstream import Texts
 from gpas_cli.worker.stages.context import StageContext
 from gpas_cli.worker.stages.scoring import Scores, ScoreSheet, ScoringProgress, checked_tokenizer, earlier_scores
 

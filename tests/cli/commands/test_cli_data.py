@@ -19,7 +19,6 @@ from face import Face
 from rich.console import Console
 
 from gpas_cli.cli.views.tokenise import Pace, TokeniseView
-from gpas_cli.data import corpora
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.requirements import TextRequirement, requirements
 from gpas_cli.data.shards import Totals
@@ -96,7 +95,6 @@ def test_prepare_then_status(folder: Path) -> None:
 
 
 def test_a_text_is_called_by_its_name(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "UNSETTLED_SECONDS", -60)  # files that have just been written count as settled
     (face.folder / "experiments.yaml").write_text(EXPERIMENTS)
     write(face.folder, 400)
     assert "text/*.jsonl is tokenised first, by the first job that reads it" in face("plan", "mine").out

@@ -18,7 +18,7 @@ from gpas_cli.evaluate.theory import examine
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.model.llama import build
-from gpas_cli.spec.activation import activation
+from gpas_cli.spec.gate import activation
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position

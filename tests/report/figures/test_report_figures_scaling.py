@@ -13,7 +13,7 @@ from gpas_cli.packaged import packaged
 from gpas_cli.report.figures.scaling import Scaling, scaling
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import Result
-from gpas_cli.spec.flops import flops_per_token, parameters
+from gpas_cli.spec.cost import flops_per_token, parameters
 
 TABLE2 = expand(load(packaged("experiments.yaml")), ["table2"])
 SIZES = ("71m", "130m", "250m")

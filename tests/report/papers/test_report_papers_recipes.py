@@ -15,7 +15,7 @@ from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, load, published, tables
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.optimizers import optimizer_settings
+from gpas_cli.spec.optim import optimizer_settings
 from gpas_cli.spec.parse_cell import cell_from
 
 EXPERIMENTS = load_experiments(packaged("experiments.yaml"))

@@ -116,6 +116,16 @@ def test_latex(table: Table) -> None:
     assert text.endswith("median $-$1.31 here, $-$1.25 there.\n  }\n\\end{table}\n")
 
 
+def test_latex_has_a_dash_for_a_run_that_has_not_ended() -> None:
+    cell, other = entry(), entry("lns")
+    made = build([cell, other], {cell.cell.key: ("running", 0.27)}, result(other, outcome="diverged"), spec())
+    text = render(made, "latex")
+    assert r"    Pre-LN & -- \\" in text
+    assert r"    LNS & diverged \\" in text
+    assert "1 of 2 runs have no result: 1 running." in text
+    assert "running 27 %" in render(made, "markdown")
+
+
 HTML = """\
 <table>
 <caption>Demo</caption>
@@ -217,7 +227,7 @@ def test_rows_that_do_not_fit_on_paper_get_a_second_table() -> None:
     assert len(environments) == 2
     for i, environment in enumerate(environments, 1):
         assert f"\\caption{{Perplexity ({i} of 2)}}" in environment
-        assert "Pre-LN & missing" in environment
+        assert "Pre-LN & --" in environment
     assert [sum(f" {size} & " in environment for size in sizes) for environment in environments] == [3, 2]
     assert ["One seed per cell" in environment for environment in environments] == [False, True]
 

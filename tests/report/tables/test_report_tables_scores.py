@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 from report_cells import entry, result, spec
 
+from gpas_cli.grid.claim import Claim, Comparison, Feature
+from gpas_cli.report.claims.evaluate import evaluate
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import PARTIAL, TaskResult
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.render import to_csv
@@ -92,6 +95,29 @@ def test_skipped_questions_are_noted_beside_the_accuracy() -> None:
         assert [text for text in texts(table, "scores") if "not scored" in text] == [
             "PIQA: 12 of 1,838 questions are not scored, because a choice is longer than max_length"
         ]
+
+
+def test_a_claim_says_which_scores_leave_many_questions_out() -> None:
+    for left_out, said in ((12, ""), (600, "PIQA: 600 of 1,838 questions are not scored, because a choice is longer")):
+        known = {}
+        for gate, value in (("none", 50.0), ("gpas", 60.0)):
+            cell = entry(gate=gate, **NINE)
+            own = result(cell, stage="downstream", metrics={"accuracy/piqa": value})
+            skipped = score("piqa", metric="skipped", value=left_out, stderr=None, examples=1838 - left_out)
+            known |= {key: replace(one, scores=(score("piqa"), skipped)) for key, one in own.items()}
+            known |= result(cell, 20.0)
+        cells = tuple(entry(gate=gate, **NINE) for gate in ("none", "gpas"))
+        compared = Comparison(
+            says="",
+            grids=("demo",),
+            subject={"gate": ("gpas",)},
+            against={"gate": "none"},
+            high=0.0,
+            value=Feature(metric="accuracy/piqa"),
+        )
+        (part,) = evaluate(Claim("c", "A claim.", (compared,)), Recorded(cells, {}, known)).parts
+        assert part.n == 1
+        assert (said in part.reason) if said else "not scored" not in part.reason
 
 
 def test_a_mixture_of_versions_of_a_task_is_noted() -> None:

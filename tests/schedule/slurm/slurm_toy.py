@@ -20,7 +20,6 @@ from typing import Any
 from cluster import Cluster, until
 from end_to_end import Toy
 
-from gpas_cli.data.corpora import UNSETTLED_SECONDS
 from gpas_cli.data.prepare import prepare
 from gpas_cli.spec.data import Data
 
@@ -36,7 +35,6 @@ def settled_text() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="gpas-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     Toy(folder / "toy")
-    time.sleep(UNSETTLED_SECONDS)
     return folder / "toy/text"
 
 

@@ -1,6 +1,13 @@
-"""Estimate from the cell alone how many bytes a training needs, over all devices and on each GPU.
+"""What a training costs, from the cell alone: FLOPs, the peak FLOP/s of known accelerators, and bytes of memory.
 
-The estimates count the tensors of an uncompiled training at the peak of an update, without the allocator's losses.
+FLOPs per token = 6 (N - V d) + 6 L T d, as in PaLM, appendix B, but with causal attention: N parameters in matrices,
+without the V x d of the input table, which needs no arithmetic (a tied head does); L layers of width d attend to T / 2
+positions on average, or to more of the row if attention is not causal. The head reads only tokens with a target.
+Forward and backward passes count, recomputation does not. Only tokens that the network reads count, padding does not.
+Layers that an update skips do not count.
+
+Bytes count the tensors of an uncompiled training at the peak of an update, over all devices and on each GPU, without
+the allocator's losses.
 """
 
 from __future__ import annotations
@@ -9,13 +16,120 @@ import bisect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.flops import parameters
+from gpas_cli.spec.data import Data
+from gpas_cli.spec.depth import LayerSchedule
 from gpas_cli.spec.gate import slot
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.optimizers import MATRIX, TABLE
+from gpas_cli.spec.objective import Objective
+from gpas_cli.spec.optim import MATRIX, TABLE, Optim
 from gpas_cli.spec.run import Resources
+
+EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
+
+
+class CellParts(Protocol):
+    """What the cost of a stage and the defaults of its settings may depend on: the parts of a `Cell`."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def data(self) -> Data: ...
+    @property
+    def optim(self) -> Optim: ...
+    @property
+    def objective(self) -> Objective: ...
+    @property
+    def layer_schedule(self) -> LayerSchedule: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    def parameters(self, kind: str) -> Any: ...
+
+
+# CUDA's name of the device -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without
+# tensor cores (NVIDIA's data sheets, without sparsity). The first match counts, so longer names come first.
+PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
+    "B200": (2250.0, 1125.0, 80.0),
+    "GH200": (989.5, 494.7, 67.0),
+    "H200": (989.5, 494.7, 67.0),
+    "H100 PCIe": (756.0, 378.0, 51.0),
+    "H100 NVL": (835.5, 417.7, 60.0),
+    "H100": (989.5, 494.7, 67.0),
+    "H800": (989.5, 494.7, 67.0),
+    "H20": (148.0, 74.0, 44.0),
+    "A100": (312.0, 156.0, 19.5),
+    "A800": (312.0, 156.0, 19.5),
+    "L40S": (362.0, 183.0, 91.6),
+    "L40": (181.0, 90.5, 90.5),
+    "L4": (121.0, 60.0, 30.3),
+    "A40": (149.7, 74.8, 37.4),
+    "A10G": (70.0, 35.0, 35.0),
+    "A10": (125.0, 62.5, 31.2),
+    "RTX A6000": (154.8, 77.4, 38.7),
+    "RTX 4090": (165.2, 82.6, 82.6),
+    "RTX 3090": (71.0, 35.6, 35.6),
+}
+
+
+def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
+    """Return the FLOPs of a training update with `layers` layers, per token that the network reads; by default the
+    average of all updates."""
+    size = cell.model.size
+    trained = cell.layer_schedule.average() if layers is None else layers
+    attended = cell.objective.attended_share() * cell.data.length
+    attention = 12 * trained * attended * size.hidden
+    head = cell.objective.target_share() * size.vocab * size.hidden
+    return 6.0 * (head + trained * _per_layer(cell)) + attention
+
+
+def whole_flops_per_token(cell: CellParts) -> float:
+    """Return the FLOPs of a training update of all layers, per token."""
+    return flops_per_token(cell, cell.model.size.layers)
+
+
+def relative_flops(cell: CellParts, first: int = 1, last: int = 0) -> float:
+    """Return the cost of the updates first..last (by default all) as a share of that of as many with all layers.
+
+    Counted as RaPTr counts it, by the expected number of layers alone (appendix C): without the head.
+    """
+    return cell.layer_schedule.average(first, last) / cell.model.size.layers
+
+
+def computed_flops(cell: CellParts, first: int = 1, last: int = 0) -> float:
+    """Return the FLOPs of the updates first..last (by default all) as a share of those of as many with all layers."""
+    return flops_per_token(cell, cell.layer_schedule.average(first, last)) / whole_flops_per_token(cell)
+
+
+def parameters(cell: CellParts) -> int:
+    """Return the number of parameters without norms, gates, biases and learned positions (2 % at 71M)."""
+    size = cell.model.size
+    tables = 1 if cell.model.family.tied else 2
+    return tables * size.vocab * size.hidden + size.layers * _per_layer(cell)
+
+
+def _per_layer(cell: CellParts) -> int:
+    """Return the number of parameters in the matrices of a layer."""
+    size = cell.model.size
+    matrices = 3 if cell.model.family.ffn == "swiglu" else 2
+    return 4 * size.hidden**2 + matrices * size.hidden * size.ffn
+
+
+def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
+    """Return the peak FLOP/s of a device called `gpu` in a precision, None if unknown.
+
+    `tf32`: float32 products may use tensor cores. MIG slices and laptop chips are unknown: they are slower than the
+    device whose name they contain.
+    """
+    words = f" {gpu} ".replace("-", " ")
+    found = next((peaks for name, peaks in PEAK_TFLOPS.items() if f" {name} " in words), None)
+    if found is None or any(lesser in words for lesser in (" MIG ", " Laptop ", " D ")):
+        return None
+    bf16, tensor, plain = found
+    return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)
+
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
 _PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # per element of the factors of a matrix product
@@ -63,12 +177,12 @@ class DeviceMemory:
         return self.total <= USABLE_FRACTION * self.device_bytes
 
 
-def state_bytes(cell: Cell) -> int:
+def state_bytes(cell: CellParts) -> int:
     """Return the bytes of weights, gradients and optimizer state, over all devices."""
     return 2 * WEIGHT_BYTES[cell.precision] * parameters(cell) + _optimizer_bytes(cell)
 
 
-def _optimizer_bytes(cell: Cell) -> int:
+def _optimizer_bytes(cell: CellParts) -> int:
     kind = cell.optim.kind
     weight = WEIGHT_BYTES[cell.precision]
     return sum(count * kind.state_bytes(what, shape, weight) for what, shape, count in _matrices(cell.model))
@@ -111,30 +225,30 @@ def _layer_bytes(model: Model, precision: str, layer: int) -> int:
 
 
 def update_bytes(
-    cell: Cell, rows: int, *, strategy: str = "none", recompute: bool = False, logits: int = GPU_LOGITS
+    cell: CellParts, rows: int, *, strategy: str = "none", recompute: bool = False, logits: int = GPU_LOGITS
 ) -> int:
     """Return the bytes of an update of `rows` rows at once, `logits` logits at once, besides weights, gradients and
     optimizer state."""
     return sum(_parts(cell, rows, strategy, recompute, logits)) + _saved_copies(cell, strategy, recompute)
 
 
-def _copies(cell: Cell) -> int:
+def _copies(cell: CellParts) -> int:
     """Return the bytes of the bfloat16 copies of the layers' matrices that autocast makes."""
     return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision == "bf16" else 0
 
 
-def _saved_copies(cell: Cell, strategy: str, recompute: bool) -> int:
+def _saved_copies(cell: CellParts, strategy: str, recompute: bool) -> int:
     """Return the bytes of those copies that are saved for the backward pass. What fsdp gathers needs no copies."""
     return 0 if recompute or strategy == "fsdp" else _copies(cell)
 
 
-def _in_layer(cell: Cell) -> int:
+def _in_layer(cell: CellParts) -> int:
     """Return the number of weights in a layer's matrices."""
     table = cell.model.size.vocab * cell.model.size.hidden
     return (parameters(cell) - (1 if cell.model.family.tied else 2) * table) // cell.model.size.layers
 
 
-def _parts(cell: Cell, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
+def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
     """Return `gathered`, `activations` and `working` of `DeviceMemory`."""
     model, precision = cell.model, cell.precision
     weight, narrow = WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
@@ -169,7 +283,7 @@ def _head_bytes(precision: str, table: int, logits: int) -> int:
     return (4 if precision == "fp32" else 6) * table + _PRODUCT_BYTES[precision] * logits
 
 
-def predicted(cell: Cell, resources: Resources, device_bytes: int, devices: int = 0) -> DeviceMemory:
+def predicted(cell: CellParts, resources: Resources, device_bytes: int, devices: int = 0) -> DeviceMemory:
     """Return the memory of each of `devices` GPUs (0: those of `resources`) with `device_bytes` of memory, and how the
     trainer distributes the network over them.
 
@@ -187,13 +301,15 @@ def predicted(cell: Cell, resources: Resources, device_bytes: int, devices: int 
     return kept if kept.fits and kept.micro_batch >= enough else recomputed
 
 
-def most_rows(cell: Cell, devices: int, asked: int = 0) -> int:
+def most_rows(cell: CellParts, devices: int, asked: int = 0) -> int:
     """Return the most rows that a device computes at once: its part of a mean, or fewer if `asked`."""
     share = max(1, cell.optim.rows_of_mean(devices))
     return min(share, asked or share)
 
 
-def fitting_rows(cell: Cell, most: int, free: int, *, strategy: str, recompute: bool, logits: int = GPU_LOGITS) -> int:
+def fitting_rows(
+    cell: CellParts, most: int, free: int, *, strategy: str, recompute: bool, logits: int = GPU_LOGITS
+) -> int:
     """Return how many rows at once, at least 1 and at most `most`, leave an update within `free` bytes."""
 
     def needed(rows: int) -> int:
@@ -202,7 +318,9 @@ def fitting_rows(cell: Cell, most: int, free: int, *, strategy: str, recompute: 
     return max(1, bisect.bisect_right(range(1, most + 1), free, key=needed))
 
 
-def _on_device(cell: Cell, resources: Resources, device_bytes: int, devices: int, *, recompute: bool) -> DeviceMemory:
+def _on_device(
+    cell: CellParts, resources: Resources, device_bytes: int, devices: int, *, recompute: bool
+) -> DeviceMemory:
     strategy = _strategy(cell, resources, device_bytes, devices)
     shards = devices if strategy == "fsdp" else 1
     weights = WEIGHT_BYTES[cell.precision] * parameters(cell) // shards
@@ -215,7 +333,7 @@ def _on_device(cell: Cell, resources: Resources, device_bytes: int, devices: int
     return DeviceMemory(strategy, recompute, rows, device_bytes, own, weights, state, *parts)
 
 
-def _strategy(cell: Cell, resources: Resources, device_bytes: int, devices: int) -> str:
+def _strategy(cell: CellParts, resources: Resources, device_bytes: int, devices: int) -> str:
     if devices == 1:
         return "none"
     if resources.strategy != "auto":
