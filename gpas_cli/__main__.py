@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import advise
-from gpas_cli.printable import printable
+from gpas_cli.words import printable
 
 EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
 EXIT_SIGPIPE = 141  # and one that wrote to a closed pipe

@@ -1,4 +1,4 @@
-"""The paths of a project: experiments file, run directories, token cache and database."""
+"""The paths of a project (experiments file, run directories, token cache, database) and of files that are installed."""
 
 from __future__ import annotations
 
@@ -74,3 +74,10 @@ def _utf8(path: Path) -> Path:
 def _nearest(start: Path) -> Path | None:
     candidates = (folder / CONFIG_NAME for folder in (start, *start.parents))
     return next((path for path in candidates if path.is_file()), None)
+
+
+def packaged(name: str) -> Path:
+    """Return the path of `experiments.yaml` or `migrations`, in the installed package or at the top of a checkout."""
+    package = Path(__file__).parent
+    installed = package / "packaged" / name
+    return installed if installed.exists() else package.parent / name

@@ -1,4 +1,4 @@
-"""Numbers, sizes, times and lists, as text for people to read.
+"""Numbers, sizes, times and lists, as text for people to read, and text that is safe to print.
 
 count(1200, "cell")            1,200 cells
 ordinal(22)                    22nd
@@ -9,10 +9,12 @@ stopwatch(3723)                1:02:03
 clock_time(moment)             14:05, or Sat 22 Nov 14:05 if that is not within half a day
 date_and_time(moment)          2025-11-22 14:05:09
 listed(["a", "b", "c"], 2)     a, b and 1 more
+printable(escape + "[1m")      \\x1b[1m
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -89,3 +91,26 @@ def listed(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
 
 def _rounded(number: float) -> str:
     return f"{number:.1f}" if number < 99.95 else f"{number:,.0f}"
+
+
+# Control characters except tab and newline, characters that break lines or reverse the text direction, and lone
+# surrogates, which no encoding accepts.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_BREAKS = re.compile(r"[\t\n]+")
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters escaped, so that it cannot move the cursor or restyle a terminal.
+
+    An escape character becomes the four characters "\\x1b". Tabs and newlines are kept.
+    """
+    return text if text.isprintable() else _UNPRINTABLE.sub(_spelled_out, text)
+
+
+def one_line(text: str) -> str:
+    """Return `printable(text)` with tabs and newlines replaced by spaces, for one cell of a table."""
+    return text if text.isprintable() else _BREAKS.sub(" ", printable(text))
+
+
+def _spelled_out(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")

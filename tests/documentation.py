@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -27,7 +27,7 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.stage import TRAINING_PARTS

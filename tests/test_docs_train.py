@@ -18,7 +18,7 @@ from gpas_cli.data.sample import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_T
 from gpas_cli.events import silent
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.shrink import TinyText, shrunk_mapping
+from gpas_cli.grid.variant import TinyText, shrunk_mapping
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources

@@ -14,9 +14,9 @@ from gpas_cli.data.sample import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_T
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.shrink import TinyText, one_seed, shrink
-from gpas_cli.packaged import packaged
+from gpas_cli.grid.variant import TinyText, one_seed, shrink
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.project import packaged
 from gpas_cli.structure import to_mapping
 from gpas_cli.worker.job import STOP_SIGNALS, run_attempt
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from gpas_cli.printable import printable
+from gpas_cli.words import printable
 
 
 class LiteralConsole(Console):

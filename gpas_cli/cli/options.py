@@ -88,8 +88,8 @@ def complete_printed(incomplete: str) -> list[str]:
 
 def complete_where(incomplete: str) -> list[str]:
     """Return conditions AXIS=LABEL of all grids that begin with `incomplete`."""
+    from gpas_cli.grid.document import spelled
     from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.scalar import spelled
 
     try:
         every = expand(experiments(), list(experiments().grids))

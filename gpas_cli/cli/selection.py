@@ -32,7 +32,7 @@ def experiments() -> Experiments:
     Plugin files are not run for shell completion: pressing TAB in a folder must not execute code in it.
     """
     from gpas_cli.grid.load import load
-    from gpas_cli.grid.site import site_path
+    from gpas_cli.grid.resources import site_path
     from gpas_cli.report.checks import report_problems
 
     return load(project().config, run_plugins=not _completing(), check=report_problems, site=site_path())

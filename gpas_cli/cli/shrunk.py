@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.grid.shrink import ShrunkSetting
+    from gpas_cli.grid.variant import ShrunkSetting
     from gpas_cli.plan.plan import Plan
     from gpas_cli.project import Project
 
@@ -41,7 +41,7 @@ class ShrunkCells:
 
     def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None) -> None:
         from gpas_cli.grid.select import names_in
-        from gpas_cli.grid.shrink import changes, one_seed, shrink
+        from gpas_cli.grid.variant import changes, one_seed, shrink
 
         whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
         self.left_out = len(chosen) - len(whole)
@@ -105,7 +105,7 @@ def _folder(here: Project) -> Path:
 
 def _text(here: Project) -> Any:
     from gpas_cli.data import sample
-    from gpas_cli.grid.shrink import TinyText
+    from gpas_cli.grid.variant import TinyText
 
     folder = _folder(here).relative_to(here.config.parent)
     names = (sample.TRAINING_TEXT, sample.VALIDATION_TEXT, sample.FINETUNING_RECORDS)

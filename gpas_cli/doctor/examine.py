@@ -20,11 +20,10 @@ import psutil
 
 from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
-from gpas_cli.finding import Finding
 from gpas_cli.grid.entry import counted
 from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
-from gpas_cli.schedule.scheduler import Examinable, scheduler_named
+from gpas_cli.schedule.scheduler import Examinable, Finding, scheduler_named
 from gpas_cli.spec.model import remark
 from gpas_cli.state.schedulers import scheduler_names
 from gpas_cli.words import byte_size, count, listed
@@ -161,7 +160,7 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
     """Return the number of declared grids and all their cells. Raises GpasError if the file is invalid."""
     from gpas_cli.grid.expand import expand
     from gpas_cli.grid.load import load
-    from gpas_cli.grid.site import site_path
+    from gpas_cli.grid.resources import site_path
 
     experiments = load(project.config, check=check, site=site_path())
     return len(experiments.grids), expand(experiments, list(experiments.grids))

@@ -14,13 +14,12 @@ import yaml
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Evaluation, Score, TextFacts
-from gpas_cli.printable import one_line
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.parse import flat, plain
-from gpas_cli.words import count
+from gpas_cli.words import count, one_line
 
 _LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -3,13 +3,12 @@
     document   YAML text -> a tree of nodes, each with its line and column
     load       tree -> `Experiments`: named sizes, corpora, recipes, resources and declared grids
     readers    values of the file by type: mappings, lists, texts, dataclasses
-    read       one grid: its axes, labels, conditions and settings
-    ranges     values of an axis by rule: `{range: [1, 5]}`
+    read       one grid: its axes (values by rule, too), labels, conditions and settings
+    resources  resources of jobs by size, grid and kind of job, over those of the site
     validate   rules across grids: includes, and the labels that conditions and tables name
-    settings   layers of settings: merging, labels, positions of problems
-    draft      cells during expansion: merged settings, and the product of axes
+    settings   layers of settings: merging, labels, names of cells, positions of problems
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels
-    variant    variants of declared cells from settings on the command line
+    variant    variants of declared cells: settings on the command line, cells shrunk to a smoke test
     seeds      seeds added beside the file, and the file that has them
     select     entries by `--where` conditions, names and key prefixes
 

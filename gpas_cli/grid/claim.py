@@ -16,8 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpas_cli.grid.document import Mark
-from gpas_cli.grid.scalar import Label, identity
+from gpas_cli.grid.document import Label, Mark, identity
 
 PAIRED_T = "t"
 EACH_RUN = "each-run"

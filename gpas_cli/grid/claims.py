@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.claim import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Source
 from gpas_cli.grid.declared import Grid
-from gpas_cli.grid.document import Mark, Node
-from gpas_cli.grid.names import name_fault
+from gpas_cli.grid.document import Label, Mark, Node
 from gpas_cli.grid.read import AxisLabels, check_choice, read_where
 from gpas_cli.grid.readers import (
     add_problem,
@@ -21,8 +20,7 @@ from gpas_cli.grid.readers import (
     read_text_mapping,
     read_texts,
 )
-from gpas_cli.grid.scalar import Label
-from gpas_cli.grid.settings import label
+from gpas_cli.grid.settings import label, name_fault
 from gpas_cli.grid.validate import labels_of
 from gpas_cli.spec.parse import SettingPath
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import Claim
-from gpas_cli.grid.document import Mark, Node
+from gpas_cli.grid.document import Label, Mark, Node, same
 from gpas_cli.grid.resources import ResourceSettings
-from gpas_cli.grid.scalar import Label, same
 from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 

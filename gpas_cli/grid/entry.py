@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpas_cli.grid.document import Node
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label, Node
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import TOKENISE

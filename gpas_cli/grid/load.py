@@ -1,4 +1,4 @@
-"""Read experiments.yaml as `Experiments` and report all its problems at once."""
+"""Read experiments.yaml and the plugin files that it names as `Experiments`, and report all its problems at once."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments, Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
-from gpas_cli.grid.plugins import PATH as PLUGINS
-from gpas_cli.grid.plugins import known_plugins
 from gpas_cli.grid.read import UNKNOWN_STAGE, read_grid
-from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping, read_text
-from gpas_cli.grid.resources import read_resources
+from gpas_cli.grid.readers import add_problem, read_dataclass, read_list, read_mapping, read_text
+from gpas_cli.grid.resources import read_resources, read_site
 from gpas_cli.grid.seeds import read_seeds, seeds_path
-from gpas_cli.grid.site import read_site
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
+from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import UNKNOWN_SCHEME, Catalogue
+from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
+from gpas_cli.spec.stage import StageKind
+from gpas_cli.trust import suspicion
 
+PLUGINS = ("plugins",)
+Added = TypeVar("Added", type[Scheme], StageKind)
 T = TypeVar("T")
 TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
 VERSION = 1
-
-
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
 def load(path: Path, *, run_plugins: bool = True, check: Check | None = None, site: Path | None = None) -> Experiments:
-    """Read the experiments file at `path`, and the profile `site`, if there is one (`grid.site`).
+    """Read the experiments file at `path`, and the profile `site`, if there is one (`grid.resources`).
 
     Without `run_plugins`, cells that need a plugin file are invalid.
 
@@ -148,3 +149,49 @@ def _read_grids(
         add_problem(problems, ("grids",), "has no grid; declare at least one", parts.get("grids", root))
     read = {name: read_grid(name, node, catalogue.later_stages, problems) for name, node in declared.items()}
     return valid_grids(read, problems)
+
+
+def known_plugins(node: Node | None, config: Path, problems: list[Problem]) -> Plugin:
+    """Return the schemes and stage kinds of the package, of installed packages and of the files that `node` names.
+
+    The files are executed; what is wrong with them is added to `problems`.
+    """
+    schemes, kinds = known_schemes(), known_stage_kinds()
+    for item in read_list(node, PLUGINS, problems):
+        name = read_text(item, PLUGINS, problems)
+        plugin = _plugin(name, config, item, problems) if name else Plugin()
+        _add(plugin.schemes, schemes, f"{name}: the scheme", item, problems)
+        _add(plugin.stage_kinds, kinds, f"{name}: the stage", item, problems)
+    return Plugin(schemes, kinds)
+
+
+def _add(new: Mapping[str, Added], found: dict[str, Added], what: str, item: Node, problems: list[Problem]) -> None:
+    for name, one in new.items():
+        if name in found:
+            origin = found[name].origin
+            owner = origin.name if origin else "gpas_cli"
+            add_problem(problems, PLUGINS, f"{what} '{name}' already exists in {owner}", item)
+        else:
+            found[name] = one
+
+
+def _plugin(name: str, config: Path, item: Node, problems: list[Problem]) -> Plugin:
+    """Return what the file defines; nothing after adding to `problems`."""
+    try:
+        path = (config.parent / name).resolve()  # what is checked is what is executed, wherever a link leads later
+        if reason := suspicion(config, path):
+            add_problem(problems, PLUGINS, f"{name} was not executed: {reason}", item)
+        elif not path.is_file():
+            add_problem(problems, PLUGINS, f"{name} is not a file", item)
+        else:
+            return plugin_of(name, path.read_text("utf-8"))
+    except OSError as error:
+        add_problem(problems, PLUGINS, f"{name}: {error.strerror}", item)
+    except RuntimeError as error:  # from `resolve` before Python 3.13; what a plugin raises is an InvalidExperiments
+        add_problem(problems, PLUGINS, f"{name}: {error}", item)
+    except UnicodeDecodeError:
+        add_problem(problems, PLUGINS, f"{name} is not UTF-8 text", item)
+    except InvalidExperiments as error:
+        for problem in error.problems:
+            add_problem(problems, PLUGINS, problem.message, item)
+    return Plugin()

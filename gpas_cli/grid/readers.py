@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.grid.document import Mark, Node
-from gpas_cli.grid.scalar import spelled
+from gpas_cli.grid.document import Mark, Node, spelled
 from gpas_cli.grid.settings import located
 from gpas_cli.spec import parse
 from gpas_cli.spec.parse import SettingPath, control_character

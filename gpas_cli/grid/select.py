@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import GpasError, UnknownCell, nearest
+from gpas_cli.grid.document import Label, resolve, same, spelled
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.scalar import Label, resolve, same, spelled
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, Cell

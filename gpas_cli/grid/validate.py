@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
-from gpas_cli.grid.document import Mark
+from gpas_cli.grid.document import Mark, spelled
 from gpas_cli.grid.read import AxisLabels, check_choice, known_labels, with_axes
 from gpas_cli.grid.readers import add_problem
-from gpas_cli.grid.scalar import spelled
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.stage import MEASURED_COLUMNS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gpas_cli.errors import UnknownCell
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.grid.select import conditions, run_words, select
 from gpas_cli.report import query
 from gpas_cli.report.papers import load

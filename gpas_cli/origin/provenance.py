@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.events import Phase, Score
-from gpas_cli.grid.scalar import spelled
+from gpas_cli.grid.document import spelled
 from gpas_cli.report import query
 from gpas_cli.report.curves import spikes
 from gpas_cli.report.result import TaskResult

@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from gpas_cli.page.encode import to_json
 from gpas_cli.page.shared import without_repetition
-from gpas_cli.printable import one_line
-from gpas_cli.words import count, date_and_time
+from gpas_cli.words import count, date_and_time, one_line
 
 if TYPE_CHECKING:
     from gpas_cli.page.content import Content

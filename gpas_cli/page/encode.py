@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from gpas_cli.printable import printable
+from gpas_cli.words import printable
 
 # Characters that could end the element or begin another one.
 _HTML = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA, Data

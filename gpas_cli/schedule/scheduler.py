@@ -1,6 +1,6 @@
 """The protocol of a scheduler, and the choice of one.
 
-A scheduler object serves one look (`state.view`), so that it can query its queue once for all claims.
+One scheduler object per status scan (`state.view`): it queries its queue once and answers for every claim.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, cast, runtime_checkable
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.finding import Finding
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
@@ -27,6 +26,17 @@ from gpas_cli.state.view import ClaimScheduler, SchedulerView
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    what: str
+    status: Annotated[str, ("ok", "note", "problem")]
+    detail: str
+    remedy: str = ""
+
 
 AUTO = "auto"
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from gpas_cli import file_systems
 from gpas_cli.errors import StoreError
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.store import driver_errors
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 from gpas_cli.store.sqlite_file import LOG_SUFFIXES, may_write, open_to_read

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import gpas_cli
 from gpas_cli.errors import GpasError
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"

@@ -11,7 +11,7 @@ from command_list import COMMANDS
 from gpas_cli.cli.commands.schema import DOCUMENTS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 
 ROOT = Path(__file__).parents[2]
 OVERVIEW = (ROOT / "docs/reference/commands.md").read_text()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError, InvalidExperiments
-from gpas_cli.grid.document import parse_document, read_document
-from gpas_cli.grid.scalar import resolve
+from gpas_cli.grid.document import parse_document, read_document, resolve
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import parse_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 
 TEXT = packaged("experiments.yaml").read_text(encoding="utf-8")
 # Without the comments, so that most changes hit something meaningful.

@@ -19,10 +19,9 @@ from gpas_cli.grid.claims import (
     UPDATES,
 )
 from gpas_cli.grid.load import TOP_LEVEL_KEYS
-from gpas_cli.grid.ranges import RULES
-from gpas_cli.grid.read import GRID_KEYS
+from gpas_cli.grid.read import GRID_KEYS, RULES
 from gpas_cli.grid.settings import SETTINGS
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report.claims.measure import DIVERGED, SPIKES
 from gpas_cli.report.metrics import METRICS
 from gpas_cli.report.papers import SOURCES

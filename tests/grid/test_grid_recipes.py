@@ -12,7 +12,7 @@ import pytest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.spec.optim import Optim
 
 EXPERIMENTS = load(packaged("experiments.yaml"))

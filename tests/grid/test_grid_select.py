@@ -10,7 +10,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import conditions, find, run_command, run_words, select
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 
 ENTRIES = grid(cells(gate="[none, gpas]", seed="[1, 2, 3]", **{"optim.lr": "[1e-3, 2e-3]"}))
 

@@ -12,7 +12,7 @@ from gpas_cli.grid import document
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import published
 from gpas_cli.report.papers.recipes import deviations

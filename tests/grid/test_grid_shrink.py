@@ -9,8 +9,8 @@ from grids import grid
 
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.shrink import UPDATES, TinyText, changes, one_seed, shrink
-from gpas_cli.packaged import packaged
+from gpas_cli.grid.variant import UPDATES, TinyText, changes, one_seed, shrink
+from gpas_cli.project import packaged
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.parse_cell import Catalogue

@@ -11,7 +11,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find
 from gpas_cli.grid.variant import vary
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 
 SHIPPED = load(packaged("experiments.yaml"))
 EVERYTHING = expand(SHIPPED, list(SHIPPED.grids))

@@ -14,7 +14,7 @@ from second_revision import check_second_revision
 from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.errors import StoreError
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.store import maintenance, schema, session
 from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
 

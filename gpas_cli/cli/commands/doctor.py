@@ -10,8 +10,8 @@ from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.options import AsJson
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
-from gpas_cli.finding import Finding
 from gpas_cli.project import Project
+from gpas_cli.schedule.scheduler import Finding
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 

@@ -122,7 +122,7 @@ def _json(entry: Entry, theory: Theory | None) -> ExplainedCellJson:
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:
     """Return the resources that come from the site's profile, with their places in its file."""
-    from gpas_cli.grid.site import from_site
+    from gpas_cli.grid.resources import from_site
 
     return dict(from_site(experiments().site, entry.axes.get("size"), stage.kind, entry.resources_of(stage)))
 

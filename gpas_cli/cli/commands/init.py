@@ -11,8 +11,7 @@ import typer
 
 from gpas_cli.cli.console import console
 from gpas_cli.errors import GpasError
-from gpas_cli.packaged import packaged
-from gpas_cli.project import CONFIG_NAME
+from gpas_cli.project import CONFIG_NAME, packaged
 
 IGNORED = ("/runs/", "/cache/", "/gpas.db*", "/.gpas/")
 

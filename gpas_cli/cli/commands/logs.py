@@ -18,8 +18,7 @@ from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
 from gpas_cli.documents import Time
-from gpas_cli.printable import printable
-from gpas_cli.words import date_and_time
+from gpas_cli.words import date_and_time, printable
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry

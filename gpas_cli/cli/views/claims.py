@@ -15,7 +15,7 @@ from rich.text import Text
 from gpas_cli.cli.console import console
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
-from gpas_cli.grid.scalar import spelled
+from gpas_cli.grid.document import spelled
 from gpas_cli.report.claims.sequential import SEQUENTIAL
 from gpas_cli.report.claims.significance import SIGN
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict

@@ -16,8 +16,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from gpas_cli.printable import printable
 from gpas_cli.report.tables.column_layout import Spacing, fit
+from gpas_cli.words import printable
 
 Cell = str | tuple[str, str]  # text; or text and its style
 GAPS = (2, 1)  # blanks between two columns: usually, and on a narrow terminal

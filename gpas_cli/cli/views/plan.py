@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 from gpas_cli.documents import DocumentJson, LabelledCellJson
-from gpas_cli.grid.shrink import ShrunkSetting
+from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.sizes import SizeCost
 from gpas_cli.words import byte_size, count
 

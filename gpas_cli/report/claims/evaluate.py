@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.commands import command, missing
 from gpas_cli.report.claims.measure import state_metric
 from gpas_cli.report.claims.pairs import Group, groups

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Feature
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.report.figures.quantities import Quantity, quantity
 from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.labels import usual_label

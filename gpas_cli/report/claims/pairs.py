@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison
-from gpas_cli.grid.scalar import Label, identity, spelled
+from gpas_cli.grid.document import Label, identity, spelled
 from gpas_cli.report.claims.measure import Measured, measure, state_metric
 from gpas_cli.report.tables.table import stage_kinds
 from gpas_cli.report.tables.variants import by_variant

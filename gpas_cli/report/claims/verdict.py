@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from gpas_cli.grid.claim import Claim, Comparison
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Measured
 from gpas_cli.report.claims.pairs import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus

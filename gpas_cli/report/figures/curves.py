@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.scalar import Label, same
+from gpas_cli.grid.document import Label, same
 from gpas_cli.report.figures.quantities import Quantity
 from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, over_updates
 from gpas_cli.report.labels import facts

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
 from gpas_cli.report.labels import objective_title
+from gpas_cli.words import one_line
 
 MOST_BARS = 4  # beside each other at a layer
 

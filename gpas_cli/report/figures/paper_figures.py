@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.scalar import Label, spelled
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.figures.figure import Figure, Line, make_figure

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report import papers
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.power_law import LEAST_POINTS, PowerLaw, fit

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from gpas_cli.grid.scalar import Label
-from gpas_cli.printable import one_line
+from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import label_title, row_title, scheme_titles
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.stats import Aggregate, aggregate
+from gpas_cli.words import one_line
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry

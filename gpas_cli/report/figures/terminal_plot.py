@@ -15,10 +15,10 @@ from rich.style import Style
 from rich.text import Text
 
 from gpas_cli.errors import GpasError
-from gpas_cli.printable import printable
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import Points, Series
 from gpas_cli.report.figures.ticks import apart, is_log, linear_ticks, log_ticks, readable
+from gpas_cli.words import printable
 
 PLOT_LINES = 18  # without axes and legend
 WIDEST = 120  # characters; a wider plot has too flat lines

@@ -10,8 +10,8 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.tables.table import Column, Row, Table, TableCell
+from gpas_cli.words import one_line
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
 WHICH, LABEL, NUMBER, PUBLISHED, ORIGIN = range(5)  # the parts of a line, in their order

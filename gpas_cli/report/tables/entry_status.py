@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.stage import Metric, called
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey, measured_labels
 from gpas_cli.spec.stage import MEASURED_COLUMNS
 

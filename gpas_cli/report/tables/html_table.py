@@ -8,8 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.tables.sheet import Sheet, Style
+from gpas_cli.words import one_line
 
 
 def _escape(text: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.tables.column_layout import ColumnLayout, Spacing, fit
 from gpas_cli.report.tables.note import Note
 from gpas_cli.report.tables.sheet import Sheet, Style, stacked
+from gpas_cli.words import one_line
 
 TEXT_WIDTH = 345.0  # points
 SPACINGS = (Spacing(12), Spacing(6), Spacing(10, wrapped=True), Spacing(6, wrapped=True))  # points

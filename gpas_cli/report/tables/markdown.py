@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.tables.sheet import Sheet, Style
+from gpas_cli.words import one_line
 
 SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpas_cli.grid.scalar import spelled
+from gpas_cli.grid.document import spelled
 from gpas_cli.report.papers import load
 from gpas_cli.report.papers.layouts import label_of
 from gpas_cli.report.papers.recipes import Deviation, recipes

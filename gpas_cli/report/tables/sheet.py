@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpas_cli.printable import one_line
 from gpas_cli.report.tables.note import Note
+from gpas_cli.words import one_line
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.scalar import Label
+from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey, facts, label_title, measured, row_title, scheme_titles, usual_label
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, Remark, published

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpas_cli.errors import UnknownCell, nearest
-from gpas_cli.grid.scalar import Label, spelled
+from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.labels import label_title, scheme_titles
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import task_title

@@ -12,7 +12,7 @@ from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from gpas_cli.grid.scalar import identity
+from gpas_cli.grid.document import identity
 from gpas_cli.report.papers import PublishedTable
 from gpas_cli.report.papers.recipes import fit
 from gpas_cli.report.tables.entry_status import EntryStatus

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.finding import Finding
 from gpas_cli.project import Project
+from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client, preemption
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.nodes import ask

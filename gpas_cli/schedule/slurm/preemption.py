@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Step
-from gpas_cli.finding import Finding
+from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.store.journal import tail

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.finding import Finding
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.tokenisation import with_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule.process_cancel import cancel_process
-from gpas_cli.schedule.scheduler import ProfileUse, RunRequest, Scheduler
+from gpas_cli.schedule.scheduler import Finding, ProfileUse, RunRequest, Scheduler
 from gpas_cli.schedule.slurm import choice, submission
 from gpas_cli.schedule.slurm.array_task import Job
 from gpas_cli.schedule.slurm.cancel import cancel

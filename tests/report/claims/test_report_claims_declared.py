@@ -15,7 +15,7 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate

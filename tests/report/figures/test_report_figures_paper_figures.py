@@ -8,7 +8,7 @@ from curve_database import stand_in
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report import curves
 from gpas_cli.report.figures.figure import as_json
 from gpas_cli.report.figures.paper_figures import (

@@ -9,7 +9,7 @@ from report_cells import entry, result
 
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report.figures.scaling import Scaling, scaling
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import Result

@@ -10,7 +10,7 @@ from report_cells import entry
 
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load as load_experiments
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, load, published, tables
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes

@@ -8,7 +8,7 @@ import pytest
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.grid.load import load
-from gpas_cli.packaged import packaged
+from gpas_cli.project import packaged
 from gpas_cli.report.tables.table_checks import table_problems
 
 EXPERIMENTS = """\

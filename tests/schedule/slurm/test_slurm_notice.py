@@ -9,7 +9,7 @@ from attempts import make_attempt
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Step
-from gpas_cli.finding import Finding
+from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client, preemption
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.store.journal import Journal
