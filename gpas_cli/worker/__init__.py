@@ -1,7 +1,6 @@
 """What a job runs.
 
 job          the entry point: every process of an attempt runs it
-fork_server  the process from which `gpas run` forks small jobs
 ranks        the parent of several processes on one machine
 rendezvous   the rank of this process, and the address where the processes of a job meet
 stages       one module per kind of stage

@@ -113,7 +113,6 @@ class LocalRun:
             self._slots = Slots(runs, self.machine)
             code = snapshot(runs, project=self.project.config.parent)
             self._spawner = Spawner(self.project, code, self._claims.submitter, self._command)
-            self._spawner.prepare((task.job for task in self._in("waiting")), self._slots)
         except BaseException:
             self._claims.close()
             raise
@@ -132,7 +131,6 @@ class LocalRun:
                 time.sleep(POLL_SECONDS)
             self._report()
         finally:
-            self._spawner.close()
             self.claims.close()
         self._refresh()
         return self._summary()
@@ -143,7 +141,7 @@ class LocalRun:
         self._reap()
         self._carry_out_stop()
         self._drop_orphans()
-        if not self._stops and not self._spawner.preparing():
+        if not self._stops:
             self._start_ready()
         if time.monotonic() >= self._next_tick:
             began = time.monotonic()

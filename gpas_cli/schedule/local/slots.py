@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +62,6 @@ class Slots:
         """Return how many slots are free."""
         return sum(locks.probe(self._path(device)) is not locks.Lock.HELD for device in self._devices())
 
-    def variables(self, resources: Resources, gpus: Sequence[str] = ()) -> dict[str, str]:
-        """Return the variables in the environment of a job that has these GPUs."""
-        threads = str(self.machine.threads(resources))
-        return dict.fromkeys(THREAD_VARIABLES, threads) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-
     def _devices(self) -> list[str]:
         return [f"gpu-{gpu}" for gpu in self.machine.gpus] or [f"cpu-{core}" for core in self.machine.cores]
 
@@ -75,5 +70,6 @@ class Slots:
 
     def _lease(self, taken: Mapping[str, int], resources: Resources) -> Lease:
         gpus = [device.removeprefix("gpu-") for device in taken] if self.machine.gpus else []
-        threads, variables = self.machine.threads(resources), self.variables(resources, gpus)
+        threads = self.machine.threads(resources)
+        variables = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         return Lease(fds=tuple(taken.values()), devices=tuple(taken), threads=threads, variables=variables)
