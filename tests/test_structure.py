@@ -11,7 +11,7 @@ from attempts import ATTEMPT, attempt_record
 
 from gpas_cli.errors import StoreError
 from gpas_cli.schedule.slurm.queue import QueueRecord
-from gpas_cli.schedule.slurm.retry import AvoidedNode
+from gpas_cli.schedule.slurm.submission import AvoidedNode
 from gpas_cli.store.records import (
     AttemptRecord,
     BreakerRecord,

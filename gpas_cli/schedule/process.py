@@ -1,4 +1,4 @@
-"""The process of an attempt: its identity, its environment, and the record of its exit."""
+"""The process of an attempt: its identity, its environment, the libraries that it needs, the record of its exit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from gpas_cli.errors import GpasError
+from gpas_cli.spec.run import Monitoring
 from gpas_cli.state import locks
 from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, write_record
+from gpas_cli.words import listed
 
 PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
 ISOLATED = {"PYTHONSAFEPATH": "1"}  # no process that a job starts imports modules from its working directory
@@ -56,3 +60,22 @@ def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, st
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     search_path = os.pathsep.join([str(package), *(str(Path(folder).absolute()) for folder in more if folder)])
     return {**without_secrets(), **variables, "PYTHONPATH": search_path, **ISOLATED, "PYTHONUNBUFFERED": "1"}
+
+
+OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name of the setting, the module and the extra
+
+
+def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
+    """Raise GpasError if a job asks for a library that is not installed. `wanted` has each job's `watch` by its id."""
+    missing: dict[str, list[str]] = {}
+    for who, watch in wanted.items():
+        for name in OPTIONAL:
+            if getattr(watch, name) and find_spec(name) is None:
+                missing.setdefault(name, []).append(who)
+    lines = [
+        f"{listed(jobs, 1)}: watch.{name} asks for {OPTIONAL[name]}, "
+        f"which is not installed: pip install 'gpas-cli[{name}]'"
+        for name, jobs in missing.items()
+    ]
+    if lines:
+        raise GpasError("\n".join(lines))

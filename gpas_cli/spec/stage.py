@@ -1,7 +1,7 @@
 """The kinds of stage that a cell may have: pretraining, and what may follow it. Each stage has its own key.
 
-To add a kind: an entry in STAGE_KINDS, with its parameters and cost, and a module `gpas_cli.worker.stages.NAME` that
-runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
+To add a kind: an entry in STAGE_KINDS, with its parameters and cost, and a function in `gpas_cli.worker.stages`
+that runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             title="its training {cell}",
             trains=True,
             cost=pretraining_tokens,
-            runner="gpas_cli.worker.stages.pretrain:run",
+            runner="gpas_cli.worker.stages.training:run_pretraining",
             metrics=(
                 Metric("perplexity", "validation perplexity"),
                 Metric("perplexity_reference", "reference perplexity", kind="perplexity"),
@@ -215,7 +215,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             trains=True,
             causal=True,
             cost=finetuning_tokens,
-            runner="gpas_cli.worker.stages.finetune:run",
+            runner="gpas_cli.worker.stages.training:run_finetuning",
             metrics=(
                 Metric("finetuned_perplexity", "validation perplexity after finetuning"),
                 Metric("answer_loss", "loss on held-out answers", digits=3, unit="nats/token"),
@@ -227,7 +227,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             parameters=Downstream,
             causal=True,
             cost=scoring_tokens,
-            runner="gpas_cli.worker.stages.downstream:run",
+            runner="gpas_cli.worker.stages.scoring:run_downstream",
             metrics=(
                 Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),
                 Metric(
@@ -245,7 +245,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             parameters=Texts,
             causal=True,
             cost=text_tokens,
-            runner="gpas_cli.worker.stages.texts:run",
+            runner="gpas_cli.worker.stages.scoring:run_texts",
             metrics=(
                 Metric("text_perplexity", "perplexity by word", by_task=True, kind="perplexity"),
                 Metric("text_loss", "loss on texts", digits=3, unit="nats/token", by_task=True),
@@ -256,7 +256,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="importance",
             parameters=Importance,
             cost=importance_tokens,
-            runner="gpas_cli.worker.stages.importance:run",
+            runner="gpas_cli.worker.stages.scoring:run_importance",
             metrics=(
                 Metric("mean_importance", "mean rise without a layer", better="higher", digits=4, unit="nats/token"),
                 Metric("least_importance", "least rise without a layer", better="higher", digits=4, unit="nats/token"),

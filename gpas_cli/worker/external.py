@@ -35,7 +35,7 @@ from gpas_cli.store.rundir import attempts, create_attempt
 from gpas_cli.store.snapshot import current_code, git_facts
 from gpas_cli.worker.environment import environment
 from gpas_cli.worker.job import STOP_SIGNALS, StopFlag
-from gpas_cli.worker.stages.downstream import score_section
+from gpas_cli.worker.stages.scoring import score_section
 
 KEY_VERSION = 1
 

@@ -38,9 +38,8 @@ from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
-from gpas_cli.worker.rendezvous import ALONE, RENDEZVOUS, RankEnv, place
+from gpas_cli.worker.ranks import ALONE, RENDEZVOUS, RankEnv, outlive_log, place
 from gpas_cli.worker.stages.context import StageContext, runner
-from gpas_cli.worker.stdio import outlive_log
 
 DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)

@@ -1,13 +1,19 @@
-"""The parent of a job's processes on this machine: it starts them, forwards signals, and ends all if one dies.
+"""The processes of a job: their ranks and meeting point, their parent on this machine, their output. Needs no torch.
 
-The parent needs no torch and trains nothing. Only the first process writes the journal; the parent adds an outcome
-after all processes have died without one. Every process inherits the locks that the parent has inherited (those of the
-attempt and of its slots). If the parent dies, its processes see the end of their standard input, save and exit.
+`run` and torchrun set RANK, WORLD_SIZE, LOCAL_RANK and the meeting point (GPAS_RENDEZVOUS, or MASTER_ADDR and
+MASTER_PORT); a SLURM step sets SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID and its node list.
+
+The parent (`run`) starts the processes of a machine, forwards signals, and ends all if one dies. It trains nothing.
+Only the first process writes the journal; the parent adds an outcome after all have died without one. Every process
+inherits the locks of the attempt and of its slots from the parent. If the parent dies, its processes see the end of
+their standard input, save and exit.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,10 +21,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.state.attempt import outcome
@@ -26,7 +35,72 @@ from gpas_cli.state.job_exit import JobExit
 from gpas_cli.store.journal import Journal, tail
 from gpas_cli.store.records import RankFailure
 from gpas_cli.store.rundir import AttemptDir, read_record, write_record
-from gpas_cli.worker.rendezvous import RENDEZVOUS
+
+RENDEZVOUS = "GPAS_RENDEZVOUS"
+PORTS = range(15000, 32000)  # ports for rendezvous, below the ephemeral ports of Linux
+
+
+@dataclass(frozen=True)
+class RankEnv:
+    """Process `rank` of `size`, and `local_rank` on its machine.
+
+    `meeting` is the init method by which the processes find each other in torch, "" for a single process.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    meeting: str = ""
+
+
+ALONE = RankEnv()
+
+
+def place(environ: Mapping[str, str]) -> RankEnv:
+    """Return the place of this process in its job. Raises GpasError if variables are missing or contradictory."""
+    names = _names(environ)
+    try:
+        rank, size, local_rank = (int(environ[name]) for name in names)
+    except KeyError as error:
+        raise GpasError(f"{error.args[0]} is not set: start ranks with torchrun, srun or `gpas run`") from error
+    except ValueError as error:
+        raise GpasError(f"{', '.join(names)}: {error}") from error
+    if not 0 <= rank < size:
+        raise GpasError(f"{names[0]}={rank} and {names[1]}={size}: a rank is at least 0 and below the number of ranks")
+    return RankEnv(rank, size, local_rank, meeting(environ) if size > 1 else "")
+
+
+def meeting(environ: Mapping[str, str]) -> str:
+    """Return the init method for torch.distributed. Raises GpasError if the environment sets no address or port."""
+    if method := environ.get(RENDEZVOUS):
+        return method
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
+        address = address or first_host(nodes)
+    if job := environ.get("SLURM_JOB_ID"):
+        # This port is the same in every task of a step and after a requeue. Jobs of gpas choose a free port instead
+        # (`schedule.slurm.allocation`).
+        port = port or str(PORTS[zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % len(PORTS)])
+    if not address or not port:
+        raise GpasError("several processes need an address at which they connect; set MASTER_ADDR and MASTER_PORT")
+    host = f"[{address}]" if ":" in address else address
+    return f"tcp://{host}:{port}"
+
+
+def first_host(nodes: str) -> str:
+    """Return the first name in a SLURM node list: "n[007-010,12],m1" -> "n007"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    assert first is not None
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
+
+
+def _names(environ: Mapping[str, str]) -> tuple[str, str, str]:
+    if "RANK" in environ or "SLURM_PROCID" not in environ:
+        return "RANK", "WORLD_SIZE", "LOCAL_RANK"
+    # The count of the step, because `srun -n` may start fewer tasks than the job has.
+    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    return "SLURM_PROCID", size, "SLURM_LOCALID"
+
 
 GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
 POLL_SECONDS = 0.05
@@ -148,3 +222,22 @@ def _die_of(number: int) -> None:
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+class _Log(io.TextIOWrapper):
+    """A text stream whose `write` and `flush` never raise OSError."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def outlive_log() -> None:
+    """Replace stdout and stderr with streams that drop output instead of raising OSError."""
+    streams = (io.FileIO(number, "wb", closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (_Log(raw, "utf-8", errors="replace", write_through=True) for raw in streams)

@@ -12,7 +12,7 @@ from launching import entry, key
 
 from gpas_cli.grid import Entry
 from gpas_cli.plan.usage import UsageMeter
-from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.slurm.reports import Job
 from gpas_cli.state.progress import Progress
 from gpas_cli.state.status import CellStatus
 from gpas_cli.store.journal import encode

@@ -8,7 +8,7 @@ import pytest
 from attempts import make_attempt
 
 from gpas_cli.events import Phase
-from gpas_cli.schedule.out_of_memory import halved_micro_batch, is_memory
+from gpas_cli.schedule.retry import halved_micro_batch, is_memory
 from gpas_cli.store.journal import Journal
 
 KEY = "0123456789abcdef"

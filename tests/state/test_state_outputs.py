@@ -12,7 +12,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.worker.inputs import discard_unfinished
+from gpas_cli.worker.stages.training import discard_unfinished
 
 KEY = "0123456789abcdef"
 

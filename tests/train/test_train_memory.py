@@ -14,7 +14,7 @@ from together import limited, run, text
 from gpas_cli.errors import GpasError
 from gpas_cli.model import narrow
 from gpas_cli.model.llama import build
-from gpas_cli.schedule.out_of_memory import is_memory
+from gpas_cli.schedule.retry import is_memory
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import activation_bytes, update_bytes
 from gpas_cli.spec.parse_cell import cell_from, parse_model

@@ -12,8 +12,8 @@ import pytest
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Spike, Step
-from gpas_cli.schedule import extras
-from gpas_cli.schedule.extras import require_libraries
+from gpas_cli.schedule import process
+from gpas_cli.schedule.process import require_libraries
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import sinks
 from gpas_cli.train.sinks import Subject, opened, scalars
@@ -169,7 +169,7 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
 
 
 def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(process, "find_spec", lambda name: None)
     require_libraries({"g/a": Monitoring()})
     both = Monitoring(tensorboard="x", wandb="y")
     with pytest.raises(GpasError) as caught:

@@ -20,7 +20,7 @@ from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.downstream import run
+from gpas_cli.worker.stages.scoring import run_downstream
 
 WORDS = "gate norm layer stream scale depth".split()
 
@@ -56,7 +56,7 @@ class Project:
 
     def go(self, attempt: AttemptDir, stop: Callable[[], str | None] = lambda: None) -> Outcome:
         journal = Journal(attempt.journal_path)
-        outcome = run(StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE))
+        outcome = run_downstream(StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE))
         journal.close()
         ended(attempt, outcome)
         return outcome

@@ -21,7 +21,7 @@ from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.importance import run
+from gpas_cli.worker.stages.scoring import run_importance
 
 CELL = cell_of(norm="pre", gate="gpas")
 LAYERS = CELL.model.size.layers
@@ -56,7 +56,7 @@ def new_attempt(project: Path) -> AttemptDir:
 def go(project: Path, attempt: AttemptDir, most: int = 100) -> Outcome:
     """Run the attempt, asking it to stop after `most` measurements."""
     journal = Journal(attempt.journal_path)
-    outcome = run(StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stopping(most), ALONE))
+    outcome = run_importance(StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stopping(most), ALONE))
     journal.close()
     end_with(attempt, outcome)
     return outcome

@@ -24,7 +24,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, conclude
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import write_json
-from gpas_cli.worker.rendezvous import RankEnv, first_host, place
+from gpas_cli.worker.ranks import RankEnv, first_host, place
 
 FAKE = Path(__file__).with_name("fake_rank.py")
 PARENT = """

@@ -15,7 +15,7 @@ from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.texts import run
+from gpas_cli.worker.stages.scoring import run_texts
 
 SECTION = {"texts": ["one=held-out/one.txt", "two=held-out/two.txt"]}
 
@@ -49,7 +49,9 @@ class Project:
         """Run the stage; return its outcome, the texts that it scored, and its warnings."""
         attempt = self.attempt()
         journal = Journal(attempt.journal_path)
-        outcome = run(StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, lambda: None, ALONE))
+        outcome = run_texts(
+            StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, lambda: None, ALONE)
+        )
         journal.close()
         self.end(attempt, outcome)
         assert attempts.conclude(attempt).state == outcome.outcome

@@ -2,7 +2,6 @@
 
 scheduler    LocalScheduler: the protocol
 run          one `gpas run`: a queue of stages, free slots, one process per attempt
-slots        accelerators or cores, shared by every `gpas run` on one runs directory
-process      one attempt: its directory, its process, its exit
+process      one attempt: its slots, its directory, its process, its exit
 benchmark    measure how fast cells train here (`gpas bench`)
 """

@@ -25,7 +25,7 @@ from gpas_cli.plan.machine import machine
 from gpas_cli.plan.speed import Shape, shape
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.slots import Lease, Slots
+from gpas_cli.schedule.local.process import Lease, Slots
 from gpas_cli.schedule.process import job_environment
 from gpas_cli.store.records import BenchRequest, bench_request
 from gpas_cli.store.rundir import write_json

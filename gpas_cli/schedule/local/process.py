@@ -1,26 +1,33 @@
-"""One attempt on this machine: its directory, its process, its exit.
+"""One attempt on this machine: its slots, its directory, its process, its exit.
 
 Every job is a new process, which imports the copy of the code. Forks of a process that has imported torch would save
-1.6 s for each small cell, 35 s of the whole quickstart. multiprocessing's fork server can pass the locks on, but imports
+1.6 s for each small cell, 35 s of the quickstart. multiprocessing's fork server can pass the locks on, but imports
 from this process's search path, not from the copy, and waits for its jobs when this process exits. A fork server of our
 own took 180 lines and had failures of its own.
+
+A slot is an accelerator, or a core if there is none: a lock file `runs/.slots/<host>/<device>.lock`. The job inherits
+its descriptor, so that a job which outlives the process that started it still occupies its slot.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from gpas_cli.plan.machine import THREAD_VARIABLES, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.local.slots import Lease
-from gpas_cli.schedule.out_of_memory import adjusted_to_last_attempt
 from gpas_cli.schedule.process import JOB, job_environment, record_exit, token
+from gpas_cli.schedule.retry import adjusted_to_last_attempt
+from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.locks import Lock
@@ -28,6 +35,63 @@ from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Slots taken for one job. The open descriptors `fds` hold them; `variables` go into the job's environment."""
+
+    fds: tuple[int, ...]
+    devices: tuple[str, ...]
+    threads: int
+    variables: Mapping[str, str]
+
+    def close(self) -> None:
+        """Close this process's descriptors; the slots are released when the job's copies close too."""
+        for fd in self.fds:
+            with suppress(OSError):
+                os.close(fd)
+
+
+class Slots:
+    """The slots of one machine, from which jobs take theirs."""
+
+    def __init__(self, runs: Path, machine: Machine):
+        self.machine = machine
+        self._folder = runs / ".slots" / socket.gethostname()
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, resources: Resources, environ: Mapping[str, str] = os.environ) -> Lease | None:
+        """Return the slots that a job needs, None if too few are free. Raises GpasError if locks do not work."""
+        wanted = self.machine.needs(resources)
+        taken = dict[str, int]()
+        with locks.locked(self._folder / ".lock"):  # otherwise two processes could each hold half of what both need
+            for device in self._devices():
+                fd = locks.try_hold(self._path(device))
+                if fd is not None:
+                    taken[device] = fd
+                if len(taken) == wanted:
+                    return self._lease(taken, resources)
+            for fd in taken.values():
+                os.close(fd)
+        return None
+
+    def free(self) -> int:
+        """Return how many slots are free."""
+        return sum(locks.probe(self._path(device)) is not locks.Lock.HELD for device in self._devices())
+
+    def _devices(self) -> list[str]:
+        return [f"gpu-{gpu}" for gpu in self.machine.gpus] or [f"cpu-{core}" for core in self.machine.cores]
+
+    def _path(self, device: str) -> Path:
+        return self._folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.lock"
+
+    def _lease(self, taken: Mapping[str, int], resources: Resources) -> Lease:
+        gpus = [device.removeprefix("gpu-") for device in taken] if self.machine.gpus else []
+        threads = self.machine.threads(resources)
+        variables = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        return Lease(fds=tuple(taken.values()), devices=tuple(taken), threads=threads, variables=variables)
+
 
 GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed
 NOT_STARTED = 127  # the shell's exit code for a command that could not be run

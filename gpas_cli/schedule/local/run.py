@@ -19,10 +19,9 @@ from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.texts import require_texts
 from gpas_cli.schedule import process
-from gpas_cli.schedule.extras import require_libraries
-from gpas_cli.schedule.local.process import Process, Spawner
-from gpas_cli.schedule.local.slots import Slots
-from gpas_cli.schedule.out_of_memory import halved_micro_batch, ran_out_of_memory
+from gpas_cli.schedule.local.process import Process, Slots, Spawner
+from gpas_cli.schedule.process import require_libraries
+from gpas_cli.schedule.retry import halved_micro_batch, ran_out_of_memory
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives

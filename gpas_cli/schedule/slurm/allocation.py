@@ -3,6 +3,9 @@
 Rank 0 announces attempts to the other tasks of the start in rosters: numbered files, each with the attempts to start
 next; the last one says that there will be no more. A task of higher rank whose process fails records in the attempt's
 directory how it ended; rank 0 decides what happens to the job.
+
+SIGKILL alone is no evidence that memory ran out (`MemoryWatch`): either the kernel counts a process that its
+out-of-memory killer has ended in this task's control group, or this task's jobs were near SLURM's limit for the node.
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ import os
 import random
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.out_of_memory import adjusted_to_last_attempt
+from gpas_cli.schedule.retry import adjusted_to_last_attempt
 from gpas_cli.schedule.slurm import submission
-from gpas_cli.schedule.slurm.retry import breaker
-from gpas_cli.schedule.slurm.submission import Submission
+from gpas_cli.schedule.slurm.submission import Submission, breaker
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.cancellation import requested
@@ -30,7 +34,7 @@ from gpas_cli.state.submitters import claims_lock
 from gpas_cli.store import rundir
 from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Roster, SlurmPlace, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
-from gpas_cli.worker.rendezvous import PORTS
+from gpas_cli.worker.ranks import PORTS
 
 
 class ElementStart:
@@ -156,3 +160,69 @@ def free_port() -> int:
             probe.bind(("", port))
             return port
     raise GpasError(f"no port from {PORTS.start} to {PORTS.stop} is free")
+
+
+NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
+GROUPS = Path("/proc/self/cgroup")
+MOUNT = Path("/sys/fs/cgroup")
+
+
+class MemoryWatch:
+    """The memory use of this task's jobs. `environ` is the environment that SLURM sets for a task."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ):
+        self.limit = limit(environ)
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard earlier measurements. Call it before jobs start."""
+        self._used = 0
+        self._kills = kernel_kills()
+
+    def measure(self, pids: Iterable[int]) -> None:
+        """Record the memory that the processes `pids` and their descendants use now."""
+        self._used = sum(resident(pid) for pid in pids) or self._used
+
+    def evidence(self) -> str:
+        """Return why jobs that were killed since `reset` count as out of memory, "" without evidence."""
+        if kernel_kills() > self._kills:
+            return "the kernel's out-of-memory killer ended a process of the job"
+        if self.limit and self._used >= NEAR_LIMIT * self.limit:
+            return f"it used {self._used >> 20} MiB of {self.limit >> 20} MiB"
+        return ""
+
+
+def limit(environ: Mapping[str, str]) -> int:
+    """Return the memory limit that SLURM sets for the job on this node in bytes, 0 if there is none."""
+    node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
+    cpus = _number(environ.get("SLURM_CPUS_ON_NODE", ""))
+    return (node or _number(environ.get("SLURM_MEM_PER_CPU", "")) * cpus) << 20
+
+
+def resident(pid: int) -> int:
+    """Return the resident memory of a process and its descendants in bytes, 0 if the process has ended."""
+    found = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                found += each.memory_info().rss
+    return found
+
+
+def kernel_kills(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
+    """Return how many processes of this control group the kernel's out-of-memory killer has ended, 0 if unknown."""
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            place = mount / controllers / path.lstrip("/")
+            if not controllers or "memory" in controllers.split(","):
+                name = "memory.oom_control" if controllers else "memory.events"
+                with suppress(OSError):
+                    words = (place / name).read_text().split()
+                    return _number(dict(zip(words[::2], words[1::2], strict=False)).get("oom_kill", ""))
+    return 0
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

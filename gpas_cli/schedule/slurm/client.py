@@ -1,14 +1,17 @@
-"""SLURM's command-line programs, run with a time limit. Refusals are distinguished from an unreachable scheduler."""
+"""SLURM's command-line programs, run with a time limit: whether they can be used, and what a refusal says."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping
 
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.process import without_secrets
+from gpas_cli.schedule.scheduler import Choice
+from gpas_cli.state.claims import LOCAL, SLURM
 
 TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
 # Variables of a job must not leak into jobs submitted from inside it, and a user's defaults for these programs must
@@ -103,3 +106,45 @@ def configuration() -> dict[str, str]:
 def user() -> str:
     """Return the numeric id of this user, as SLURM's filters take it."""
     return str(os.getuid())
+
+
+PING_SECONDS = 20.0  # time limit of `scontrol ping`
+
+
+def require(environ: Mapping[str, str]) -> None:
+    """Raise GpasError if sbatch is not installed."""
+    if not present("sbatch", environ):
+        raise GpasError(
+            "SLURM is not available: sbatch is not on the PATH; submit from a login node, or use --executor local"
+        )
+
+
+def automatic(environ: Mapping[str, str]) -> Choice | None:
+    """Return SLURM if its controller answers, this machine in a job of it, None if it is not installed."""
+    if not present("sbatch", environ):
+        return None
+    if "SLURM_JOB_ID" in environ:
+        return Choice(LOCAL)
+    if _controller_answers(environ):
+        return Choice(SLURM)
+    return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")
+
+
+def _controller_answers(environ: Mapping[str, str]) -> bool:
+    command = ["scontrol", "ping"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PING_SECONDS, env=dict(environ), check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0 and "is UP" in done.stdout
+
+
+def seconds(words: str) -> float:
+    """Return a SLURM time in seconds: "15", "5 sec", "00:01:30", "1-00:00:00". Raises GpasError for other forms."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)(?: sec)?", words.strip())
+    if match is None:
+        raise GpasError(f"not a SLURM time: {words!r}")
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)

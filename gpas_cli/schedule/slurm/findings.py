@@ -1,23 +1,206 @@
-"""The findings of `gpas doctor` about a cluster: from its configuration, and with --nodes from compute nodes."""
+"""The findings of `gpas doctor` about a cluster: its configuration, the time that jobs have after a warning, its nodes.
+
+A preempted job is warned at once: with the signal that it asked for if SlurmctldParameters has
+preempt_send_user_signal, else with TERM. It is killed KillWait seconds after GraceTime. Before its time limit, a job is
+warned `notice` seconds ahead. https://slurm.schedmd.com/preempt.html
+
+With --nodes, short jobs report what compute nodes see, one for each set of resources among the cells. Such a probe is
+submitted like the job of a cell, with the partition, account, options, setup, environment and Python of its resources.
+Probes that are still queued after the wait, or when this process ends, are cancelled.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import secrets
+import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.events import Checkpoint, Step
 from gpas_cli.project import Project
 from gpas_cli.schedule.scheduler import Finding
-from gpas_cli.schedule.slurm import client, preemption
-from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.nodes import ask
+from gpas_cli.schedule.slurm import client, probe, reports, script
+from gpas_cli.schedule.slurm.client import SlurmError, seconds
+from gpas_cli.schedule.slurm.submission import last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
+from gpas_cli.state.logs import end_of
+from gpas_cli.store.journal import tail
+from gpas_cli.store.rundir import all_attempts
 from gpas_cli.words import listed
+
+PATIENCE_SECONDS = 120.0  # for a node to become available
+POLL_SECONDS = 1.0
+LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files written on other nodes appear late
+# Pending reasons that only an administrator, or another request, can resolve.
+PERMANENT_REASONS = (
+    *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"),
+    *("InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed"),
+)
+
+
+@dataclass
+class NodeProbe:
+    """A probe: the cells whose resources it has, the name and log of its job, and its answer or its problem."""
+
+    label: str
+    name: str
+    log: Path
+    answer: Mapping[str, Any] | None = None
+    problem: str = ""
+    reason: str = ""  # why it is pending, by SLURM's last report
+    ended: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        return self.answer is None and not self.problem
+
+
+def ask(
+    project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = PATIENCE_SECONDS
+) -> list[NodeProbe]:
+    """Submit one probe per profile, all at once, and wait at most `patience` seconds for their answers.
+
+    `lock` is a file that this process holds locked, in a folder that nodes should see; the logs are written beside it.
+    """
+    name = f"gpas-doctor-{secrets.token_hex(4)}"
+    probes = [NodeProbe(label, f"{name}-{i}", lock.parent / f"{i}.out") for i, label in enumerate(profiles)]
+    try:
+        for asked, resources in zip(probes, profiles.values(), strict=True):
+            _submit(project, asked, resources, lock)
+        until = time.monotonic() + patience
+        while any(asked.open for asked in probes) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+            _look([asked for asked in probes if asked.open])
+    finally:
+        for asked in probes:
+            with suppress(SlurmError):
+                client.run("scancel", f"--name={asked.name}")
+    for asked in probes:
+        if asked.open:
+            asked.problem = f"no node within {patience:.0f} s{f' ({asked.reason})' if asked.reason else ''}"
+    return probes
+
+
+def _submit(project: Project, asked: NodeProbe, resources: Resources, lock: Path) -> None:
+    words = [probe.__file__, str(lock), str(min(1, resources.gpus))]
+    path = asked.log.with_suffix(".sh")
+    path.write_text(script.single(project, asked.name, asked.log, resources, shlex.join(words)))
+    try:
+        drop = script.overriding(path.read_text())
+        client.run("sbatch", f"--job-name={asked.name}", str(path), drop=drop)
+    except SlurmError as error:
+        asked.problem = str(error)
+
+
+def _look(probes: Sequence[NodeProbe]) -> None:
+    for asked in probes:
+        answers = [line for line in end_of(asked.log).splitlines() if line.startswith("{")]
+        with suppress(ValueError, IndexError):
+            asked.answer = json.loads(answers[-1])
+    with suppress(SlurmError):
+        names = ",".join(asked.name for asked in probes)
+        queue = client.run("squeue", "-h", "-a", "-t", "all", f"--name={names}", "-o", "%j|%T|%r")
+        rows = {line.split("|")[0]: line.split("|")[1:] for line in queue.splitlines() if line.count("|") == 2}
+        for asked in (asked for asked in probes if asked.open):
+            _record_state(asked, *rows.get(asked.name, ("COMPLETED", "")))
+
+
+def _record_state(asked: NodeProbe, state: str, reason: str) -> None:
+    """Record the state of a probe's job: pending for a reason, or ended."""
+    asked.reason = "" if reason == "None" else reason
+    if state == "PENDING" and reason.startswith(PERMANENT_REASONS):
+        asked.problem = f"its job cannot start: {reason}"
+    elif reports.plain(state) in reports.ENDED:
+        asked.ended = asked.ended or time.monotonic()
+        if time.monotonic() - asked.ended > LATE_SECONDS:
+            asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"
+
+
+SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
+
+
+def warning_findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
+    """Yield findings that compare the time jobs have after a warning with the time a checkpoint takes.
+
+    `notices` has the values of `resources.notice` among the cells, in seconds.
+    """
+    save = slowest_save(runs)
+    took = "no checkpoint measured yet" if save is None else f"an update and a checkpoint took up to {save:.1f} s here"
+    need = 0.0 if save is None else save + SLACK_SECONDS
+    yield _preemption(config, took, need)
+    if notices:
+        least, most = min(notices), max(notices)
+        asked = f"{least}" if least == most else f"{least} to {most}"
+        detail = f"jobs are warned {asked} s before their time limit (resources.notice); {took}"
+        remedy = f"set resources.notice to at least {2 * need:.0f}" if least < need else ""
+        yield Finding("SLURM time limits", "problem" if remedy else "ok", detail, remedy)
+
+
+def _preemption(config: Mapping[str, str], took: str, need: float) -> Finding:
+    kind = config.get("PreemptType", "").rpartition("/")[2]
+    if kind in ("none", ""):
+        return Finding("SLURM preemption", "ok", "none")
+    signal = "preempt_send_user_signal" in config.get("SlurmctldParameters", "").lower()
+    try:
+        graces = _of_qos() if kind == "qos" else _of_partitions()
+    except SlurmError as error:
+        return Finding("SLURM preemption", "note", f"{kind}; the grace time is unknown: {error}", "")
+    wait = seconds(config.get("KillWait", "30"))
+    times = ", ".join(f"{grace + wait:.0f} s in {name}" for name, grace in graces.items())
+    detail = f"{kind}; no job can be preempted; {took}"
+    if times:
+        detail = f"{kind}; warned by {'USR2' if signal else 'TERM'} at once, jobs have {times}; {took}"
+    short = sorted(name for name, grace in graces.items() if grace + wait < need)
+    if short:
+        remedy = f"keep checkpoint_every short: jobs in {', '.join(short)} cannot save before they are killed"
+        return Finding("SLURM preemption", "problem", detail, f"{remedy}; or ask for a GraceTime of {2 * need:.0f} s")
+    return Finding("SLURM preemption", "ok", detail)
+
+
+def slowest_save(runs: Path) -> float | None:
+    """Return the longest time that an update and a checkpoint took together, in seconds; None if none is recorded.
+
+    Reads only the end of each journal.
+    """
+    found = list[float]()
+    for attempt in all_attempts(runs):
+        with suppress(OSError):
+            events = [line.event for line in tail(attempt.journal_path)]
+            saves = [event.seconds or 0.0 for event in events if isinstance(event, Checkpoint)]
+            updates = [event.seconds_per_step or 0.0 for event in events if isinstance(event, Step)]
+            found += [max(saves) + max(updates, default=0.0)] if saves else []
+    return max(found, default=None)
+
+
+def _of_partitions() -> dict[str, float]:
+    """Return the GraceTime of each partition whose jobs can be preempted."""
+    lines = client.run("scontrol", "show", "partition", "-o").splitlines()
+    partitions = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
+    highest = max((int(each.get("PriorityTier", 1)) for each in partitions), default=1)
+    return {
+        each["PartitionName"]: seconds(each.get("GraceTime", "0"))
+        for each in partitions
+        if each and each.get("PreemptMode", "OFF") != "OFF" and int(each.get("PriorityTier", 1)) < highest
+    }
+
+
+def _of_qos() -> dict[str, float]:
+    """Return the GraceTime of each quality of service that another one can preempt."""
+    lines = client.run("sacctmgr", "-n", "-P", "show", "qos", "format=name,gracetime,preempt").splitlines()
+    rows = [line.split("|") for line in lines if line.count("|") >= 2]
+    victims = {name for _, _, others, *_ in rows for name in others.split(",")}
+    return {name: seconds(grace) for name, grace, *_ in rows if name in victims}
+
 
 MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
 
@@ -57,7 +240,7 @@ def _configuration(version: str, runs: Path, notices: Collection[int]) -> Iterat
         return
     yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
     yield from _limits(config)
-    yield from preemption.findings(config, runs, notices)
+    yield from warning_findings(config, runs, notices)
     yield _accounting(config)
 
 

@@ -20,6 +20,7 @@ known, which `_removed` interprets.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -27,12 +28,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.slurm import client, job_states, parsers, submission
-from gpas_cli.schedule.slurm.array_task import Job
-from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.parsers import WHOLE, Jobs
-from gpas_cli.schedule.slurm.preemption import seconds
+from gpas_cli.permissions import user_name
+from gpas_cli.schedule.slurm import client, reports, submission
+from gpas_cli.schedule.slurm.client import SlurmError, seconds
+from gpas_cli.schedule.slurm.reports import WHOLE, Job, Jobs
 from gpas_cli.schedule.slurm.submission import Submission
+from gpas_cli.state.claims import Claim
+from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import read_record, write_json
 from gpas_cli.structure import Record, to_mapping
 
@@ -116,13 +118,13 @@ def _ask(runs: Path, known: Queue, line: bool) -> Queue:
 def _live(names: list[str], line: bool) -> Jobs:
     """Return what the controller remembers of the arrays of these names."""
     try:
-        return parsers.squeue(set(names), everyone=line)
+        return reports.squeue(set(names), everyone=line)
     except SlurmError as error:
         # If the controller cannot be reached, scontrol would only wait for it a second time.
         if not error.answered and client.present("squeue"):
             raise
         try:
-            return parsers.scontrol(set(names))
+            return reports.scontrol(set(names))
         except SlurmError:
             raise error from None
 
@@ -142,7 +144,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     lost = set[tuple[str, int]]()  # accounting shows jobs that a crashed controller has lost as pending
     if client.present("sacct"):
         with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone; its end may be unknown
-            for name, index, job in parsers.sacct({name: made.since for name, made in gone.items()}):
+            for name, index, job in reports.sacct({name: made.since for name, made in gone.items()}):
                 if not job.ended:
                     lost.add((name, index))
                 elif index not in jobs.get(name, {}):
@@ -154,9 +156,9 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
         for index in {*_removed(made, jobs.get(name, {}), alive=name in alive)} - {i for n, i in lost if n == name}:
             # An element that waited a moment ago, or that accounting has never seen, did not start and end since.
             waited = index in before and before[index].pending
-            state = job_states.CANCELLED if name in alive and (answered or waited) else job_states.VANISHED
+            state = reports.CANCELLED if name in alive and (answered or waited) else reports.VANISHED
             array = next(iter(jobs[name].values())).id.partition("_")[0]
-            why = job_states.REMOVED if state == job_states.CANCELLED else ""
+            why = reports.REMOVED if state == reports.CANCELLED else ""
             jobs[name][index] = Job(f"{array}_{index}", state, why)
     return jobs
 
@@ -208,3 +210,72 @@ def _save(runs: Path, queue: Queue) -> None:
         jobs={name: {str(index): job for index, job in rows.items()} for name, rows in queue.jobs.items()},
     )  # fmt: skip
     write_json(_path(runs), to_mapping(record), indent=None)
+
+
+class SlurmView:
+    """The queue and the submissions as they are seen during one look."""
+
+    def __init__(self, look: SchedulerView, queue: Queue | None = None):
+        self.look = look
+        self.runs = look.runs
+        self.obstacles: dict[str, str] = {}  # key -> why a stage that builds on it cannot run, "" if it can
+        self._queue = queue
+        self._dead: dict[str, float] = {}  # submitter -> when it was first seen to be dead
+        self._held: dict[str, str] = {}
+        self._recorded: dict[str, bool] = {}
+        self._others: dict[str, str] = {}
+
+    @property
+    def queue(self) -> Queue:
+        """SLURM's report on all jobs, queried on first use."""
+        if self._queue is None:
+            usual = FRESH_LINE_SECONDS if self.look.line else FRESH_SECONDS
+            wanted = self.look.max_age_seconds
+            self._ask(usual if wanted is None else wanted)
+        assert self._queue is not None
+        return self._queue
+
+    def job_of(self, claim: Claim) -> Job | None:
+        """Return the claim's element of its job array, None if the queue does not have it."""
+        return self.queue.find(claim.submission, claim.index) if claim.submission else None
+
+    def renew(self, since: float) -> None:
+        """Query SLURM again if the answer is from before `since` (unix time)."""
+        if self.queue.time < since:
+            self._ask(max(0.0, time.time() - since))
+
+    def queue_after(self, claim: Claim) -> Queue | None:
+        """Return an answer given after the submitter was seen to be dead: only that proves that a job is missing.
+
+        Return None while the submitter lives. If SLURM does not answer, the queue is an older one, with its error.
+        """
+        if claim.submitter not in self._dead:
+            if self.look.lives_now(claim):
+                return None
+            self._dead[claim.submitter] = time.time()
+        if not self.queue.own or self.queue.time <= self._dead[claim.submitter]:
+            self._ask(0.0)
+        return self.queue
+
+    def breaker(self, name: str) -> str:
+        """Return why the rest of a submission is held back, "" if it is not."""
+        if name not in self._held:
+            self._held[name] = submission.breaker(submission.folder(self.runs) / name)
+        return self._held[name]
+
+    def recorded(self, name: str) -> bool:
+        """Return whether the submission is on disk. One that SLURM refused is not."""
+        if name not in self._recorded:
+            self._recorded[name] = submission.find(self.runs, name) is not None
+        return self._recorded[name]
+
+    def other_user(self, name: str) -> str:
+        """Return who made a submission whose jobs SLURM may hide from this user, "" if it hides none."""
+        if name not in self._others:
+            made = submission.find(self.runs, name)
+            mine = made is None or os.getuid() in (0, made.owner)
+            self._others[name] = "" if made is None or mine else user_name(made.owner)
+        return self._others[name]
+
+    def _ask(self, max_age_seconds: float) -> None:
+        self._queue = current(self.runs, max_age_seconds, line=self.look.line)

@@ -1,32 +1,195 @@
-"""The scheduler of a SLURM cluster: `gpas run` submits job arrays and exits."""
+"""The scheduler of a SLURM cluster: `gpas run` submits job arrays and exits.
+
+With --wait, it stays: it fills the queue as room permits and resubmits interrupted jobs until all have ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpas_cli.errors import GpasError
+from gpas_cli.period import Period
+from gpas_cli.permissions import explain
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.tokenisation import with_texts
 from gpas_cli.project import Project
-from gpas_cli.schedule.process_cancel import cancel_process
+from gpas_cli.schedule.cancel import cancel_process
 from gpas_cli.schedule.scheduler import Finding, ProfileUse, RunRequest, Scheduler
-from gpas_cli.schedule.slurm import choice, submission
-from gpas_cli.schedule.slurm.array_task import Job
-from gpas_cli.schedule.slurm.cancel import cancel
+from gpas_cli.schedule.slurm import client, submission
+from gpas_cli.schedule.slurm.arrays import ranges
 from gpas_cli.schedule.slurm.findings import findings
-from gpas_cli.schedule.slurm.run import SlurmRun
+from gpas_cli.schedule.slurm.queue import SlurmView
+from gpas_cli.schedule.slurm.reports import Job, used_by_profile
 from gpas_cli.schedule.slurm.state import state_of
-from gpas_cli.schedule.slurm.submit import ArraySubmitter
-from gpas_cli.schedule.slurm.used import used_by_profile
-from gpas_cli.schedule.slurm.view import SlurmView
+from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs
+from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.spec.run import Resources
+from gpas_cli.state.cancellation import request, requested
+from gpas_cli.state.claim_set import CLAIMABLE
 from gpas_cli.state.claims import Claim
-from gpas_cli.state.status import CellStatus, StageStatus
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import ALIVE, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import stage_dir
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, listed
+
+POLL_SECONDS = 5.0  # between two checks of the stages
+RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
+
+
+class SlurmRun:
+    """The jobs submitted by one `gpas run`. `stop` only stops the waiting: the jobs belong to SLURM."""
+
+    def __init__(self, submitter: ArraySubmitter, submitted: Submitted):
+        self.submitter = submitter
+        self.submitted = submitted
+        self._request = submitter.request
+        self._reporter = submitter.request.reporter
+        self._seen = dict(submitted.seen)
+        self._held = set[str]()  # notices given about jobs that are held
+        self._stopped = False
+        self._resubmission = Period(RESUBMIT_SECONDS, at_once=False)
+        self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
+
+    def stop(self) -> None:
+        """Stop waiting. Safe in a signal handler."""
+        self._stopped = True
+
+    def follow(self) -> RunSummary:
+        """Wait until every stage that can be run has ended. Return the summary."""
+        while not self._stopped:
+            self._observe()
+            states = {key: self._seen[key].state for key in self.submitter.jobs}
+            resubmittable = [key for key, state in states.items() if state in CLAIMABLE and not self._tried_enough(key)]
+            if not any(seen.state in ALIVE for seen in self._seen.values()) and not (
+                resubmittable and self._any_can_run(resubmittable)
+            ):
+                break
+            if resubmittable and self._resubmission.is_over():
+                self._submit()
+            time.sleep(POLL_SECONDS)
+        self._observe()
+        return self._summary()
+
+    def _observe(self) -> None:
+        runs = self.submitter.project.runs
+        alive = SchedulerView(runs)
+        ended = False
+        for key, job in self._jobs.items():
+            before = self._seen.get(key)
+            self._seen[key] = observe(runs, key, alive)
+            if before and before.state != self._seen[key].state and self._seen[key].state not in (*ALIVE, "missing"):
+                self._reporter.finished(job, self._seen[key])
+                ended = True
+        if ended and (problem := self._request.ingest()):
+            self._reporter.notice(problem)
+        for line in held_jobs(self._jobs, self._seen):
+            if line not in self._held:
+                self._held.add(line)
+                self._reporter.notice(line)
+        self._reporter.tick(self._snapshot())
+
+    @property
+    def _jobs(self) -> dict[str, StageJob]:
+        return {**self.submitter.texts, **self.submitter.jobs}
+
+    def _tried_enough(self, key: str) -> bool:
+        """Return whether the stage was resubmitted `retries` times without SLURM starting an attempt at it."""
+        return self._tries[key, self._seen[key].attempt] >= self.submitter.jobs[key].resources.retries
+
+    def _any_can_run(self, keys: list[str]) -> bool:
+        """Return whether some of these stages can still run: their prerequisites have a result or may yet have one."""
+        states = {key: seen.state for key, seen in self._seen.items()}
+        parents = (self._jobs[key].after for key in keys)
+        return any(all(states[p] in (*CLAIMABLE, *ALIVE, "done") for p in needed) for needed in parents)
+
+    def _submit(self) -> None:
+        try:
+            done = self.submitter.submit(again=True)
+        except (GpasError, OSError) as error:  # the next attempt may succeed
+            self._reporter.notice(str(error))
+            return
+        keys = (key for batch in done.batches for element in batch.keys for key in element if key in self._seen)
+        self._tries.update((key, self._seen[key].attempt) for key in keys)
+        if done.jobs:
+            self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
+
+    def _snapshot(self) -> RunSnapshot:
+        jobs = self._jobs
+        at = {
+            state: [key for key, seen in self._seen.items() if seen.state == state] for state in ("running", "queued")
+        }
+        return RunSnapshot(
+            running=tuple((jobs[key], self._seen[key]) for key in at["running"]),
+            followed=(),
+            waiting=tuple(jobs[key] for key in at["queued"]),
+            ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
+            slots=0,
+            starved=False,
+            stopping=False,
+        )
+
+    def _summary(self) -> RunSummary:
+        endings = {key: Ending(status, reason_of(status)) for key, status in self._seen.items()}
+        return summarise(self._request.entries, endings)
+
+
+TOGETHER = 1000  # elements of one array in a call of scancel
+
+
+def cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool, str]]:
+    """Write a request for each stage, and remove from the queue the jobs that have nothing else to run.
+
+    Return by key whether the request was written, and what was done. The queue of `view` must have been queried just
+    now. The requests are written first and are sufficient: if SLURM does not answer, a job starts, reads the request
+    and exits.
+    """
+    done: dict[str, tuple[bool, str]] = {}
+    for key in stages:
+        try:
+            request(stage_dir(view.runs, key))
+        except UNREADABLE as error:
+            done[key] = False, f"could not be cancelled: {explain(error)}"
+    made = {name: submission.find(view.runs, name) for name in {claim.submission for claim in stages.values()}}
+    idle: dict[str, dict[str, int]] = {}  # array -> key -> index of its job, which has nothing else to run
+    for key, claim in stages.items():
+        job, array = view.job_of(claim), made[claim.submission]
+        if key in done:
+            continue
+        if job is None or job.ended or job.state == "RUNNING":
+            alive = job and not job.ended
+            done[key] = True, "its job will save and exit within seconds" if alive else "its job will skip this cell"
+        elif all(
+            key == other or requested(view.runs, other) for other in (array.keys_of(claim.index) if array else ())
+        ):
+            idle.setdefault(job.id.partition("_")[0], {})[key] = claim.index
+        else:
+            done[key] = True, f"SLURM {job.id} runs its other cells without it"
+    for job_id, indices in idle.items():
+        done |= {key: (True, what) for key, what in _removed(job_id, indices)}
+    return done
+
+
+def _removed(array: str, indices: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Remove elements of an array from the queue. Yield what was done for each key."""
+    keys: Sequence[str] = sorted(indices, key=lambda key: indices[key])
+    for some in (keys[i : i + TOGETHER] for i in range(0, len(keys), TOGETHER)):
+        numbers = ranges(sorted({indices[key] for key in some}))
+        failed = ""
+        try:
+            # The id that the queue has just given for the name, since ids are reused after a crash. Given a name
+            # besides the id of one element, scancel (22.05) cancels the whole array.
+            client.run("scancel", f"{array}_{numbers}" if numbers.isdigit() else f"{array}_[{numbers}]")
+        except client.SlurmError as error:
+            failed = f"its job will exit when it starts ({error})"
+        for key in some:
+            yield key, failed or f"removed from the queue (SLURM {array}_{indices[key]})"
 
 
 class SlurmScheduler(Scheduler):
@@ -38,8 +201,8 @@ class SlurmScheduler(Scheduler):
         self.look = look
         self._view = SlurmView(look)
 
-    require = staticmethod(choice.require)
-    automatic = staticmethod(choice.automatic)
+    require = staticmethod(client.require)
+    automatic = staticmethod(client.automatic)
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of a stage from the queue. A claim without an array is that of a submitting process."""

@@ -12,12 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.out_of_memory import is_memory
-from gpas_cli.schedule.slurm import job_states, submission
-from gpas_cli.schedule.slurm.array_task import Job
-from gpas_cli.schedule.slurm.queue import Queue
-from gpas_cli.schedule.slurm.retry import last_log_line
-from gpas_cli.schedule.slurm.view import SlurmView
+from gpas_cli.schedule.retry import is_memory
+from gpas_cli.schedule.slurm import reports, submission
+from gpas_cli.schedule.slurm.queue import Queue, SlurmView
+from gpas_cli.schedule.slurm.reports import Job
+from gpas_cli.schedule.slurm.submission import last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import attempts_without_progress
 from gpas_cli.state.cancellation import requested
@@ -57,7 +56,7 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
         return found
     if queue is None or job is None:
         return _given_up(view.runs, key, _unseen(view, last, claim, queue))
-    if job.state == job_states.VANISHED and any(observe(view.runs, k, view.look).state != "done" for k in claim.after):
+    if job.state == reports.VANISHED and any(observe(view.runs, k, view.look).state != "done" for k in claim.after):
         return _given_up(
             view.runs, key, _unseen(view, last, claim, queue)
         )  # SLURM may have removed what waited in vain
@@ -171,21 +170,21 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
 
 def _why(job: Job, place: Path) -> tuple[str, str]:
     """Return the state and the reason for a job that ended without an outcome."""
-    code, signal = job_states.exit_words(job.exit)
+    code, signal = reports.exit_words(job.exit)
     if job.state == "CANCELLED":
-        if job.reason == job_states.NEVER:
+        if job.reason == reports.NEVER:
             return "interrupted", "removed from the queue: a job that it depends on did not succeed"
         return "cancelled", "cancelled in SLURM"
-    if job.state == job_states.VANISHED:
+    if job.state == reports.VANISHED:
         return "unknown", "someone removed it with scancel, or SLURM has lost it; `gpas retry` runs it"
     log = place / f"{job.id}_0_log.out"
-    if job.state == job_states.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
+    if job.state == reports.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
         return "interrupted", f"out of memory on {job.nodes}"
-    if job.state in job_states.INTERRUPTED or job.state == "COMPLETED":
+    if job.state in reports.INTERRUPTED or job.state == "COMPLETED":
         return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"
-    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in job_states.OUTSIDE_SIGNALS):
+    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in reports.OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with exit status {job.exit or 'unknown'}"
-    if signal == job_states.NO_LOG:
+    if signal == reports.NO_LOG:
         return (
             "interrupted",
             f"SLURM could not open the job's log on {job.nodes}; check that runs/ can be written there",

@@ -11,32 +11,78 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.tokenisation import how_far, with_texts
-from gpas_cli.schedule.extras import require_libraries
-from gpas_cli.schedule.out_of_memory import is_memory
+from gpas_cli.schedule.process import require_libraries
+from gpas_cli.schedule.retry import is_memory
 from gpas_cli.schedule.scheduler import RunRequest
-from gpas_cli.schedule.slurm import client, job_states, queue, script, submission
+from gpas_cli.schedule.slurm import client, queue, reports, script, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.growth import grown
-from gpas_cli.schedule.slurm.retry import faulty_nodes
-from gpas_cli.schedule.slurm.submission import Submission
+from gpas_cli.schedule.slurm.submission import Submission, faulty_nodes
 from gpas_cli.schedule.summary import JobBatch, Submitted
 from gpas_cli.spec.parse import plain
-from gpas_cli.spec.run import Resources
+from gpas_cli.spec.run import Resources, time_seconds
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.claim_set import CLAIMABLE, RETRIABLE, ClaimSet
 from gpas_cli.state.claims import SLURM, claim_path, read_claim, write_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
+from gpas_cli.state.usage import end_of
 from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.words import count, listed
+
+EARLY_SECONDS = 70.0  # by which SLURM may send the warning too early
+TIMEOUT = "timeout"  # SLURM's state TIMEOUT, as a cause
+
+
+def grown(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, set[str]]:
+    """Return a job with the memory and the time of its next attempt, and which of them are more than the last one's.
+
+    `seen` is its status before.
+    """
+    asked = job.resources
+    if not asked.growing:
+        return job, set()
+    before, seconds = _before(runs, job.key, seen)
+    timeout = seen.cause.startswith(TIMEOUT) or (before is not None and reached_limit(before, seconds))
+    ended = {"mem": is_memory(seen.cause), "time": timeout}
+    chosen, larger, more = dict[str, Any](), list[str](), set[str]()
+    for name in asked.growing:
+        entries, used = getattr(asked, name), getattr(before, name, None)
+        last = entries.index(used) if used in entries else 0
+        place = min(last + (used in entries and ended[name]), len(entries) - 1)
+        chosen[name] = entries[place]
+        larger += [name] if place + 1 < len(entries) else []
+        more |= {name} if place > last else set()
+    return replace(job, resources=replace(asked, **chosen), larger=tuple(larger)), more
+
+
+def reached_limit(asked: Resources, seconds: float) -> bool:
+    """Return whether a job that ended after `seconds` was ended, or warned, because of its time limit."""
+    limit = time_seconds(str(asked.first.time))
+    return limit is not None and seconds >= max(limit - asked.notice - EARLY_SECONDS, limit / 2)
+
+
+def _before(runs: Path, key: str, seen: StageStatus) -> tuple[Resources | None, float]:
+    """Return what the last job of a stage asked for, and the seconds of its last attempt."""
+    with suppress(OSError, GpasError):
+        if seen.directory:
+            attempt = AttemptDir(seen.directory)
+            record = attempt.read_attempt()
+            return record.resources, end_of(attempt) - record.created
+        if seen.claim and (made := submission.find(runs, seen.claim.submission)):
+            return next(each.resources for each in made.element(seen.claim.index) if each.key == key), 0.0
+    return None, 0.0
+
 
 HELD_NAMED = 5  # held jobs named in notices
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
@@ -235,7 +281,7 @@ class ArraySubmitter:
         resources = array.first.resources
         spec = array.spec(self.request.at_once or resources.at_once)
         jobs = (seen[job.key].job for job in array.jobs) if seen else ()
-        bad = {job.nodes for job in jobs if job and job.state in job_states.NODE_FAULTS and job.nodes}
+        bad = {job.nodes for job in jobs if job and job.state in reports.NODE_FAULTS and job.nodes}
         bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
         profile = script.parameters(resources)
         return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))

@@ -18,27 +18,115 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import THREAD_VARIABLES
-from gpas_cli.schedule.out_of_memory import halved_micro_batch, is_memory
-from gpas_cli.schedule.process import JOB
-from gpas_cli.schedule.slurm import client, job_states, parsers
-from gpas_cli.schedule.slurm.allocation import ElementStart
-from gpas_cli.schedule.slurm.child import Child
+from gpas_cli.schedule.process import JOB, record_exit
+from gpas_cli.schedule.retry import halved_micro_batch, is_memory, ran_out_of_memory
+from gpas_cli.schedule.slurm import client, reports
+from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.schedule.slurm.memory import MemoryWatch
-from gpas_cli.schedule.slurm.retry import SAME_CAUSE_CELLS, avoided, count_failure
+from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
+from gpas_cli.schedule.slurm.submit import reached_limit
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.job_exit import JobExit
+from gpas_cli.state.logs import last_line
 from gpas_cli.store.records import ElementRecord, RankExit, element_of
-from gpas_cli.store.rundir import AttemptDir, attempts, write_record
-from gpas_cli.worker.stdio import outlive_log
+from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
+from gpas_cli.worker.ranks import outlive_log, recorded_failure
+
+READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
+
+
+@dataclass
+class Child:
+    """The job of one attempt, or this task's process of it. `node` is where it runs."""
+
+    attempt: AttemptDir
+    job: ElementRecord
+    process: subprocess.Popen[bytes]
+    since: float
+    node: str = ""
+    exit_requested: bool = False
+    superseded: bool = False
+    peer_exit: RankExit | None = None  # how a process of higher rank ended, if one has failed
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def faulty_node(self) -> str:
+        """The node that cannot run this job, "" if none is known. Read it after the job has ended."""
+        if self.peer_exit:
+            return self.peer_exit.node if self.peer_exit.code == JobExit.FAULTY_NODE else ""
+        return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
+
+    @property
+    def outgrew_limit(self) -> bool:
+        """Whether the job reached its time limit, and the next one asks for a longer one."""
+        return "time" in self.job.larger and reached_limit(self.job.resources, time.monotonic() - self.since)
+
+    def request_exit(self) -> None:
+        """Ask the job to save and exit, once it has installed its signal handlers."""
+        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > READY_SECONDS
+        if not self.exit_requested and ready:
+            self.exit_requested = True
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
+    def kill_if_peer_ended(self) -> None:
+        """Kill the job if a process of higher rank has ended: the others would wait for it until the time limit."""
+        report = next(self.attempt.path.glob("rank[0-9]*.json"), None)
+        if report is not None:
+            self.peer_exit = read_record(RankExit, report)
+            self.process.kill()
+
+    def killed(self) -> bool:
+        """Return whether the job, which has ended, was killed although this task did not ask it to exit."""
+        code = self.process.wait()
+        if self.peer_exit:
+            return self.peer_exit.signal == signal.SIGKILL
+        return code == -signal.SIGKILL and not self.exit_requested
+
+    def out_of_memory(self, evidence: str) -> str:
+        """Return why the job, which has ended, counts as out of memory; "" without evidence.
+
+        `evidence` comes from this node's memory, and applies to processes that were killed.
+        """
+        if self.killed():
+            return self.peer_exit.memory if self.peer_exit else evidence
+        if self.peer_exit:
+            return self.peer_exit.error if is_memory(self.peer_exit.error) else ""
+        seen = conclude_or_unknown(self.attempt)
+        return seen.cause if ran_out_of_memory(seen) else ""
+
+    def why_failed(self, rank: int) -> str:
+        """Return why the process `rank` of the job, which has ended, failed: the cause that it recorded, or else the
+        last line of its log."""
+        cause = recorded_failure(self.attempt)
+        return cause or f"rank {rank}: {last_line(self.attempt.path / f'log-rank{rank}.txt')}"
+
+    def record(self, memory: str = "") -> int:
+        """Write exit.json; `memory` shows that memory ran out. Return the job's exit code, or that of an interrupted
+        job if it is to run again.
+        """
+        code = self.process.wait()
+        more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
+        more |= {"error": f"out of memory: {memory}"} if memory and not self.peer_exit else {}
+        if self.peer_exit:
+            record_exit(self.attempt, self.peer_exit.code, self.peer_exit.signal, error=self.peer_exit.error, **more)
+            return JobExit.INTERRUPTED if self.peer_exit.signal or more else 1
+        more |= {"superseded": True} if self.superseded else {}
+        record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
+        return JobExit.INTERRUPTED if self.superseded or code < 0 or code == JobExit.FAULTY_NODE else code
+
 
 POLL_SECONDS = 0.2  # between two checks of the children
 CHECK_SECONDS = 2.0  # between two checks of the files
@@ -268,7 +356,7 @@ class RankZeroSupervisor(TaskSupervisor):
         """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
         job = self.start.job
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
-        nodes = avoided(self.start.submission.folder, node, parsers.excluded(job))
+        nodes = avoided(self.start.submission.folder, node, reports.excluded(job))
         print(f"job {job} is requeued, to run on another node than {','.join(nodes)}")
         with suppress(SlurmError):  # the error names every job of the array that is already running
             client.run("scontrol", "update", f"JobId={job.partition('_')[0]}", f"ExcNodeList={','.join(nodes)}")
@@ -276,7 +364,7 @@ class RankZeroSupervisor(TaskSupervisor):
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
         state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
-        return job_states.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
+        return reports.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
 class PeerSupervisor(TaskSupervisor):

@@ -1,1 +1,1 @@
-"""The stages of a cell: one module per kind, with a function `run(stage: StageContext) -> Outcome`."""
+"""What runs the stages of a cell: for each kind a function of a StageContext that returns the outcome."""

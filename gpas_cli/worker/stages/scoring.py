@@ -1,20 +1,32 @@
-"""What the stages that score a network have in common: the earlier scores, the recording of new ones, the outcome."""
+"""The stages that measure a trained network: downstream tasks, further texts, the importance of layers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from gpas_cli import words
+from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import token_cache
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.downstream import score_tasks
+from gpas_cli.evaluate.importance import measure
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
-from gpas_cli.events import Emit, Outcome, Phase, Score, Scoring, Stop, Warned
+from gpas_cli.evaluate.texts import score_texts
+from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
-from gpas_cli.spec.downstream import SKIPPED, skipped_note
-from gpas_cli.state.outputs import recorded_events
+from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note
+from gpas_cli.state import rerun
+from gpas_cli.state.outputs import recorded_events, scores_of
+from gpas_cli.store.records import AttemptRecord
+from gpas_cli.store.rundir import all_attempts
+from gpas_cli.train.run import prepare_text
 from gpas_cli.worker.stages.context import StageContext
 
 REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -129,3 +141,133 @@ class ScoringProgress:
             self.task = task
             self._reports.restart()
             self.emit(Scoring(task, place + 1, self.tasks, done, total))
+
+
+def run_downstream(stage: StageContext) -> Outcome:
+    """Score the trained network at each task that no earlier attempt has scored.
+
+    Scores that another stage measured with the same settings are taken over: grids may share some of their tasks.
+    A task whose questions are unavailable does not stop the others. The outcome is then `interrupted`, with the reason:
+    the next `gpas run` scores what is missing.
+    """
+    section: Downstream = stage.parameters
+    trained = stage.trained_checkpoint()
+    checkpoint = short_name(trained)
+    tokenizer = checked_tokenizer(stage)
+    opened = stage.load_trained()
+    length = stage.cell.model.family.row_length(section.max_length)
+    scorer = Scorer(opened.network, opened.precision, max_length=length)
+    scores = earlier_scores(stage, checkpoint)
+    sheet = _sheet(section, scores, checkpoint, stage.emit, stage.stop)
+    _take_over(stage, sheet, trained)
+    return score_section(
+        section, scorer, tokenizer, stage.root, scores, checkpoint=checkpoint, emit=stage.emit, stop=stage.stop
+    )
+
+
+def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
+    """Take over the scores of other stages, unless this one is run again to measure its scores anew."""
+    if rerun.superseded(stage.runs, stage.attempt.key):
+        return
+    for key in _alike(stage):
+        try:
+            found = scores_of(stage.runs, [key], trained)
+        except (OSError, GpasError) as error:
+            stage.emit(Warned(f"the scores of stage {key} cannot be read and are not taken over: {error}"))
+            continue
+        if taken := sheet.take_over(found):
+            stage.emit(Phase("taking over scores", f"{', '.join(taken)} from stage {key}"))
+
+
+def _alike(stage: StageContext) -> list[str]:
+    """Return the keys of the stages that differ from this one in their tasks alone."""
+    own = stage.attempt
+    found = set[str]()
+    for attempt in all_attempts(stage.runs):
+        if attempt.key == own.key or attempt.key in found:
+            continue
+        with suppress(OSError, GpasError):  # a damaged attempt has no scores to take over
+            record = attempt.read_attempt()
+            if (record.stage, record.parents, _settings(record)) == (own.stage, own.parents, _settings(own)):
+                found.add(attempt.key)
+    return sorted(found)
+
+
+def _settings(record: AttemptRecord) -> dict[str, Any]:
+    section = record.cell.get(record.stage)
+    return {name: value for name, value in section.items() if name != "tasks"} if isinstance(section, Mapping) else {}
+
+
+def _sheet(section: Downstream, scores: Scores, checkpoint: str, emit: Emit, stop: Stop) -> ScoreSheet:
+    return ScoreSheet(
+        noun="task", tasks=section.tasks, last_metric=measure_of, scores=scores,
+        checkpoint=checkpoint, emit=emit, stop=stop,
+    )  # fmt: skip
+
+
+def score_section(
+    section: Downstream,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    root: Path,
+    scores: Scores,
+    *,
+    checkpoint: str,
+    emit: Emit,
+    stop: Stop,
+) -> Outcome:
+    """Score the tasks of the section that `scores` does not have yet, add them to it, and return the outcome.
+
+    `checkpoint` names the network in the events. `root`: the folder of experiments.yaml.
+    """
+    sheet = _sheet(section, scores, checkpoint, emit, stop)
+    found = score_tasks(
+        section, scorer, tokenizer, root, skip=sheet.scored(), stop=sheet.stopped,
+        progress=ScoringProgress(len(section.tasks), emit).report,
+    )  # fmt: skip
+    return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
+
+
+LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
+
+
+def run_texts(stage: StageContext) -> Outcome:
+    """Score the trained network on each text that no earlier attempt has scored.
+
+    A text that cannot be read does not stop the others. The outcome is then `interrupted`, with the reason: the next
+    `gpas run` scores what is missing.
+    """
+    section: Texts = stage.parameters
+    checkpoint = short_name(stage.trained_checkpoint())
+    tokenizer = checked_tokenizer(stage)
+    opened = stage.load_trained()
+    length = stage.cell.model.family.row_length(section.max_length or stage.cell.data.length)
+    scorer = Scorer(opened.network, opened.precision, max_length=length)
+    sheet = ScoreSheet(
+        noun="text", tasks=section.names, last_metric=lambda _: LAST_METRIC, scores=earlier_scores(stage, checkpoint),
+        checkpoint=checkpoint, emit=stage.emit, stop=stage.stop,
+    )  # fmt: skip
+    found = score_texts(
+        section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped,
+        progress=ScoringProgress(len(section.texts), stage.emit).report,
+    )  # fmt: skip
+    return sheet.record(found, scorer, _metrics)
+
+
+def _metrics(scores: Scores) -> dict[str, float]:
+    return {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
+
+
+def run_importance(stage: StageContext) -> Outcome:
+    """Measure the importance of each layer that no earlier attempt, or this one before a requeue, has measured.
+
+    If a task cannot be scored, the outcome is `interrupted`, with the reason: the next `gpas run` scores what is
+    missing. Collective.
+    """
+    trained = stage.trained_checkpoint()
+    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
+    stage.require_tokenizer(corpus.tokenizer)
+    earlier: Iterable[Removal | RemovalScore] = ()
+    if stage.world.leads:
+        earlier = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
+    return measure(stage.cell, trained, corpus, stage.root, stage.emit, stage.stop, stage.world, earlier)

@@ -1,16 +1,47 @@
-"""What the stages that train have in common: where they read and write, and who receives their events."""
+"""The stages that train: pretraining, the first stage of every cell, and finetuning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from gpas_cli.events import Emit
+from gpas_cli.events import Emit, Outcome
+from gpas_cli.state import locks
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.outputs import last_checkpoint, text_of
 from gpas_cli.state.rerun import deciding
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.train.finetune import finetune
+from gpas_cli.train.run import train
 from gpas_cli.train.sinks import Subject, opened
 from gpas_cli.train.training import RunPaths
-from gpas_cli.worker.inputs import discard_unfinished
 from gpas_cli.worker.stages.context import StageContext
+
+SETTLED_SECONDS = 3600.0
+
+
+def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
+    """Delete the checkpoints that earlier attempts were still writing when they were killed.
+
+    Attempts that may still be alive are skipped: those whose lock is held and, if the state of the lock is unknown,
+    those whose checkpoints have changed within the last SETTLED_SECONDS seconds.
+    """
+    from gpas_cli.train.dcp_storage import discard
+
+    for attempt in earlier:
+        if _is_over(attempt):
+            discard(attempt.checkpoints)
+
+
+def _is_over(attempt: AttemptDir) -> bool:
+    lock = locks.probe(alive_path(attempt))
+    if lock in (locks.Lock.FREE, locks.Lock.HELD):
+        return lock is locks.Lock.FREE
+    try:
+        return time.time() - attempt.checkpoints.stat().st_mtime > SETTLED_SECONDS
+    except OSError:
+        return False
 
 
 def run_paths(stage: StageContext) -> RunPaths:
@@ -38,3 +69,40 @@ def all_recipients(stage: StageContext) -> Iterator[Emit]:
     # Only the first process has a journal and reports to others.
     with opened(attempt.watch, subject, stage.root, stage.emit, leads=stage.world.leads) as emit:
         yield emit
+
+
+def run_pretraining(stage: StageContext) -> Outcome:
+    """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
+    attempt = stage.attempt
+    teacher = stage.cell.teacher()
+    with all_recipients(stage) as emit:
+        return train(
+            stage.cell,
+            run_paths(stage),
+            emit,
+            cadence=attempt.cadence,
+            stop=stage.stop,
+            teacher=last_checkpoint(stage.runs, teacher.trained.key) if teacher else None,
+            resources=attempt.resources,
+            world=stage.world,
+            watch=attempt.watch,
+        )
+
+
+def run_finetuning(stage: StageContext) -> Outcome:
+    """Finetune the network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
+    attempt = stage.attempt
+    pretrained = stage.trained_checkpoint()
+    with all_recipients(stage) as emit:
+        return finetune(
+            stage.cell,
+            pretrained,
+            run_paths(stage),
+            emit,
+            cadence=attempt.cadence,
+            stop=stage.stop,
+            tokenizer=text_of(pretrained).tokenizer,
+            resources=attempt.resources,
+            world=stage.world,
+            watch=attempt.watch,
+        )

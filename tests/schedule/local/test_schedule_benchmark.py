@@ -22,7 +22,7 @@ from gpas_cli.plan.speed import MeasuredSpeed, measured
 from gpas_cli.project import Project
 from gpas_cli.schedule.local import benchmark as room
 from gpas_cli.schedule.local.benchmark import bench
-from gpas_cli.schedule.local.slots import Slots
+from gpas_cli.schedule.local.process import Slots
 from gpas_cli.spec.run import Resources
 
 GRID = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpas_cli.plan.machine import Machine
-from gpas_cli.schedule.local.slots import Slots
+from gpas_cli.schedule.local.process import Slots
 from gpas_cli.spec.run import Resources
 
 CORES = Machine(gpus=(), cores=(0, 1, 2))

@@ -11,8 +11,8 @@ from face import end
 from fake_slurm import Programs, Site, row
 
 from gpas_cli.events import event_of
-from gpas_cli.schedule.slurm import job_states, parsers, queue
-from gpas_cli.schedule.slurm import run as slurm_run
+from gpas_cli.schedule.slurm import queue, reports
+from gpas_cli.schedule.slurm import scheduler as slurm_run
 from gpas_cli.store.rundir import read_json, write_json
 
 
@@ -152,8 +152,8 @@ def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(
         "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
         "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n",
     )
-    ended = {job.id: (index, job.reason) for _, index, job in parsers.sacct({"a": 1.0})}
-    assert ended == {"7_0": (0, ""), "7_1": (1, job_states.NEVER), "7_2": (2, ""), "8": (parsers.WHOLE, "")}
+    ended = {job.id: (index, job.reason) for _, index, job in reports.sacct({"a": 1.0})}
+    assert ended == {"7_0": (0, ""), "7_1": (1, reports.NEVER), "7_2": (2, ""), "8": (reports.WHOLE, "")}
     assert "-a " in programs.calls("sacct")[0]
 
 
@@ -171,7 +171,7 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
 
 def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_run, "POLL_SECONDS", 0.1)
-    width = parsers.COLUMNS["Name"]
+    width = reports.COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
     site.programs.put("squeue", "")

@@ -9,7 +9,7 @@ import pytest
 from face import end
 from fake_slurm import Site, row
 
-from gpas_cli.schedule.slurm.growth import reached_limit
+from gpas_cli.schedule.slurm.submit import reached_limit
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json, write_record

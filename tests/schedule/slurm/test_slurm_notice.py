@@ -10,7 +10,7 @@ from attempts import make_attempt
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Step
 from gpas_cli.schedule.scheduler import Finding
-from gpas_cli.schedule.slurm import client, preemption
+from gpas_cli.schedule.slurm import client, findings
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.store.journal import Journal
 
@@ -37,7 +37,7 @@ def saved(runs: Path, seconds: float) -> None:
 
 
 def findings_for(runs: Path, **config: str) -> list[Finding]:
-    return list(preemption.findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
+    return list(findings.warning_findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
 
 
 def test_each_partition_has_its_grace_time(tmp_path: Path) -> None:
@@ -76,6 +76,6 @@ def test_unknown_times_are_reported_as_unknown(tmp_path: Path, monkeypatch: pyte
 
 def test_every_slurm_time_format_is_parsed() -> None:
     words = ("15", "5 sec", "01:30", "00:01:30", "1-00:00:01")
-    assert [preemption.seconds(word) for word in words] == [15, 5, 90, 90, 86401]
+    assert [client.seconds(word) for word in words] == [15, 5, 90, 90, 86401]
     with pytest.raises(GpasError, match="UNLIMITED"):
-        preemption.seconds("UNLIMITED")
+        client.seconds("UNLIMITED")

@@ -19,14 +19,13 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.slurm import client, job_states, parsers, queue, retry
-from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.slurm import client, queue, reports, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
-from gpas_cli.schedule.slurm.child import Child
-from gpas_cli.schedule.slurm.queue import Queue
+from gpas_cli.schedule.slurm.queue import Queue, SlurmView
+from gpas_cli.schedule.slurm.reports import Job
 from gpas_cli.schedule.slurm.script import CHECKED, UNCHECKED, parameters, text
 from gpas_cli.schedule.slurm.state import state_of
-from gpas_cli.schedule.slurm.view import SlurmView
+from gpas_cli.schedule.slurm.supervisor import Child
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.state.claims import Claim
@@ -239,12 +238,12 @@ def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
     [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
 )
 def test_element_ids_of_sacct_are_parsed(word: str, wanted: list[int]) -> None:
-    assert list(parsers.indices(word)) == wanted
+    assert list(reports.indices(word)) == wanted
 
 
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
 def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) -> None:
-    assert job_states.exit_words(code) == wanted
+    assert reports.exit_words(code) == wanted
 
 
 def test_a_lost_answer_is_not_a_refusal() -> None:
@@ -299,9 +298,9 @@ OWN = StageStatus(state="interrupted", evidence="its lock is free", source="lock
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        *((state, "queued") for state in sorted(job_states.WAITING)),
-        *((state, "running") for state in sorted(job_states.AT_WORK)),
-        *((state, "interrupted") for state in sorted(job_states.INTERRUPTED)),
+        *((state, "queued") for state in sorted(reports.WAITING)),
+        *((state, "running") for state in sorted(reports.AT_WORK)),
+        *((state, "interrupted") for state in sorted(reports.INTERRUPTED)),
         ("OUT_OF_MEMORY", "interrupted"), ("CANCELLED", "cancelled"), ("FAILED", "failed"), ("DEADLINE", "failed"),
         ("A_STATE_OF_TOMORROW", "running"),
     ],
@@ -352,9 +351,13 @@ def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None
 
 def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
     causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
-    assert len({retry.same(cause) for cause in causes}) == 1
-    assert [bool(retry.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [False, False, True]
-    assert "failed for the same reason" in retry.breaker(tmp_path)
+    assert len({submission.same(cause) for cause in causes}) == 1
+    assert [bool(submission.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [
+        False,
+        False,
+        True,
+    ]
+    assert "failed for the same reason" in submission.breaker(tmp_path)
 
 
 def test_answers_are_shared_and_queries_of_a_dead_scheduler_back_off(

@@ -11,7 +11,7 @@ from attempts import submission_facts
 from fake_slurm import NAME, Programs, row
 
 from gpas_cli.schedule.slurm import queue
-from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.slurm.reports import Job
 from gpas_cli.state.claims import write_claim
 from gpas_cli.state.observe import look, observe
 from gpas_cli.state.submitters import Submitter

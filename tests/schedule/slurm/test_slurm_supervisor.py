@@ -14,8 +14,8 @@ import pytest
 from attempts import STAGE, submission_facts
 from fake_slurm import Programs
 
-from gpas_cli.schedule.slurm import memory
-from gpas_cli.schedule.slurm.memory import MemoryWatch, limit
+from gpas_cli.schedule.slurm import allocation
+from gpas_cli.schedule.slurm.allocation import MemoryWatch, limit
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import write_claim
@@ -28,11 +28,11 @@ JOB = Path(__file__).with_name("supervised_job.py")
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from gpas_cli.schedule.slurm import memory, supervisor
+from gpas_cli.schedule.slurm import allocation, supervisor
 supervisor.JOB = (sys.executable, "-S", sys.argv[2])
 if len(sys.argv) > 3:  # the kernel's count of kills goes up each time that it is read
     counts = iter(range(1000))
-    memory.kernel_kills = lambda: next(counts)
+    allocation.kernel_kills = lambda: next(counts)
 sys.exit(supervisor.main(Path(sys.argv[1])))
 """
 
@@ -136,7 +136,7 @@ def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -
 
 def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
-    monkeypatch.setattr(memory, "resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
+    monkeypatch.setattr(allocation, "resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
     watch.measure([1])
     assert watch.evidence() == ""
     watch.measure([1, 2])
@@ -159,6 +159,6 @@ def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str,
     place = tmp_path / "mount" / file
     place.parent.mkdir(parents=True)
     place.write_text(text)
-    assert memory.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
+    assert allocation.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
     place.unlink()
-    assert memory.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
+    assert allocation.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0

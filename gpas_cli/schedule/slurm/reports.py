@@ -1,15 +1,122 @@
-"""Jobs from the output of squeue, scontrol and sacct. Each query covers all jobs, and raises SlurmError."""
+"""What squeue, scontrol and sacct report about jobs, and the consequences of SLURM's job states.
+
+Each query covers all jobs, and raises SlurmError.
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 
-from gpas_cli.schedule.slurm import client, job_states
-from gpas_cli.schedule.slurm.array_task import Job
+from gpas_cli.schedule.scheduler import ProfileUse
+from gpas_cli.schedule.slurm import client, submission
+from gpas_cli.schedule.slurm.client import seconds
+from gpas_cli.words import ordinal
+
+# Yet to run, whatever happened before: SLURM starts these by itself, or once they are released.
+WAITING = frozenset(
+    {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+)
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+# Pending reasons unrelated to queue position.
+NEVER = "DependencyNeverSatisfied"
+NOT_IN_LINE = frozenset({"Dependency", NEVER, "BeginTime"})
+# Has processes, or may have some. COMPLETING may become PENDING again.
+AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+# Caused by the machine, not by the job, which is run again.
+INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"})
+# Caused by the node: the job is run again on another one.
+NODE_FAULTS = frozenset({"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"})
+MEMORY = "OUT_OF_MEMORY"
+CANCELLED = "CANCELLED"
+VANISHED = "VANISHED"  # not SLURM's: it no longer reports the job, and why is not certain
+REMOVED = "removed from the queue before it started"
+ENDED = INTERRUPTED | {"COMPLETED", "FAILED", CANCELLED, VANISHED, "DEADLINE", MEMORY}
+
+# Signals from outside that end a job: USR2 or TERM before it has handlers, KILL at its time limit or by the kernel.
+OUTSIDE_SIGNALS = frozenset({9, 12, 15})
+NO_LOG = 53  # slurmstepd's exit signal if it could not open the job's output
+
+
+def plain(state: str) -> str:
+    """Return a state without additions: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    return state.split(" ")[0].rstrip("+").upper()
+
+
+def exit_words(code: str) -> tuple[int, int]:
+    """Return sacct's `code:signal` as numbers, 0 for a part that is not a number. A shell's 128 + n is signal n."""
+    head, _, tail = code.partition(":")
+    status, signal = (int(part) if part.isdigit() else 0 for part in (head, tail))
+    return (0, status - 128) if status > 128 and not signal else (status, signal)
+
+
+def is_held(state: str, reason: str) -> bool:
+    """Return whether a job waits until a person releases it."""
+    # JobHeldUser, "job requeued in held state", launch_failed_requeued_held
+    lowered = reason.lower()
+    held = lowered.startswith("jobheld") or ("requeued" in lowered and "held" in lowered)
+    return state in HELD or (state in WAITING and held)
+
+
+def in_line(state: str, reason: str) -> bool:
+    """Return whether a job waits for free nodes."""
+    return state == "PENDING" and reason not in NOT_IN_LINE and not is_held(state, reason)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array element. Times are unix times, 0 if SLURM reports none.
+
+    `place` is its position among the `waiting` jobs of its partition that this user may see, by the scheduler's
+    priority; 0 if it is not in line or positions were not queried.
+    """
+
+    id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    start: float = 0.0
+    end: float = 0.0
+    exit: str = ""
+    restarts: int = 0
+    partition: str = ""
+    place: int = 0
+    waiting: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def pending(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def in_line(self) -> str:
+        """Its position as text, such as "4th of 31 in low"; "" if it has none."""
+        return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""
+
+    @property
+    def held(self) -> str:
+        """Who or which command releases a held job, as text; "" if the job is not held."""
+        if not is_held(self.state, self.reason):
+            return ""
+        if self.reason == "JobHeldAdmin":
+            return "held until an administrator releases it"
+        # JobHeldUser says no more than that it is held.
+        why = "" if self.reason.startswith("JobHeld") or self.reason in ("", "None") else f": {self.reason}"
+        return f"held{why}; `scontrol release {self.id}` releases it"
+
+    def __str__(self) -> str:
+        reason = self.reason if self.reason not in ("None", "", "NonZeroExitCode") else ""
+        detail = self.held or ", ".join(filter(None, (reason, self.in_line)))
+        where = f" on {self.nodes}" if self.nodes and self.state in AT_WORK else ""
+        return f"SLURM {self.id} {self.state}{where}{f' ({detail})' if detail else ''}"
+
 
 Jobs = dict[str, dict[int, Job]]  # array's name -> index -> job
 Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of each job in line
@@ -41,7 +148,7 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
         if not (mine := text[: ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", ENDS[0])):
             continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, HEAD)
-        if everyone and job_states.in_line(state, reason):
+        if everyone and in_line(state, reason):
             rank = (-_number(priority), _number(array), _number(index, WHOLE))
             lines.setdefault(_first(partition), []).append(rank)
         if mine:
@@ -79,17 +186,17 @@ def _cut(text: str, first: int, last: int) -> list[str]:
 def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
     """Add one record. A record without an index is that of an array that ended as a whole, or is not ours."""
     shown, partition, _, reason, array, _, nodes, start, end, code, again = words
-    state = job_states.plain(shown)
-    if index.isdigit() or state in job_states.ENDED:
+    state = plain(shown)
+    if index.isdigit() or state in ENDED:
         jobs.setdefault(name, {})[int(index) if index.isdigit() else WHOLE] = Job(
             id=f"{array}_{index}" if index.isdigit() else array,
             state=state,
             reason=reason,
             nodes=nodes.replace("(null)", ""),
             # The start that SLURM expected before the job was held no longer applies.
-            start=0.0 if job_states.is_held(state, reason) else _time(start),
+            start=0.0 if is_held(state, reason) else _time(start),
             end=_time(end),
-            exit=_exit_words(code) if state in job_states.ENDED else "",
+            exit=_exit_words(code) if state in ENDED else "",
             restarts=_number(again),
             partition=_first(partition),
         )
@@ -124,9 +231,7 @@ def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
         raw, name, state, code, nodes, start, end = parts
         # A user's cancellation is "CANCELLED by 1000"; plain CANCELLED is SLURM's, of a job that can never start.
         never = state == "CANCELLED" and not _time(start)
-        base = Job(
-            raw, job_states.plain(state), job_states.NEVER if never else "", nodes, _time(start), _time(end), code
-        )
+        base = Job(raw, plain(state), NEVER if never else "", nodes, _time(start), _time(end), code)
         if raw.isdigit():  # an array of one element that was cancelled before it started
             yield name, WHOLE, base
         for index in indices(raw):
@@ -165,3 +270,40 @@ def _time(text: str) -> float:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:
         return 0.0
+
+
+FIELDS = ("JobID", "JobName%300", "State", "ReqMem", "AllocCPUS", "TimelimitRaw", "ElapsedRaw", "TotalCPU", "MaxRSS")
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
+    """Return the use of the ended jobs of these stages. Raises SlurmError if accounting does not answer."""
+    made = [found for entry in submission.folder(runs).glob("gpas-*") if (found := submission.find(runs, entry.name))]
+    ours = {one.name: one for one in made if any(key in keys for element in one.keys for key in element)}
+    if not ours:
+        return []
+    first = time.localtime(min(one.since for one in ours.values()) - 60)
+    when = ("-S", time.strftime("%Y-%m-%dT%H:%M:%S", first), "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL")
+    output = client.run("sacct", "-n", "-a", "-P", *when, f"--name={','.join(ours)}", "-o", ",".join(FIELDS))
+    jobs: dict[str, list[list[str]]] = {}
+    for line in output.splitlines():
+        if len(row := line.split("|")) == len(FIELDS):
+            jobs.setdefault(row[0].partition(".")[0], []).append(row)
+    groups: dict[tuple[int, int, int], list[tuple[int, float, float]]] = {}
+    for whole, *steps in jobs.values():
+        elapsed = float(whole[6] or 0)
+        if elapsed:
+            asked = (_bytes(whole[3]), int(whole[4] or 0), 60 * int(whole[5]) if whole[5].isdigit() else 0)
+            cpu = seconds(whole[7].partition(".")[0]) if whole[7] else 0.0
+            peak = max((_bytes(step[8]) for step in steps), default=0)
+            groups.setdefault(asked, []).append((peak, cpu, elapsed))
+    return [
+        ProfileUse(*asked, len(used), max(u[0] for u in used), sum(u[1] for u in used) / sum(u[2] for u in used),
+                   max(u[2] for u in used))
+        for asked, used in groups.items()
+    ]  # fmt: skip
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([\d.]+)([KMGT]?)\w?", text)
+    return int(float(found[1]) * 2 ** UNITS[found[2]]) if found else 0
