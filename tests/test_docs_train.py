@@ -14,7 +14,7 @@ import yaml
 from documentation import YAML, written
 
 from gpas_cli.data.loader import Batch, Batches
-from gpas_cli.data.sample import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
+from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
 from gpas_cli.events import silent
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from attempts import make_attempt
 
-from gpas_cli.data.sample import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
+from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load

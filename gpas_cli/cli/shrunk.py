@@ -51,7 +51,7 @@ class ShrunkCells:
 
     def write_text(self) -> None:
         """Write the text that the cells read. Raises DataError if the standard library's source is not installed."""
-        from gpas_cli.data.sample import write_sample
+        from gpas_cli.data.stdlib import write_sample
 
         write_sample(_folder(self.project))
 
@@ -104,11 +104,11 @@ def _folder(here: Project) -> Path:
 
 
 def _text(here: Project) -> Any:
-    from gpas_cli.data import sample
+    from gpas_cli.data import stdlib
     from gpas_cli.grid.variant import TinyText
 
     folder = _folder(here).relative_to(here.config.parent)
-    names = (sample.TRAINING_TEXT, sample.VALIDATION_TEXT, sample.FINETUNING_RECORDS)
+    names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
     return TinyText(*(str(folder / name) for name in names))
 
 

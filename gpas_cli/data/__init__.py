@@ -5,11 +5,11 @@
 2. survey      the source's fingerprint: identifies the text, independently of where it is stored and who reads it
 3. tokenizer   text -> ids below the model's vocabulary size; trained here (`bpe`) or downloaded (`t5`, `gpt2`), or a
                tokenizer.json
-4. encode      groups of records -> ids, in this process or in several (workers.py, prefetch.py); order is preserved
+4. encode      groups of records -> ids, in this process or in several; order is preserved
 5. shards      the ids of every document, written once to a content-addressed cache that many jobs may build at once
 6. rows        the cache as a table: `pack` cuts the concatenated documents, `pad` gives each document one row
 7. loader      the batch of update `step` is a pure function of (seed, step) (order.py), whatever the number of ranks
 8. prepare     all of the above, in order, for the `Data` of a cell: the one function that a trainer calls
 
-requirements.py lists the text that a selection of cells needs, cache_listing.py what the cache contains.
+text_usage.py lists the text that a selection of cells needs, cache_listing.py what the cache contains.
 """

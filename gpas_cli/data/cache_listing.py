@@ -9,8 +9,7 @@ from typing import Any
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS
-from gpas_cli.data.shards import Shard, Totals, read_shard, sum_of
-from gpas_cli.data.verify import intact, markers_in
+from gpas_cli.data.shards import Shard, Totals, intact, markers_in, read_shard, sum_of
 
 
 @dataclass(frozen=True)

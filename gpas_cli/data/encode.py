@@ -1,10 +1,21 @@
-"""Encode groups of records to ids: the work that is shared by processes. Ids do not depend on the grouping."""
+"""Encode groups of records to ids, in this process or in several. Ids do not depend on the grouping.
+
+Groups are encoded in worker processes and yielded in order, so that the shards do not depend on the number of workers.
+Workers that are killed are replaced, and their groups are encoded again; if this process is killed, they exit too.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import accumulate
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -12,10 +23,13 @@ from numpy.typing import NDArray
 
 from gpas_cli.data.corpora import Parser, SourceRecord, parsed
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError
 
 TOKEN = np.dtype("<u2")
 # Records are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
 GROUP_CHARACTERS = 1_000_000
+_GROUPS_PER_WORKER = 4  # that may be encoded before the one that is next in order: bounds the memory
+_MOST_DEATHS = 3  # of workers while no group is finished
 
 Group = list[SourceRecord]
 
@@ -35,10 +49,6 @@ class EncodedGroup:
     wholes: NDArray[np.int64]
 
 
-# Encodes groups in order, in this process or in several (workers.py).
-Encode = Callable[[Iterator[Group]], Iterator[EncodedGroup]]
-
-
 @dataclass(frozen=True)
 class EncoderSpec:
     """What another process needs to encode: the tokenizer's definition, the parser, and the ids kept per document."""
@@ -55,7 +65,6 @@ class EncoderSpec:
         return cls(tokenizer.backend.to_str(), settings, parser, limit)
 
     def encoder(self) -> Callable[[Group], EncodedGroup]:
-        """Return the function that encodes a group."""
         from tokenizers import Tokenizer as Backend
 
         tokenizer = Tokenizer(Backend.from_str(self.definition), **self.tokenizer)
@@ -93,3 +102,73 @@ def groups(records: Iterable[SourceRecord]) -> Iterator[Group]:
             size = 0
     if group:
         yield group
+
+
+def encode_in_workers(recipe: EncoderSpec, workers: int, groups: Iterator[Group]) -> Iterator[EncodedGroup]:
+    """Encode groups in `workers` processes, and yield the results in order.
+
+    Raises DataError for an invalid record, and if workers are killed again and again.
+    """
+    unfinished: deque[Group] = deque()
+    deaths = 0
+    while True:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (recipe,))
+        try:
+            for encoded in _in_order(pool, groups, unfinished, _GROUPS_PER_WORKER * workers):
+                deaths = 0
+                yield encoded
+            return
+        except BrokenProcessPool as error:
+            deaths += 1
+            if deaths == _MOST_DEATHS:
+                raise DataError(
+                    f"processes were killed {deaths} times while tokenising the documents from '{unfinished[0][0].id}' "
+                    "on; if memory is short, use fewer --workers"
+                ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ProcessPoolExecutor, groups: Iterator[Group], unfinished: deque[Group], most: int
+) -> Iterator[EncodedGroup]:
+    """Yield the results of `unfinished`, to which up to `most` groups are added, and from which they are removed."""
+    answers: deque[Future[EncodedGroup]] = deque(pool.submit(_encode_here, group) for group in unfinished)
+    while True:
+        while len(unfinished) < most and (group := next(groups, None)) is not None:
+            unfinished.append(group)
+            answers.append(pool.submit(_encode_here, group))
+        if not answers:
+            return
+        encoded = answers.popleft().result()
+        unfinished.popleft()
+        yield encoded
+
+
+_encoder: Callable[[Group], EncodedGroup]  # of a worker process
+
+
+def _start_worker(recipe: EncoderSpec) -> None:
+    global _encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals every process of a terminal; the main one handles it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # so does a scheduler's warning
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    Thread(target=_exit_with_parent, daemon=True).start()
+    _encoder = recipe.encoder()
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _encode_here(group: Group) -> EncodedGroup:
+    try:
+        return _encoder(group)
+    except DataError:
+        raise
+    except Exception as error:  # `tokenizers` raises plain Exception
+        what = f"cannot tokenise the documents starting with '{group[0].id}'"
+        raise DataError(f"{what}: {type(error).__name__}: {error}") from None

@@ -1,4 +1,4 @@
-"""Prepare the rows of a cell's `Data`: `prepare`, the one function that a trainer calls, and its two halves."""
+"""Prepare the rows of a cell's `Data`: `prepare`, the one function that a trainer calls, and its parts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from pathlib import Path
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown, cached_survey
+from gpas_cli.data.files import Files
+from gpas_cli.data.hub import C4, HfDataset
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
-from gpas_cli.data.sources import open_source
+from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
 from gpas_cli.errors import DataError
 from gpas_cli.events import TextFacts
 from gpas_cli.spec.data import Data
+
+
+def open_source(data: Data, cache: Path, root: Path) -> Source:
+    """Return the `Source` of `data`. Relative paths start from `root`. Reads nothing yet."""
+    if data.source == "files":
+        return Files(data.path, data.text_field, root, data.validation)
+    if data.source == "hf":
+        return HfDataset(data.path, data.text_field, root)
+    return C4(cache) if data.source == "c4" else Stdlib()
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data.encode import TOKEN
-from gpas_cli.data.shards import LENGTH, Shard
-from gpas_cli.data.verify import verify
+from gpas_cli.data.shards import LENGTH, Shard, verify
 from gpas_cli.errors import DataError
 
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@
 A shard exists if and only if its .json does and the file sizes match; a run compares it with its checksum before
 reading it. Shards are written in order, by one writer at a time (a lock that the kernel releases). As their bytes
 depend only on the specification, a killed writer loses only the shard in progress, and the next one continues after the
-last complete shard. Many processes may share the encoding (workers.py); one process writes.
+last complete shard. Many processes may share the encoding (encode.py); one process writes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
-from gpas_cli.data.encode import TOKEN, EncodedGroup, EncoderSpec, encode_group, groups
+from gpas_cli.data.encode import TOKEN, EncodedGroup, EncoderSpec, encode_group, encode_in_workers, groups
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.data.workers import parallel_encoder
 from gpas_cli.errors import DataError
 
 FORMAT = 1
@@ -285,7 +284,7 @@ class TokenCache:
         pending = groups(self.source.records(split, after))
         parser = self.source.parser
         if workers > 1:
-            yield from parallel_encoder(EncoderSpec.of(self.tokenizer, parser, self.limit), workers)(pending)
+            yield from encode_in_workers(EncoderSpec.of(self.tokenizer, parser, self.limit), workers, pending)
             return
         for group in pending:
             yield encode_group(group, self.tokenizer, parser, self.limit)
@@ -338,3 +337,46 @@ def _version(name: str) -> str:
         return version(name)
     except ModuleNotFoundError:
         return "not installed"
+
+
+def intact(shard: Shard) -> bool:
+    """Return whether a shard matches its checksum. Reads all of it. Raises DataError if it cannot be read."""
+    found = hashlib.sha256()
+    for suffix in (".bin", ".len"):
+        path = shard.stem.with_suffix(suffix)
+        try:
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: found)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    return shard.sha256 == found.hexdigest()
+
+
+def verify(shard: Shard) -> None:
+    """Raise DataError unless a shard matches its checksum. Reads all of it."""
+    if not intact(shard):
+        raise DataError(
+            f"{shard.stem}: the tokens on disk are not those that were written (their sha256 differs from the one in "
+            f"{shard.name}.json); `gpas data check` lists every damaged shard, `gpas data prepare` rebuilds them, and "
+            "`gpas retry` then continues"
+        )
+
+
+def discard_damaged(folder: Path) -> list[Path]:
+    """Remove the marker of every damaged shard in `folder`, a split of a token cache, and return their stems.
+
+    Holds the folder's lock, so that no shard is checked while it is being written. Reads all shards. Raises DataError.
+    """
+    if not folder.is_dir():
+        return []
+    with disk.locked(folder):
+        found = (read_shard(marker.with_suffix("")) for marker in markers_in(folder))
+        damaged = [shard.stem for shard in found if shard and not intact(shard)]
+        for stem in damaged:
+            stem.with_suffix(".json").unlink(missing_ok=True)
+    return damaged
+
+
+def markers_in(folder: Path) -> list[Path]:
+    """Return the markers of complete shards in `folder`, a split of a token cache, by number."""
+    return sorted(folder.glob("[0-9]*.json"))

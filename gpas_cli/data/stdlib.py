@@ -7,15 +7,18 @@ generated files and tables are skipped, so that one version has (almost) the sam
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.data.corpora import Document, Source, SourceRecord, Survey, file_stamp, side, skip_to, survey_of
 from gpas_cli.errors import DataError
+from gpas_cli.files import replace_file
 from gpas_cli.words import byte_size
 
 MIN_DOCUMENTS = 200
@@ -118,3 +121,41 @@ def _distinct(documents: Iterator[Document]) -> Iterator[Document]:
         if SHORTEST_BYTES <= len(document.text.encode()) <= LONGEST_BYTES and bare not in seen:
             seen.add(bare)
             yield document
+
+
+TRAINING_TEXT = "train.jsonl"
+VALIDATION_TEXT = "validation.jsonl"
+FINETUNING_RECORDS = "records.jsonl"
+
+TRAINING_DOCUMENTS = 96
+VALIDATION_DOCUMENTS = 24
+DOCUMENT_CHARACTERS = 1200  # at most
+RECORDS = 12
+RECORD_CHARACTERS = 60  # of an instruction, and of its answer
+
+
+def write_sample(folder: Path) -> None:
+    """Write the text and the records to `folder`, unless they are there.
+
+    Raises DataError if the source of the standard library is not installed.
+    """
+    if (folder / FINETUNING_RECORDS).is_file():
+        return
+    source = Stdlib()
+    training = [document.text for document in islice(source.documents("train"), TRAINING_DOCUMENTS)]
+    validation = [document.text for document in islice(source.documents("validation"), VALIDATION_DOCUMENTS)]
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / TRAINING_TEXT, ({"text": text[:DOCUMENT_CHARACTERS]} for text in training))
+    _write(folder / VALIDATION_TEXT, ({"text": text[:DOCUMENT_CHARACTERS]} for text in validation))
+    _write(folder / FINETUNING_RECORDS, map(_record, training[:RECORDS]))
+
+
+def _write(path: Path, records: Iterable[dict[str, str]]) -> None:
+    replace_file(path, "".join(f"{json.dumps(record)}\n" for record in records))
+
+
+def _record(text: str) -> dict[str, str]:
+    """Return a record whose answer continues its instruction, a piece of code."""
+    words = " ".join(text.split())
+    half, whole = RECORD_CHARACTERS, 2 * RECORD_CHARACTERS
+    return {"instruction": words[:half], "input": "", "output": words[half:whole]}

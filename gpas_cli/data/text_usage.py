@@ -1,18 +1,21 @@
-"""How runs use a text: how often they read it, how much is cut off, and how much there is to evaluate on."""
+"""How runs use a text: how often they read it, how much is cut off, and how much there is to evaluate on.
+
+`requirements` lists the text that a selection of cells needs tokenised.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source
 from gpas_cli.data.files import Files
-from gpas_cli.data.prepare import cached
+from gpas_cli.data.prepare import cached, open_source
 from gpas_cli.data.shards import Totals, sum_of
-from gpas_cli.data.sources import open_source
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
+from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import Data
 
 SAMPLE_BYTES = 4_000_000  # read for an estimate before a text is tokenised
@@ -155,3 +158,37 @@ def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
     except DataError as error:
         return str(error)
     return ""
+
+
+@dataclass(frozen=True)
+class TextRequirement:
+    """One corpus under one vocabulary: `rows` of training text (updates times batch size) and `data.eval_tokens` of
+    validation text."""
+
+    data: Data
+    vocab: int
+    rows: int
+
+    @property
+    def label(self) -> str:
+        """The corpus as users refer to it: c4, stdlib, or the path of their own text."""
+        return self.data.path or self.data.source
+
+    def serves(self, cell: Cell) -> bool:
+        """Return whether the cell reads this corpus under this vocabulary."""
+        same_text = replace(cell.data, eval_tokens=self.data.eval_tokens) == self.data
+        return same_text and cell.text_vocab == self.vocab
+
+
+def requirements(cells: Iterable[Cell]) -> list[TextRequirement]:
+    """Return the corpora that the cells read, in the order of the cells."""
+    found: dict[object, TextRequirement] = {}
+    for cell in distinct(cells):
+        data = cell.data
+        vocab = cell.text_vocab
+        key = (replace(data, eval_tokens=1), vocab)
+        known = found.get(key, TextRequirement(data, vocab, 0))
+        eval_tokens = max(known.data.eval_tokens, data.eval_tokens)
+        rows = max(known.rows, cell.optim.rows)
+        found[key] = TextRequirement(replace(data, eval_tokens=eval_tokens), vocab, rows)
+    return list(found.values())

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Document, Notify, Source, Survey
 from gpas_cli.errors import DataError, nearest
+from gpas_cli.files import parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
+
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 _OTHER_EOS = ("<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
@@ -271,3 +274,32 @@ def _head(text: str, words: int) -> str:
 
 def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+@dataclass(frozen=True)
+class MaskToken:
+    """The token `name` of `data.tokenizer`."""
+
+    tokenizer: str
+    name: str
+
+
+def absent_reason(token: MaskToken, root: Path) -> str:
+    """Return why a tokenizer.json does not have the token; "" if it has, and for all other tokenizers."""
+    path = root / Path(token.tokenizer).expanduser()
+    try:
+        definition = parse_json(path.read_text("utf-8"))
+        model = definition.get("model", {}).get("vocab", ())
+        pieces = {piece if isinstance(piece, str) else piece[0] for piece in model}
+        names = pieces | {added["content"] for added in definition.get("added_tokens", ())}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return ""  # loading the tokenizer reports what is wrong with it
+    if token.name in names:
+        return ""
+    return no_such_token(token.tokenizer, f"'{token.name}'")
+
+
+def no_such_token(tokenizer: str, token: str) -> str:
+    """Return the error message for a tokenizer without the token of `objective.mask_token`."""
+    remedy = "leave the setting out to use the last id of size.vocab"
+    return f"objective.mask_token: {tokenizer} has no token {token}; {remedy}"

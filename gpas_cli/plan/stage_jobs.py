@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.data.requirements import TextRequirement
+from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.records import StageRecord, TextDemand

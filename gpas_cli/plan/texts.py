@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpas_cli.data.mask_token import MaskToken, absent_reason
+from gpas_cli.data.tokenizer import MaskToken, absent_reason
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.project import Project

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.data import disk
-from gpas_cli.data.requirements import TextRequirement, requirements
-from gpas_cli.data.sources import open_source
+from gpas_cli.data.prepare import open_source
+from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.errors import DataError
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project

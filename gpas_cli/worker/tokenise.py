@@ -7,8 +7,8 @@ import socket
 from pathlib import Path
 
 from gpas_cli.data.prepare import Need, build, token_cache
-from gpas_cli.data.requirements import TextRequirement
 from gpas_cli.data.shards import Totals, sum_of
+from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Emit, Outcome, Phase, Started, Step, Stop
 from gpas_cli.period import Period

@@ -15,9 +15,8 @@ from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import corpora, stdlib
 from gpas_cli.data.corpora import cached_survey, side
-from gpas_cli.data.divide import pieces
-from gpas_cli.data.files import Files, read_lines
-from gpas_cli.data.sources import open_source
+from gpas_cli.data.files import Files, pieces, read_lines
+from gpas_cli.data.prepare import open_source
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import CORPUS_SOURCES, Data

@@ -16,10 +16,10 @@ from gpas_cli.data.loader import (
     Batch,
     Batches,
     PrefetchedBatches,
+    Prefetcher,
     permutation,
     validation_batches,
 )
-from gpas_cli.data.prefetch import Prefetcher
 from gpas_cli.data.rows import Rows, open_rows
 from gpas_cli.data.shards import TokenCache
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.data.mask_token import MaskToken, absent_reason
 from gpas_cli.data.objective import reader_of
-from gpas_cli.data.tokenizer import Tokenizer, train_bpe
+from gpas_cli.data.tokenizer import MaskToken, Tokenizer, absent_reason, train_bpe
 from gpas_cli.errors import DataError
 from gpas_cli.spec.parse_cell import cell_from
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from gpas_cli.data.draw import Draw
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
-from gpas_cli.data.masked import MaskedReader
+from gpas_cli.data.objective import MaskedReader
+from gpas_cli.data.order import Draw
 from gpas_cli.data.rows import Ints
 from gpas_cli.spec.objective import Masked
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from gpas_cli.data.draw import Draw
 from gpas_cli.data.loader import Batch, CausalReader
 from gpas_cli.data.objective import untokenised_reader
+from gpas_cli.data.order import Draw
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama, build

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gpas_cli.cli.views.columns import Columns
     from gpas_cli.cli.views.tokenise import TokeniseView
     from gpas_cli.data.cache_listing import CachedCorpus
-    from gpas_cli.data.requirements import TextRequirement
     from gpas_cli.data.shards import Totals
+    from gpas_cli.data.text_usage import TextRequirement
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
@@ -112,7 +112,7 @@ def prepare(
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
     from gpas_cli.data.corpora import SPLITS
-    from gpas_cli.data.requirements import requirements
+    from gpas_cli.data.text_usage import requirements
     from gpas_cli.processor import usable_cores
 
     if split is not None and split not in SPLITS:
@@ -136,8 +136,7 @@ def _prepare(
     demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
 ) -> PreparedCorpusJson:
     from gpas_cli.data.prepare import build, token_cache
-    from gpas_cli.data.shards import sum_of
-    from gpas_cli.data.verify import discard_damaged
+    from gpas_cli.data.shards import discard_damaged, sum_of
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
@@ -263,7 +262,7 @@ def import_task(
 def _names_of_texts() -> dict[str, str]:
     """Return fingerprint -> the name under `corpora` of each text of local files that has been tokenised."""
     from gpas_cli.data.corpora import SurveyUnknown
-    from gpas_cli.data.sources import open_source
+    from gpas_cli.data.prepare import open_source
 
     here = project()
     found = {}

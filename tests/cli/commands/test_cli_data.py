@@ -20,8 +20,8 @@ from rich.console import Console
 
 from gpas_cli.cli.views.tokenise import Pace, TokeniseView
 from gpas_cli.data.prepare import Need
-from gpas_cli.data.requirements import TextRequirement, requirements
 from gpas_cli.data.shards import Totals
+from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse_cell import cell_from
 
