@@ -19,6 +19,11 @@ from typing import Annotated, Any, Literal, TypedDict
 StateJson = Annotated[
     str, ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
 ]
+CellStateJson = Annotated[
+    str,
+    ("missing", "queued", "running", "interrupted", "done", "diverged", "not finite", "failed", "cancelled", "unknown"),
+    "not finite: diverged in the first tenth of its updates, which is no result; counts and --state say diverged",
+]
 NumberJson = float | str  # a number that is not finite is the string "nan", "inf" or "-inf"
 Time = Annotated[float, "unix time, seconds"]
 

@@ -60,7 +60,7 @@ class Problem:
     """One problem in a specification.
 
     `path` locates the value in its mapping, e.g. ("gate", "activation"). `where` is its place in the file, e.g.
-    "experiments.yaml:12:5", set by the code that reads the file.
+    "experiments.yaml:12:5", or the word of the command line that set the value, such as "optim.lr=abc".
     """
 
     path: tuple[str | int, ...]
@@ -69,7 +69,8 @@ class Problem:
 
     def __str__(self) -> str:
         dotted = ".".join(str(part) for part in self.path)
-        head = ": ".join(part for part in (self.where, dotted) if part)
+        named = self.where.startswith(f"{dotted}=")
+        head = ": ".join(part for part in (self.where, "" if named else dotted) if part)
         return f"{head}: {self.message}" if head else self.message
 
     def under(self, *path: str | int) -> Problem:

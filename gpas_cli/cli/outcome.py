@@ -13,8 +13,9 @@ import typer
 from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.views.plan import ShrunkJson
 from gpas_cli.cli.views.submitted import SubmittedJson, submitted_json
-from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, StateJson, plain
+from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, plain
 from gpas_cli.errors import Exit
+from gpas_cli.spec.stage import called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ Notify = Annotated[
 class RunCellJson(CellNameJson):
     """The result of a run for one cell."""
 
-    state: StateJson
+    state: CellStateJson
     skipped: Annotated[bool, "whether the run ended without starting the cell"]
     reason: Annotated[str, "why there is no result, empty for a result of this run"]
     attempt: int | None
@@ -130,7 +131,8 @@ def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
 def _cell(item: Item, ending: str) -> RunCellJson:
     seen = item.status
     return {
-        "key": item.entry.key, "grid": item.entry.grid, "name": item.entry.name, "state": seen.state,
+        "key": item.entry.key, "grid": item.entry.grid, "name": item.entry.name,
+        "state": called(seen.state, seen.metrics),
         "skipped": ending == "skipped", "reason": item.reason, "attempt": seen.attempt,
         "directory": str(seen.directory) if seen.directory else None,
         "metrics": dict(seen.metrics),

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpas_cli.cli.selection import project
+from gpas_cli.cli.console import console
+from gpas_cli.cli.selection import experiments, project
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -21,3 +22,18 @@ def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] =
     here = project()
     prepare = partial(scheduler.prepare, here)
     return make_plan(here.runs, chosen, retry=retry, machine=scheduler.machine(), project=here, prepare=prepare)
+
+
+def print_site(chosen: list[Entry]) -> None:
+    """Print which resources of the cells' jobs come from the site's profile, if there is one."""
+    from gpas_cli.grid.resources import from_site, site_path
+
+    site = experiments().site
+    names = {
+        name: None
+        for entry in (chosen if site else ())
+        for stage in entry.cell.stages
+        for name, _ in from_site(site, entry.axes.get("size"), stage.kind, entry.resources_of(stage))
+    }
+    if names:
+        console().print(f"from the site's profile, {site_path()}: {', '.join(names)}", style="dim", soft_wrap=True)

@@ -1,13 +1,23 @@
-"""What a command shows of its own work while it computes."""
+"""What a command shows while it computes, and views that are drawn again and again."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from gpas_cli.cli.console import console
+from gpas_cli.cli.selection import experiments, project
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.seeds import seeds_path
 from gpas_cli.period import Period
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 LOG_SECONDS = 5.0  # between two lines, if standard error is not a terminal
+REFRESH_SECONDS = 2.0
 
 
 @contextmanager
@@ -29,3 +39,37 @@ def working(doing: str) -> Iterator[Callable[[str], None]]:
         return
     with errors.status(doing) as status:
         yield lambda message: status.update(escape(message))
+
+
+def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
+    """Draw on the terminal until Ctrl-C, on an empty screen with `screen`.
+
+    A changed experiments file is read again; while it has mistakes, they are shown instead.
+    """
+    from rich.live import Live
+    from rich.text import Text
+
+    read = _changed()
+    drawn: RenderableType | None = None
+    with Live(console=console(), screen=screen, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    drawn = draw()
+                except GpasError as error:
+                    if drawn is None:
+                        raise
+                    drawn = Text(str(error), style="yellow")
+                live.update(drawn, refresh=True)
+                time.sleep(REFRESH_SECONDS)
+                if read != (read := _changed()):
+                    experiments.cache_clear()
+        except KeyboardInterrupt:
+            return
+
+
+def _changed() -> list[tuple[int, int]]:
+    """Return when the experiments file and the seeds beside it were changed, and their sizes."""
+    path = project().config
+    stats = [file.stat() for file in (path, seeds_path(path)) if file.exists()]
+    return [(stat.st_mtime_ns, stat.st_size) for stat in stats]

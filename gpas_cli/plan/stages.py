@@ -49,18 +49,15 @@ def _cost(stage: str, resources: Resources, jobs: int, works: Sequence[Work]) ->
     )
 
 
-def _attempts(value: str | tuple[str, ...]) -> str:
-    return value if isinstance(value, str) else ", then ".join(value)
-
-
 def described(resources: Resources) -> str:
-    """Return what a job asks for: "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"."""
+    """Return what a job asks for: "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"; of resources that grow by
+    attempt "mem 2G then 4G"."""
+    limits = {"mem": resources.mem, "time": resources.time}
     parts = [
         count(resources.gpus, "GPU") if resources.gpus else "",
         count(resources.cpus, "core"),
         f"on {count(resources.nodes, 'node')}" if resources.nodes > 1 else "",
-        _attempts(resources.mem),
-        _attempts(resources.time),
+        *(text if isinstance(text, str) else f"{name} {' then '.join(text)}" for name, text in limits.items()),
         f"partition {resources.partition}" if resources.partition else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -20,6 +20,7 @@ def test_it_stays_cancelled_until_it_is_retried(face: Face) -> None:
     assert cells["pre-s1"]["evidence"] == "cancelled before it started"
     said = face("run", "grid", "small", *ONE, "--executor", "local", expect=3).out
     assert "cancelled: small/pre-s1: already cancelled: cancelled before it started" in said
+    assert said.endswith("`gpas retry` runs cancelled cells again.\n")
     assert not (face.folder / "ran.txt").exists()
     face("retry", "small/pre-s1", "--executor", "local")
     assert (face.folder / "ran.txt").read_text().startswith("pre-s1 1 pretrain")

@@ -28,3 +28,12 @@ def test_a_table_with_settings_does_not_say_how_to_run_its_cells(face: Face) -> 
 def test_a_grid_named_as_a_cell_is_called_a_grid(face: Face) -> None:
     said = face("explain", "small", expect=2)
     assert "'small' is a grid; name one of its cells: pre-s1, pre-s2, pre-gpas-s1, pre-gpas-s2" in said.err
+
+
+def test_a_mistake_in_a_setting_is_named_once(face: Face) -> None:
+    said = face("plan", "small", "optim.lr=abc", "norm=lsn", "gate={like: gpas, init: x}", expect=2).err
+    assert said.splitlines() == [
+        "gpas: norm=lsn: unknown scheme 'lsn'; did you mean 'lns'?",
+        "gate={like: gpas, init: x}: gate.init: 'x' is not a number or a list of numbers",
+        "optim.lr=abc: 'abc' is not a number",
+    ]

@@ -1,11 +1,16 @@
-"""What a command shows of its own work: in a log, few lines."""
+"""What a command shows while it computes, and views that are drawn again and again."""
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from face import EXPERIMENTS, START, Face, end
+from rich.console import Console
 
 from gpas_cli import period
-from gpas_cli.cli import working as module
+from gpas_cli.cli import working
+from gpas_cli.cli.commands import top
 
 
 def test_a_log_gets_the_first_message_and_then_one_now_and_then(
@@ -13,8 +18,41 @@ def test_a_log_gets_the_first_message_and_then_one_now_and_then(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(period.time, "monotonic", lambda: now)
-    with module.working("measuring") as show:
+    with working.working("measuring") as show:
         for number in range(20):
             show(f"update {number}")
-            now += module.LOG_SECONDS / 10
+            now += working.LOG_SECONDS / 10
     assert capsys.readouterr().err == "update 0\nupdate 10\n"
+
+
+def test_a_view_follows_the_experiments_file_while_it_is_open(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid and runs that are added are shown; a mistake is shown until it is mended."""
+    drawn = Console(file=io.StringIO(), width=100, height=40, color_system=None, force_terminal=True)
+    frames: list[str] = []
+    later = """\
+  later:
+    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
+    axes: {norm: [peri]}
+"""
+    changed = EXPERIMENTS.replace("claims:\n", f"{later}claims:\n")
+
+    def sleep(seconds: float) -> None:
+        frames.append(drawn.file.getvalue())  # type: ignore[attr-defined]
+        drawn.file = io.StringIO()
+        if len(frames) == 1:
+            face.declare(changed)
+            face.recorded(face.entry("peri", "later"), ("start", START), ("outcome", end("failed")))
+        elif len(frames) == 2:
+            face.declare("version: 1\n")
+        elif len(frames) == 3:
+            face.declare(changed)
+        else:
+            raise KeyboardInterrupt
+
+    for module in (top, working):
+        monkeypatch.setattr(module, "console", lambda: drawn)
+    monkeypatch.setattr(working.time, "sleep", sleep)
+    face.ended("pre-s1", "done", 4.5)
+    face("top")
+    assert ["later" in frame for frame in frames] == [False, True, False, True]
+    assert "grids" in frames[2]

@@ -22,6 +22,7 @@ from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.makespan import makespan
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.plan.stages import described
 from gpas_cli.spec.cost import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
@@ -290,3 +291,10 @@ def test_parameters_are_those_of_the_network(size: str, family: str) -> None:
 )
 def test_makespan(needs: list[tuple[float, int]], slots: int, hours: float) -> None:
     assert makespan(needs, slots) == hours
+
+
+def test_what_a_job_asks_for_is_one_part_per_resource() -> None:
+    asked = Resources(gpus=2, cpus=16, mem="48G", time="1-00:00:00", partition="gpu")
+    assert described(asked) == "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"
+    grows = Resources(gpus=0, cpus=1, mem=("2G", "4G"), time=("0:10:00", "0:20:00"))
+    assert described(grows) == "1 core, mem 2G then 4G, time 0:10:00 then 0:20:00"

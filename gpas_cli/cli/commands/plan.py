@@ -9,7 +9,7 @@ import typer
 
 from gpas_cli.cli.console import STATE, console, print_json, warn
 from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where
-from gpas_cli.cli.planning import plan_for
+from gpas_cli.cli.planning import plan_for, print_site
 from gpas_cli.cli.selection import project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.plan import document, grids_of, render
@@ -77,6 +77,7 @@ def plan(
         print_json(document(planned, price))
     else:
         console().print(render(planned, price, cells=cells or None, asked=asked(names, where)))
+        print_site(chosen)
 
 
 def asked(names: Sequence[str] | None, where: Sequence[str] | None) -> list[str]:

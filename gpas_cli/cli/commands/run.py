@@ -119,7 +119,7 @@ def run_entries(
     """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells, and `how`
     says in the history how they are run.
     """
-    from gpas_cli.cli.planning import plan_for
+    from gpas_cli.cli.planning import plan_for, print_site
     from gpas_cli.cli.views.plan import document, headline, render
     from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
     from gpas_cli.store.history import note
@@ -135,6 +135,7 @@ def run_entries(
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
         console().print(render(planned, asked=words))
+        print_site(chosen)
         for text in scheduler.preview(here, planned.jobs):
             console().print(text, markup=False)
         if STATE.as_json:
@@ -231,8 +232,10 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
         console().print("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
     if summary.interrupted:
         console().print("Run the same command to resume from the last checkpoints.")
-    if summary.failed or summary.cancelled:
+    if summary.failed:
         console().print("`gpas logs CELL` shows why a cell failed; `gpas retry` runs failed and cancelled cells again.")
+    elif summary.cancelled:
+        console().print("`gpas retry` runs cancelled cells again.")
 
 
 def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:

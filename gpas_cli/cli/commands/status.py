@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from gpas_cli.cli.views.states import (
     once,
     totals,
 )
+from gpas_cli.cli.working import watch
 from gpas_cli.documents import DocumentJson, StateJson
 from gpas_cli.grid.entry import counted
 from gpas_cli.state.status import by_run, started_grids
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from gpas_cli.state.ended_index import EndedIndex
     from gpas_cli.state.status import CellStatus
 
-REFRESH_SECONDS = 2.0
 LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
@@ -102,7 +101,7 @@ def status(
     state: State = None,
     sort: Sort = None,
     limit: Limit = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    watching: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell of every grid.")] = False,
     recorded: Annotated[
         bool, typer.Option("--undeclared", help="List the cells in runs/ that no grid declares any more.")
@@ -127,7 +126,7 @@ def status(
         _show_undeclared(replace(view, brief=False), as_json)
     elif as_json:
         print_json(view.document(observed(names, where, jobs=True, started=False)))
-    elif watch:
+    elif watching:
         _watch(view, names, where)
     else:
         states = observed(names, where, jobs=True, started=False)
@@ -217,19 +216,16 @@ def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
 
 def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
     from rich.console import Group
-    from rich.live import Live
 
     from gpas_cli.plan.usage import UsageMeter
 
     meter = UsageMeter(project().runs)
-    with Live(console=console(), screen=False, auto_refresh=False) as live:
-        try:
-            while True:
-                states = observed(names, where, jobs=True, started=False)
-                live.update(Group(*view.screen(states, meter, console().height)), refresh=True)
-                time.sleep(REFRESH_SECONDS)
-        except KeyboardInterrupt:
-            return
+
+    def screen() -> RenderableType:
+        states = observed(names, where, jobs=True, started=False)
+        return Group(*view.screen(states, meter, console().height))
+
+    watch(screen, screen=False)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.progress import sparkline, spike_mark
 from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
+from gpas_cli.cli.working import watch
 from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time
 from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.state.usage import HoursJson
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gpas_cli.state.status import CellStatus
 
 Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
-REFRESH_SECONDS = 2.0
 BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
 DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
@@ -103,7 +103,7 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = Fals
     elif as_json:
         print_json(_document(_activity(names, where)))
     elif console().is_terminal:
-        _watch(names, where)
+        watch(lambda: render(_activity(names, where), console().height), screen=True)
     else:
         console().print(render(_activity(names, where), 10**6))
 
@@ -136,18 +136,6 @@ def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
         for one in profiles
     ]  # fmt: skip
     return _table(rows, (), set(rows[0]))
-
-
-def _watch(names: Sequence[str] | None, where: Sequence[str] | None) -> None:
-    from rich.live import Live
-
-    with Live(console=console(), screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                live.update(render(_activity(names, where), console().height), refresh=True)
-                time.sleep(REFRESH_SECONDS)
-        except KeyboardInterrupt:
-            return
 
 
 def render(room: Activity, height: int) -> RenderableType:

@@ -20,7 +20,7 @@ from gpas_cli.cli.views.number import (
     spent_json,
 )
 from gpas_cli.cli.views.scores import scores_table, skipped_notes
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, StateJson, plain
+from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, plain
 from gpas_cli.errors import GpasError
 from gpas_cli.origin.provenance import Difference
 from gpas_cli.report.result import score_json
@@ -51,7 +51,7 @@ class TryJson(TypedDict):
     number: int
     outcome: str | None
     cause: str
-    state: StateJson
+    state: CellStateJson
     evidence: str
     signal: Annotated[Any, "the signal that ended the process, null when none did"]
     retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
@@ -356,7 +356,7 @@ def _try_json(attempt: AttemptProvenance) -> TryJson:
         "number": attempt.number,
         "outcome": attempt.outcome,
         "cause": attempt.cause,
-        "state": seen.state,
+        "state": called(seen.state, attempt.metrics),
         "evidence": seen.evidence,
         "signal": attempt.signal,
         "retry": plain(attempt.retry) if attempt.retry else None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import spike_mark
-from gpas_cli.documents import LabelledCellJson, NumberJson, StateJson
+from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson
 from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE, RESULTS
 from gpas_cli.words import clock_time, duration
@@ -52,7 +52,7 @@ class GridSummaryJson(TypedDict):
 class CellStatusJson(LabelledCellJson, SlurmJobJson):
     """The state of one cell and its evidence."""
 
-    state: StateJson
+    state: CellStateJson
     outcome: Annotated[str | None, "the outcome in the journal of the decisive attempt"]
     stage: Annotated[str, "the first stage without a result, or the last one"]
     evidence: str
@@ -193,7 +193,8 @@ def cell_json(state: CellStatus) -> CellStatusJson:
     entry, progress = state.entry, state.progress
     return {
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
-        "state": state.state, "outcome": state.outcome or None, "stage": state.stage, "evidence": state.evidence,
+        "state": called(state.state, state.metrics), "outcome": state.outcome or None, "stage": state.stage,
+        "evidence": state.evidence,
         "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
         "directory": str(state.directory) if state.directory else None,
         **job_json(state.job),

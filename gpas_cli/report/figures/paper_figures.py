@@ -18,6 +18,7 @@ layers.
 
 from __future__ import annotations
 
+import shlex
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from gpas_cli.report.figures.growth import with_growth
 from gpas_cli.report.figures.quantities import quantity
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.tables.missing import RETRIED
 from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
 
@@ -114,7 +116,8 @@ class PaperFigure:
     """A figure of a paper, as data. Without any panel, `problem` is why.
 
     note: how the cells differ from the paper's, such as "toy size: quickstart". missing: cells that have no result.
-    unrecorded: cells that have one, but not this curve. command: runs the missing cells, "" if none is missing.
+    unrecorded: cells that have one, but not this curve. command: runs the missing cells, or if all of them failed or
+    were cancelled, retries them; "" if none is missing.
     """
 
     name: str
@@ -221,7 +224,7 @@ def make(request: Request, known: Recorded, bounds: Bounds | None = None) -> Pap
         panels=filled,
         missing=tuple(entry.id for entry in missing),
         unrecorded=tuple(entry.id for entry in without if entry not in missing),
-        command=run_command(missing, request.declared),
+        command=_command(missing, request.declared, known),
         problem="" if filled else "no cell has recorded it",
     )
 
@@ -234,6 +237,16 @@ def figures(experiments: Experiments, known: Recorded, *, toy: bool = False) -> 
 
 def _is_done(entry: Entry, known: Recorded) -> bool:
     return all(stage.key in known.results for stage in entry.cell.stages)
+
+
+def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorded) -> str:
+    """Return the command that runs missing cells; `gpas retry` where `gpas run` would leave all of them alone."""
+    states = {key: state for key, (state, _) in known.states.items()}
+    startable = [entry for entry in missing if all(states.get(stage.key) not in RETRIED for stage in entry.cell.stages)]
+    if startable or not missing:
+        return run_command(startable, declared)
+    grids = dict.fromkeys(entry.grid for entry in missing)
+    return shlex.join(["gpas", "retry", *([entry.id for entry in missing] if len(missing) <= SHOWN else grids)])
 
 
 def _labels_of_each(request: Request) -> list[dict[str, Label]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from face import Face
+from face import Face, end
 from recorded import BASE, HEAD, finish
 from test_cli_figure import GRIDS
 
@@ -115,3 +115,11 @@ def test_too_few_sizes_for_a_power_law(face: Face) -> None:
 )
 def test_mistakes_with_options(face: Face, words: tuple[str, ...], message: str) -> None:
     assert message in " ".join(face("figure", *words, expect=2).err.split())
+
+
+def test_cells_that_were_cancelled_are_retried(face: Face) -> None:
+    (missing,) = [entry for entry in face.entries("g") if entry.name == "lns-gpas-s2"]
+    words = ("figure", "--paper", "gpas-3a", "--grid", "g", "--json")
+    assert face(*words, expect=None).json["figures"][0]["command"].startswith("gpas run grid g")
+    face.recorded(missing, ("outcome", end("cancelled")))
+    assert face(*words, expect=None).json["figures"][0]["command"] == "gpas retry g/lns-gpas-s2"
