@@ -171,6 +171,8 @@ def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigi
 def _published(place: Place) -> tuple[PublishedNumber, ...]:
     found = []
     for source, printed in (place.cell.printed or {}).items():
+        if printed.value is None:
+            continue
         table = printed.table or place.table.published[source]
         found.append(
             PublishedNumber(

@@ -56,7 +56,7 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
 def _parts() -> Iterator[PrintedPart]:
     for source in SOURCES:
         for number in numbers(source):
-            yield from (part for part in printed(source, number).parts if part.tables)
+            yield from (part for part in printed(source, number) if part.tables)
 
 
 def _has_number(served: Serving, known: Recorded) -> bool:

@@ -169,17 +169,17 @@ def _print_papers(
 ) -> None:
     """Print tables in the layout of their papers, or what is missing in them."""
     from gpas_cli.report.papers.layouts import is_printed_name
-    from gpas_cli.report.tables.table import Table
+    from gpas_cli.report.tables.paper_table import published_table
 
-    tables = printed_tables(names, source)
+    parts = printed_tables(names, source)
     if published_only:
-        print_paper_tables([part for one in tables for part in one.parts], form)
+        print_paper_tables([published_table(part) for part in parts], form)
         return
     grids = [name for name in names if not is_printed_name(name)]
     # A page has no room for a further column per size.
-    sections = paper_sections(tables, grids, where, declared=form != "latex" and not missing)
+    sections = paper_sections(parts, grids, where, declared=form != "latex" and not missing)
     if missing:
-        print_missing([section for section in sections if isinstance(section, Table)], form)
+        print_missing([section for section in sections if not section.alone], form)
     else:
         print_paper_tables(sections, form)
 

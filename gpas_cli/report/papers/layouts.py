@@ -18,7 +18,7 @@ A part has
     as_printed         by row and column: text that follows no rule
     underlined         by row: columns of underlined numbers
     texts              by row: the texts of all columns, in place of `columns` and `rows`
-    quantities         with texts: the settings in the columns (gpas_cli.report.tables.recipe_table)
+    quantities         with texts: the settings in the columns (gpas_cli.report.tables.paper_table)
     cells_of           with quantities: the table whose cells have these settings
 """
 
@@ -80,10 +80,9 @@ class PrintedLine:
 
 @dataclass(frozen=True)
 class PrintedPart:
-    """One of the tables under a caption. `name` is that of the whole table on the command line: gpas:2.
+    """A printed table as declared, or one of two under a caption. `name` is SOURCE:NUMBER, as on the command line.
 
     quantities: the settings in its columns, for a table of settings; cells_of: the table whose cells have them.
-    unserved: no grid has a cell of it.
     """
 
     name: str
@@ -93,26 +92,17 @@ class PrintedPart:
     lines: tuple[PrintedLine, ...]
     quantities: tuple[str, ...] = ()
     cells_of: PrintedPart | None = None
-    unserved: bool = False
+
+    @property
+    def source(self) -> str:
+        """The source that prints it."""
+        return self.name.partition(SEPARATOR)[0]
 
     @property
     def tables(self) -> tuple[PublishedTable, ...]:
         """The published tables that the part shows."""
         named = {cell.table.name: cell.table for line in self.lines for cell in line.cells if cell.table}
         return tuple(named.values())
-
-
-@dataclass(frozen=True)
-class PrintedTable:
-    """One table of a source; `name` is SOURCE:NUMBER, with the number as printed."""
-
-    name: str
-    parts: tuple[PrintedPart, ...]
-
-    @property
-    def source(self) -> str:
-        """The source that prints it."""
-        return self.name.partition(SEPARATOR)[0]
 
 
 def source_named(name: str) -> str:
@@ -137,7 +127,7 @@ def _labels(source: str) -> dict[str, str]:
     return {
         table.name: load(source)["layouts"][number].get("label", f"Table {number}")
         for number in numbers(source)
-        for part in printed(source, number).parts
+        for part in printed(source, number)
         for table in part.tables
     }
 
@@ -147,8 +137,8 @@ def is_printed_name(name: str) -> bool:
     return SEPARATOR in name
 
 
-def printed_named(name: str, source: str = USUAL) -> PrintedTable:
-    """Return the table called SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
+def printed_named(name: str, source: str = USUAL) -> tuple[PrintedPart, ...]:
+    """Return the parts of the table SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
     before, separator, number = name.rpartition(SEPARATOR)
     source = source_named(before) if separator else source
     known = numbers(source)
@@ -158,8 +148,8 @@ def printed_named(name: str, source: str = USUAL) -> PrintedTable:
 
 
 @cache
-def printed(source: str, number: str) -> PrintedTable:
-    """Return the table `number` of `source`, which must exist."""
+def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
+    """Return the parts of the table `number` of `source`, which must exist."""
     data = load(source)["layouts"][number]
     title = f"{load(source)['short']}, {data.get('label', f'Table {number}')}: {data['caption']}"
     parts = data["parts"]
@@ -169,7 +159,7 @@ def printed(source: str, number: str) -> PrintedTable:
         corners = ["" if alike else f": {part['corner']}" for part in parts]
         titles = [f"{title} {place}{corner}." for place, corner in zip(PLACES, corners, strict=True)]
     name = f"{source}{SEPARATOR}{number}"
-    return PrintedTable(name, tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True)))
+    return tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True))
 
 
 def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
@@ -179,7 +169,7 @@ def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
         lines = [line for band in data.get("bands") or [data] for line in _lines(source, data, band)]
         return PrintedPart(name, title, data["corner"], headings, tuple(lines))
     lines = [PrintedLine(row, tuple(map(PrintedCell, texts))) for row, texts in data["texts"].items()]
-    cells_of = printed(source, data["cells_of"]).parts[0] if "cells_of" in data else None
+    cells_of = printed(source, data["cells_of"])[0] if "cells_of" in data else None
     quantities = tuple(data.get("quantities", ()))
     return PrintedPart(name, title, data["corner"], headings, tuple(lines), quantities, cells_of)
 

@@ -60,8 +60,9 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
     """Return a published number with its difference from the published base, "" if there is none."""
     if printed is None:
         return ""
-    if printed.text:
-        return as_printed(printed.text, style)
+    if printed.text or printed.value is None:
+        text, space, rest = as_printed(printed.text, style).partition(" (")
+        return (style.underline(text) if printed.mark else text) + space + rest
     delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
     return number(printed.value, digits, style) + delta
 
@@ -76,20 +77,7 @@ def sheet(table: Table) -> Sheet:
         notes(table),
         _rules(table),
         published,
-        _kinds(table),
     )
-
-
-def _kinds(table: Table) -> dict[int, str]:
-    """Return what the columns of `grid` show that are not the first of their label: a source, another metric."""
-    kinds: dict[int, str] = {}
-    place = 1
-    for i, column in enumerate(table.columns):
-        further = bool(i) and column.label == table.columns[i - 1].label
-        names = [column.metric.title if further else "", *(load(source)["short"] for source in column.sources)]
-        kinds |= {place + j: name for j, name in enumerate(names) if name}
-        place += len(names)
-    return kinds
 
 
 def _rules(table: Table) -> frozenset[int]:
@@ -164,6 +152,9 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
     line = [style.indent * row.indent + style.escape(row.title)]
     for column, cell in zip(table.columns, row.cells, strict=True):
         digits = column.metric.digits
+        if table.alone:
+            line += [printed_text(printed, digits, style) for printed in (cell.printed or {}).values()]
+            continue
         line.append(cell_text(cell, digits, style))
         line += [printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
     return line

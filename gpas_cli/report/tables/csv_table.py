@@ -10,87 +10,126 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gpas_cli.report.tables.table import Column, Row, Table, TableCell
+from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.words import one_line
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
-WHICH, LABEL, NUMBER, PUBLISHED, ORIGIN = range(5)  # the parts of a line, in their order
-NUMBERS = (
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
+_WHICH, _LABEL, _NUMBER, _PUBLISHED, _ORIGIN = range(5)  # the parts of a line, in their order
+_AS_PRINTED = ("table", "part", "band", "row", "column", "text", "value", "delta")
+_NUMBERS = (
     *("metric", "mean", "std", "stderr", "n", "wanted"),
     *("delta", "delta_std", "delta_n", "delta_low", "delta_high", "p", "mark", "status"),
 )
 
-Place = tuple[int, str]  # part of the line, and name
-Line = Mapping[Place, object]
+_Place = tuple[int, str]  # part of the line, and name
+_Line = Mapping[_Place, object]
 
 
 def to_csv(table: Table) -> str:
     """Return one line per cell, with numbers in full precision.
 
-    Networks that were not trained here have no labels on the axes of the rows; two more columns name them. Text that a
-    spreadsheet would execute as a formula gets an apostrophe in front.
+    Networks that were not trained here have no labels on the axes of the rows; two more columns name them. A table as
+    printed has the text of each cell, and its numbers. Text that a spreadsheet would execute as a formula gets an
+    apostrophe in front.
     """
-    return written(table_lines(table), columns_of(table))
+    return _as_printed([table]) if table.alone else _written(_lines(table), _columns(table))
 
 
 def together(which: str, tables: Iterable[tuple[str, Table]]) -> str:
     """Return several tables as one CSV, whose first column, called `which`, has the name of each line's table."""
     named = list(tables)
-    lines = [{(WHICH, which): name, **line} for name, table in named for line in table_lines(table)]
-    return written(lines, [(WHICH, which), *(place for _, table in named for place in columns_of(table))])
+    if all(table.alone for _, table in named):
+        return _as_printed([table for _, table in named])
+    lines = [{(_WHICH, which): name, **line} for name, table in named for line in _lines(table)]
+    ours = [table for _, table in named if not table.alone]
+    return _written(lines, [(_WHICH, which), *(place for table in ours for place in _columns(table))])
 
 
-def written(lines: Iterable[Line], columns: Iterable[Place] = ()) -> str:
+def _as_printed(tables: Iterable[Table]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_AS_PRINTED)
+    for table in tables:
+        for row, column, _, cell in _printed_cells(table):
+            place = (table.printed, table.corner, row.section, row.title, column.title)
+            writer.writerow(map(_csv_cell, (*place, cell.text, cell.value, cell.delta)))
+    return out.getvalue()
+
+
+def _printed_cells(table: Table) -> Iterator[tuple[Row, Column, str, Printed]]:
+    for row in table.rows:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            yield from ((row, column, source, printed) for source, printed in (cell.printed or {}).items())
+
+
+def _written(lines: Iterable[_Line], columns: Iterable[_Place] = ()) -> str:
     """Return lines below a header with `columns` and all others that a line has, part by part."""
     rows = list(lines)
     places = dict.fromkeys([*columns, *(place for line in rows for place in line)])
     header = sorted(places, key=lambda place: place[0])  # stable: the order within a part is that of the tables
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([csv_cell(name) for _, name in header])
-    writer.writerows([csv_cell(line.get(place)) for place in header] for line in rows)
+    writer.writerow([_csv_cell(name) for _, name in header])
+    writer.writerows([_csv_cell(line.get(place)) for place in header] for line in rows)
     return out.getvalue()
 
 
-def csv_cell(value: object) -> object:
+def _csv_cell(value: object) -> object:
     """Return a number unchanged, and text printable and never a formula."""
     if not isinstance(value, str):
         return value
     text = one_line(value)
-    return f"'{text}" if value.startswith(FORMULA) or text.startswith(FORMULA) else text
+    return f"'{text}" if value.startswith(_FORMULA) or text.startswith(_FORMULA) else text
 
 
-def columns_of(table: Table) -> list[Place]:
+def _columns(table: Table) -> list[_Place]:
     """Return the columns of a table's lines, also of those that it does not have."""
     labels = [*table.spec.rows, table.spec.columns, *(["column"] if table.printed else [])]
     printed = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
     origin = ["external", "weights"] if table.externals.rows else []
-    parts = ((LABEL, labels), (NUMBER, NUMBERS), (PUBLISHED, printed), (ORIGIN, origin))
+    parts = ((_LABEL, labels), (_NUMBER, _NUMBERS), (_PUBLISHED, printed), (_ORIGIN, origin))
     return [(part, name) for part, names in parts for name in names]
 
 
-def table_lines(table: Table) -> Iterator[Line]:
-    """Return a line for each cell that has runs, and for each number of a network that was not trained here."""
+def _lines(table: Table) -> Iterator[_Line]:
+    """Return a line for each cell that has runs, and for each number of a network that was not trained here.
+
+    Of a table as printed, a line for each of its cells.
+    """
+    if table.alone:
+        yield from _printed_lines(table)
+        return
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
                 yield {**_labels(table, row, column), **_numbers(column, cell), **_printed(table, cell)}
     for external in table.externals.rows:
-        origin = {(ORIGIN, "external"): external.title, (ORIGIN, "weights"): external.network.origin.get("weights")}
+        origin = {(_ORIGIN, "external"): external.title, (_ORIGIN, "weights"): external.network.origin.get("weights")}
         for column, score in zip(table.columns, external.cells, strict=True):
             numbers = [column.metric.name, score.value, None, score.stderr, int(score.value is not None), 1]
             named = _named([*numbers, *[None] * 6, "", score.status])
-            yield {(LABEL, table.spec.columns): column.label, **named, **origin}
+            yield {(_LABEL, table.spec.columns): column.label, **named, **origin}
 
 
-def _labels(table: Table, row: Row, column: Column) -> Line:
+def _printed_lines(table: Table) -> Iterator[_Line]:
+    for row, column, source, cell in _printed_cells(table):
+        labels = {"band": row.section, "row": row.title, "column": column.title}
+        numbers = {"published_": cell.value, "published_delta_": cell.delta}
+        yield {
+            **{(_LABEL, name): label for name, label in labels.items() if label},
+            (_PUBLISHED, "printed"): cell.text,
+            **{(_PUBLISHED, f"{part}{source}"): value for part, value in numbers.items() if value is not None},
+        }
+
+
+def _labels(table: Table, row: Row, column: Column) -> _Line:
     """Return the labels of a cell; in the layout of a paper, whose columns may share a label, their headings too."""
     labels = dict(zip((*table.spec.rows, table.spec.columns), (*row.key, column.label), strict=True))
     headed = {"column": column.title, **labels} if table.printed else labels
-    return {(LABEL, name): label for name, label in headed.items()}
+    return {(_LABEL, name): label for name, label in headed.items()}
 
 
-def _numbers(column: Column, cell: TableCell) -> Line:
+def _numbers(column: Column, cell: TableCell) -> _Line:
     s, d = cell.summary, cell.delta
     ours = [s.mean, s.std, cell.stderr, s.n] if s else [None, None, None, 0]
     low, high = cell.interval or (None, None)
@@ -98,14 +137,14 @@ def _numbers(column: Column, cell: TableCell) -> Line:
     return _named([column.metric.name, *ours, len(cell.statuses), *delta, cell.mark, cell.status])
 
 
-def _named(values: Sequence[object]) -> Line:
-    return {(NUMBER, name): value for name, value in zip(NUMBERS, values, strict=True)}
+def _named(values: Sequence[object]) -> _Line:
+    return {(_NUMBER, name): value for name, value in zip(_NUMBERS, values, strict=True)}
 
 
-def _printed(table: Table, cell: TableCell) -> Line:
+def _printed(table: Table, cell: TableCell) -> _Line:
     printed = {source: (cell.printed or {}).get(source) for source in table.published}
     return {
-        (PUBLISHED, f"{part}{source}"): value
+        (_PUBLISHED, f"{part}{source}"): value
         for source, one in printed.items()
         if one
         for part, value in (("published_", one.value), ("published_delta_", one.delta))

@@ -38,6 +38,8 @@ class Gain:
 
 def notes(table: Table) -> tuple[Note, ...]:
     """Return all notes of a table, in the order in which they are printed."""
+    if table.alone:
+        return table.remarks
     makers = (
         _seeds,
         _delta,

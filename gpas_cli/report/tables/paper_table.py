@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -25,13 +25,14 @@ from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics import stats
-from gpas_cli.words import listed
+from gpas_cli.words import abbreviated, listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid import Entry
     from gpas_cli.grid.declared import Grid
 
-NAMED = 3  # cells in one note
+NAMED = 3  # cells or rows in one note
+_AS_PRINTED = Metric("", "")  # of tables without our numbers
 Place = tuple[str, int, int]  # published table, row and column
 
 
@@ -166,12 +167,52 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     )
 
 
+def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
+    """Return the part as printed, without numbers of ours. unserved: with the reasons why no grid has a cell of it."""
+    spec = TableSpec(part.title, rows=_row_axes(part), columns="column")
+    rows = [
+        Row(_key(line, spec), line.title, tuple(_as_printed(cell, part) for cell in line.cells), section=line.band)
+        for line in part.lines
+    ]
+    columns = tuple(Column(heading, heading, _AS_PRINTED) for heading in part.headings)
+    remarks = _remarks(part, unserved)
+    return Table(
+        spec, _AS_PRINTED, columns, tuple(rows), {}, printed=part.name, corner=part.corner, remarks=remarks, alone=True
+    )
+
+
+def _as_printed(cell: PrintedCell, part: PrintedPart) -> TableCell:
+    return TableCell(printed={part.source: Printed(cell.value, cell.delta, text=cell.text, mark=cell.mark)})
+
+
+def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
+    """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
+    rows: dict[str, list[str]] = {}
+    valued = {
+        ", ".join(filter(None, (line.band, line.title))): [c for c in line.cells if c.table and c.value is not None]
+        for line in part.lines
+    }
+    for title, cells in valued.items():
+        remarks = (remark for cell in cells if cell.table for remark in cell.table.remarks_for(cell.labels))
+        for text in dict.fromkeys(remark.text for remark in remarks):
+            rows.setdefault(text, []).append(title)
+    reasons = dict.fromkeys(table.no_cells for table in part.tables) if unserved else ()
+    absent = [Note("remark", f"no cell here: {why}") for why in reasons]
+    everywhere = [title for title, cells in valued.items() if cells]
+    where = {text: "" if own == everywhere else f"{listed(own, NAMED)}: " for text, own in rows.items()}
+    return (*absent, *(Note("remark", where[text] + text) for text in rows))
+
+
+def _row_axes(part: PrintedPart) -> tuple[str, ...]:
+    return ("band", "row") if any(line.band for line in part.lines) else ("row",)
+
+
 def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
     first = part.tables[0]
     cells = [cell for line in part.lines for cell in line.cells]
     return TableSpec(
         title=part.title,
-        rows=("band", "row") if any(line.band for line in part.lines) else ("row",),
+        rows=_row_axes(part),
         columns=_columns(cells) or first.axis or "column",
         value=compared_metric(cells[0]).name,
         over=grid.table_spec.over,
@@ -293,3 +334,45 @@ def _ranked(rows: Sequence[Row], part: PrintedPart) -> list[Row]:
             ):
                 ranked[i][column] = replace(ranked[i][column], mark=mark)
     return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
+
+
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _power(value: float) -> str:
+    """Return a number as papers print learning rates: 1 \N{MULTIPLICATION SIGN} 10⁻³."""
+    factor, exponent = f"{value:.2e}".split("e")
+    return f"{float(factor):g} {_TIMES} 10{str(int(exponent)).translate(_RAISED)}"
+
+
+def _count(value: float) -> str:
+    """Return a number as papers print numbers of updates and tokens: 10K, 1B; small ones as they are."""
+    return abbreviated(value).replace("k", "K") if value >= 1000 else f"{value:g}"
+
+
+# What a paper calls its columns -> the setting of a cell, and how it is printed.
+_QUANTITIES: Mapping[str, tuple[Callable[[Entry], float], Callable[[float], str]]] = {
+    "lr": (lambda entry: entry.cell.optim.lr, _power),
+    "warmup": (lambda entry: entry.cell.optim.warmup, _count),
+    "steps": (lambda entry: entry.cell.optim.steps, _count),
+    "batch": (lambda entry: entry.cell.optim.batch, _count),
+    "train_tokens": (lambda entry: entry.cell.optim.rows * entry.cell.data.length, _count),
+    "eval_tokens": (lambda entry: entry.cell.data.eval_tokens, _count),
+}
+
+
+def with_ours(part: PrintedPart, entries: Sequence[Entry]) -> PrintedPart:
+    """Return a table of settings by size with the settings of `entries` behind the paper's where they differ."""
+    return replace(part, lines=tuple(_settings(part, line, entries) for line in part.lines))
+
+
+def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry]) -> PrintedLine:
+    own = [entry for entry in entries if str(facts(entry)["size"]).lower() == line.title.lower()]
+    cells = []
+    for cell, quantity in zip(line.cells, part.quantities, strict=True):
+        value, text = _QUANTITIES[quantity]
+        ours = list(dict.fromkeys(text(value(entry)) for entry in own))
+        differs = bool(ours) and ours != [cell.text]
+        cells.append(replace(cell, text=f"{cell.text} (here {', '.join(ours)})") if differs else cell)
+    return replace(line, cells=tuple(cells))

@@ -137,6 +137,34 @@ class TableJson(DocumentJson):
     notes: list[dict[str, Any]]
 
 
+class PrintedCellJson(TypedDict):
+    """A cell of a published table: the text as printed, and its numbers."""
+
+    text: str
+    value: float | None
+    delta: Annotated[float | None, "the printed difference from the base"]
+    mark: Annotated[str, "underlined, or empty"]
+
+
+class PrintedRowJson(TypedDict):
+    """A row; `band` is the heading above the rows that it belongs to."""
+
+    band: str
+    title: str
+    cells: list[PrintedCellJson]
+
+
+class PrintedTableJson(TypedDict):
+    """A table as its paper prints it; two tables under one caption have the same name."""
+
+    name: Annotated[str, "SOURCE:NUMBER"]
+    title: str
+    corner: Annotated[str, "the heading of the titles of the rows"]
+    columns: list[str]
+    rows: list[PrintedRowJson]
+    notes: Annotated[list[str], "why no grid has a cell of it, and misprints and unstated choices"]
+
+
 class TablesJson(DocumentJson):
     """`gpas table --json` of several tables."""
 
@@ -145,7 +173,15 @@ class TablesJson(DocumentJson):
 
 def to_json(table: Table) -> str:
     """Return the whole table as JSON. Numbers that are not finite are the strings "nan", "inf", "-inf"."""
-    return json.dumps(plain(table_json(table)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return (
+        json.dumps(
+            plain(printed_json(table) if table.alone else table_json(table)),
+            indent=2,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        + "\n"
+    )
 
 
 def table_json(table: Table) -> TableJson:
@@ -227,6 +263,7 @@ def _json_delta(delta: Paired, interval: tuple[float, float] | None) -> DeltaJso
 
 
 def _json_printed(printed: Printed) -> PublishedNumberJson:
+    assert printed.value is not None  # only tables as printed have cells without a number
     return {
         "value": printed.value,
         "delta": printed.delta,
@@ -235,6 +272,27 @@ def _json_printed(printed: Printed) -> PublishedNumberJson:
         "deviations": list(printed.deviations),
         "remarks": [remark.text for remark in printed.remarks],
     }
+
+
+def printed_json(table: Table) -> PrintedTableJson:
+    """Return a table as printed as a document."""
+    return {
+        "name": table.printed,
+        "title": table.spec.title,
+        "corner": table.corner,
+        "columns": [column.title for column in table.columns],
+        "rows": [
+            {"band": row.section, "title": row.title, "cells": [_as_printed(cell) for cell in row.cells]}
+            for row in table.rows
+        ],
+        "notes": [note.text for note in table.remarks],
+    }
+
+
+def _as_printed(cell: TableCell) -> PrintedCellJson:
+    (printed,) = (cell.printed or {}).values()
+    mark = "underlined" if printed.mark else ""
+    return {"text": printed.text, "value": printed.value, "delta": printed.delta, "mark": mark}
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

@@ -41,9 +41,10 @@ class Printed:
     deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
     text: the number and the difference as printed, if the table has the paper's own layout. unserved: why no cell of
     ours stands beside it there, "" if one does. table: the published table that has it, None for that of its source.
+    mark: "second" where the text is underlined. value: None for a setting and where the paper prints no number.
     """
 
-    value: float
+    value: float | None
     delta: float | None = None
     tokens: int | None = None
     deviations: tuple[Deviation, ...] = ()
@@ -51,6 +52,7 @@ class Printed:
     text: str = ""
     unserved: str = ""
     table: PublishedTable | None = None
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Table:
     """A table. `rows` are in display order. `metric` is that of the first columns.
 
     printed: the name of the printed table whose layout it has, SOURCE:NUMBER, "" if it has its own. corner: then, the
-    heading of the row titles. remarks: further notes.
+    heading of the row titles. remarks: further notes. alone: it is as printed, without cells of ours.
     """
 
     spec: TableSpec
@@ -141,6 +143,7 @@ class Table:
     printed: str = ""
     corner: str = ""
     remarks: tuple[Note, ...] = ()
+    alone: bool = False
 
     @cached_property
     def statuses(self) -> tuple[EntryStatus, ...]:

@@ -12,11 +12,13 @@ import pytest
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.papers import SOURCES, load, tables
-from gpas_cli.report.papers.layouts import PrintedTable, numbers, printed, printed_named
-from gpas_cli.report.tables.printed_sheet import render, sheet, to_csv, to_json
-from gpas_cli.report.tables.sheet import PLAIN
+from gpas_cli.report.papers.layouts import PrintedPart, numbers, printed, printed_named
+from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.paper_table import published_table
+from gpas_cli.report.tables.render import render
+from gpas_cli.report.tables.sheet import PLAIN, Sheet
 
-EVERY_TABLE = [printed(source, number) for source in SOURCES for number in numbers(source)]
+EVERY_PART = [part for source in SOURCES for number in numbers(source) for part in printed(source, number)]
 IN_THE_TEXT = {("gpas", "text_activation"), ("code", "readme_perplexity")}  # numbers that no table prints
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -159,41 +161,38 @@ LAMBADA ↓ lr = 1.0 x 10⁻³|LAMBADA ↓ lr = 5.0 x 10⁻⁴|LAMBADA ↓ lr = 
 }
 
 
+def as_text(part: PrintedPart) -> Sheet:
+    return sheet(published_table(part))
+
+
 @pytest.mark.parametrize("name", AS_PRINTED)
 def test_a_table_is_as_printed(name: str) -> None:
     lines = AS_PRINTED[name].replace(" x ", f" {TIMES} ").strip().splitlines()
     wanted = "\n".join(line.strip() for line in lines)
-    parts = ["\n".join("|".join(line) for line in text.texts(PLAIN)) for text in map(sheet, printed_named(name).parts)]
+    parts = ["\n".join("|".join(line) for line in text.texts(PLAIN)) for text in map(as_text, printed_named(name))]
     assert "\n\n".join(parts) == wanted
 
 
-@pytest.mark.parametrize("table", EVERY_TABLE, ids=lambda table: table.name)
-def test_a_table_has_a_cell_for_every_heading(table: PrintedTable) -> None:
-    for part in table.parts:
-        assert all(len(line.cells) == len(part.headings) for line in part.lines), part.title
-        assert len({len(line) for line in sheet(part).texts(PLAIN)}) == 1
-
-
-@pytest.mark.parametrize("table", EVERY_TABLE, ids=lambda table: table.name)
-def test_texts_are_the_published_numbers(table: PrintedTable) -> None:
-    for part in table.parts:
-        for line in part.lines:
-            for cell in line.cells:
-                found = [float(number) for number in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d*)?", cell.text)]
-                if cell.table is None:
-                    continue
-                assert (found[0] if found else None) == cell.value, (table.name, line.title, cell.text)
-                if cell.delta is not None:
-                    assert found[1] == cell.delta, (table.name, line.title, cell.text)
+@pytest.mark.parametrize("part", EVERY_PART, ids=lambda part: part.title)
+def test_texts_are_the_published_numbers_with_a_cell_for_every_heading(part: PrintedPart) -> None:
+    assert len({len(line) for line in as_text(part).texts(PLAIN)}) == 1
+    for line in part.lines:
+        assert len(line.cells) == len(part.headings)
+        for cell in line.cells:
+            found = [float(number) for number in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d*)?", cell.text)]
+            if cell.table is None:
+                continue
+            assert (found[0] if found else None) == cell.value, (part.name, line.title, cell.text)
+            if cell.delta is not None:
+                assert found[1] == cell.delta, (part.name, line.title, cell.text)
 
 
 @pytest.mark.parametrize("source", [source for source in SOURCES if numbers(source)])
 def test_every_published_number_is_in_one_place(source: str) -> None:
     places = Counter(
         (cell.table.name, cell.row, cell.column)
-        for table in EVERY_TABLE
-        if table.source == source
-        for part in table.parts
+        for part in EVERY_PART
+        if part.source == source
         for line in part.lines
         for cell in line.cells
         if cell.table
@@ -201,15 +200,15 @@ def test_every_published_number_is_in_one_place(source: str) -> None:
     assert set(places.values()) == {1}
     shown = {name for name, _, _ in places}
     assert {(source, name) for name in tables(source)} - {(source, name) for name in shown} <= IN_THE_TEXT
-    for table in {cell.table.name: cell.table for t in EVERY_TABLE if t.source == source
-                  for p in t.parts for line in p.lines for cell in line.cells if cell.table}.values():  # fmt: skip
+    for table in {cell.table.name: cell.table for p in EVERY_PART if p.source == source
+                  for line in p.lines for cell in line.cells if cell.table}.values():  # fmt: skip
         cells = len(table.rows) * len(table.rows[0].values)
         assert sum(name == table.name for name, _, _ in places) == cells, table.name
 
 
 def test_settings_are_those_of_the_source() -> None:
     factors = {"K": 1e3, "M": 1e6, "B": 1e9}
-    (part,) = printed("gpas", "1").parts
+    (part,) = printed("gpas", "1")
     settings = load("gpas")["settings"]["table1_pretraining"]
     for line in part.lines:
         for cell, wanted in zip(line.cells, settings[line.title], strict=True):
@@ -223,7 +222,7 @@ def test_settings_are_those_of_the_source() -> None:
 
 def test_names_of_tables() -> None:
     assert printed_named("curse:2") is printed_named("2", "curse_of_depth")
-    assert printed_named("2").name == "gpas:2"
+    assert printed_named("2")[0].name == "gpas:2"
     with pytest.raises(GpasError, match="GPAS paper has no table '9'; valid: 1, 2, 3, 4, 5, A"):
         printed_named("gpas:9")
     with pytest.raises(GpasError, match="unknown source 'gaps'; did you mean 'gpas'"):
@@ -231,22 +230,21 @@ def test_names_of_tables() -> None:
 
 
 def test_underlined_numbers_are_underlined() -> None:
-    text = render(printed("poster", "1").parts[0], "markdown")
+    text = render(published_table(printed("poster", "1")[0]), "markdown")
     assert "| LNS+GPAS | 32.68 (-1.90) | <u>24.95</u> (-0.96) |" in text
-    assert "\\underline{24.95} ($-$0.96)" in render(printed("poster", "1").parts[0], "latex")
+    assert "\\underline{24.95} ($-$0.96)" in render(published_table(printed("poster", "1")[0]), "latex")
 
 
 def test_csv_and_json_have_the_text_and_the_number() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(printed("gpas", "2").parts[0]))))
+    rows = list(csv.DictReader(io.StringIO(render(published_table(printed("gpas", "2")[0]), "csv"))))
     assert len(rows) == 55
     row = next(row for row in rows if (row["row"], row["column"]) == ("DeepNorm + GPAS", "1B"))
     assert (row["table"], row["text"], row["value"], row["delta"]) == ("gpas:2", "18.10 (-1386)", "18.1", "-1386")
-    data = json.loads(json.dumps(to_json(printed("poster", "1").parts[0])))
+    data = json.loads(render(published_table(printed("poster", "1")[0]), "json"))
     cell = data["rows"][-1]["cells"][1]
     assert cell == {"text": "24.95 (-0.96)", "value": 24.95, "delta": -0.96, "mark": "underlined"}
 
 
 def test_latex_needs_no_character_beyond_pdflatex() -> None:
-    for table in EVERY_TABLE:
-        text = "".join(render(part, "latex") for part in table.parts)
-        assert all(ord(character) < 256 for character in text), table.name
+    for part in EVERY_PART:
+        assert all(ord(character) < 256 for character in render(published_table(part), "latex")), part.title

@@ -16,14 +16,13 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.report.papers.layouts import printed
 from gpas_cli.report.result import Result
-from gpas_cli.report.tables.paper_table import Serving, paper_table, serving
-from gpas_cli.report.tables.recipe_table import with_ours
+from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table_place import find_place, place_name
 
 REPOSITORY = Path(__file__).parents[3]
 MARK = Mark("experiments.yaml", 1, 1)
-(TABLE_2,) = printed("gpas", "2").parts
+(TABLE_2,) = printed("gpas", "2")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
 def test_every_number_of_the_paper_has_a_cell(
     declared: dict[str, tuple[Grid, list[Entry]]], number: str, grids: list[str], cells: list[int]
 ) -> None:
-    found = [serving(part, declared) for part in printed("gpas", number).parts]
+    found = [serving(part, declared) for part in printed("gpas", number)]
     assert [one.grid.name for one in found if one] == grids
     assert [len(one.places) for one in found if one] == cells
     for one in found:
@@ -71,7 +70,7 @@ def test_every_number_of_the_paper_has_a_cell(
 def test_perplexities_on_texts_stand_beside_those_of_the_stage_texts(
     declared: dict[str, tuple[Grid, list[Entry]]], number: str, grid: str, cells: int
 ) -> None:
-    (part,) = printed("spike_no_more", number).parts
+    (part,) = printed("spike_no_more", number)
     found = serving(part, declared)
     assert found is not None
     assert (found.grid.name, len(found.places)) == (grid, cells)
@@ -94,14 +93,14 @@ def test_perplexities_on_texts_stand_beside_those_of_the_stage_texts(
 def test_a_number_that_is_the_best_of_several_rates_has_a_cell_for_each(
     declared: dict[str, tuple[Grid, list[Entry]]], number: str, grids: list[str], numbers: list[int], cells: list[int]
 ) -> None:
-    found = [serving(part, declared) for part in printed("raptr", number).parts]
+    found = [serving(part, declared) for part in printed("raptr", number)]
     assert [(one.grid.name, len(one.places), len(one.entries)) for one in found if one] == [
         *zip(grids, numbers, cells, strict=True)
     ]
 
 
 def test_the_best_of_several_rates_is_shown(declared: dict[str, tuple[Grid, list[Entry]]]) -> None:
-    (part,) = printed("raptr", "7").parts
+    (part,) = printed("raptr", "7")
     found = serving(part, declared)
     assert found is not None
     losses = {1e-4: 1.75, 1.6e-4: 1.73, 2.5e-4: 1.74}
@@ -122,7 +121,7 @@ def test_the_best_of_several_rates_is_shown(declared: dict[str, tuple[Grid, list
 def test_a_place_has_the_metric_and_the_published_table_of_its_column(
     declared: dict[str, tuple[Grid, list[Entry]]],
 ) -> None:
-    (part,) = printed("raptr", "7").parts
+    (part,) = printed("raptr", "7")
     found = serving(part, declared)
     name = place_name("raptr:7[RAPTR,Eval loss]")
     assert found is not None
@@ -135,7 +134,7 @@ def test_a_place_has_the_metric_and_the_published_table_of_its_column(
 
 
 def test_a_shorter_run_of_another_grid_is_not_taken_for_a_number(declared: dict[str, tuple[Grid, list[Entry]]]) -> None:
-    (part,) = printed("raptr", "7").parts
+    (part,) = printed("raptr", "7")
     assert serving(part, {"raptr-bert-fixed": declared["raptr-bert-fixed"]}) is None
 
 
@@ -212,7 +211,7 @@ def test_no_number_has_two_cells_between_which_the_recipe_does_not_choose() -> N
 
 
 def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
-    (part,) = printed("curse_of_depth", "2").parts
+    (part,) = printed("curse_of_depth", "2")
     tasks: dict[str, Any] = {"downstream": {"tasks": ["paper"]}, "finetune": {}}
     entries = [entry(norm, size=size, **tasks) for size in ("250m", "1b") for norm in ("pre", "post")]
     results: dict[str, Result] = {}
@@ -230,7 +229,7 @@ def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
 
 
 def test_settings_name_ours_where_they_differ() -> None:
-    (part,) = printed("gpas", "1").parts
+    (part,) = printed("gpas", "1")
     optim = {"lr": 1e-3, "warmup": 1000, "steps": 20_000, "batch": 512}
     lines = with_ours(part, [entry(optim=optim), entry(size="1b", optim={**optim, "lr": 5e-4})]).lines
     texts = {line.title: [cell.text for cell in line.cells] for line in lines}

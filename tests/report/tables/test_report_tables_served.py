@@ -54,7 +54,7 @@ def declared() -> Declared:
 
 def parts(name: str) -> tuple[PrintedPart, ...]:
     source, _, number = name.partition(":")
-    return tuple(part for part in printed(source, number).parts if part.tables)
+    return tuple(part for part in printed(source, number) if part.tables)
 
 
 def printed_numbers(part: PrintedPart) -> Iterator[tuple[Place, PublishedTable]]:
