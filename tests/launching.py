@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.grid import Entry
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.schedule.scheduler import RunRequest
@@ -26,7 +26,7 @@ from gpas_cli.store.rundir import read_json
 
 HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-S", "-P", str(HERE / "fake_job.py"))
-FOUR_CORES = Machine(gpus=(), cores=(0, 1, 2, 3))
+FOUR_CORES = ThisMachine(gpus=(), cores=(0, 1, 2, 3))
 
 
 def entry(act: str = "done", seed: int = 1, **more: Any) -> Entry:
@@ -48,7 +48,7 @@ def key(cell: Entry) -> str:
 
 
 def scheduler(
-    project: Project, *entries: Entry, command: Sequence[str] = COMMAND, machine: Machine = FOUR_CORES, **more: Any
+    project: Project, *entries: Entry, command: Sequence[str] = COMMAND, machine: ThisMachine = FOUR_CORES, **more: Any
 ) -> LocalRun:
     request = RunRequest(project=project, entries=entries, **more)
     return LocalRun(request, command=command, machine=machine)

@@ -5,31 +5,52 @@ The FLOPs of a training update are those of `spec.cost`; a forward pass takes a 
 
 from __future__ import annotations
 
+import heapq
+import socket
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Started, Step
-from gpas_cli.plan.gpus import NamedGpus
-from gpas_cli.plan.machine import Machine
-from gpas_cli.plan.makespan import makespan
-from gpas_cli.plan.speed import MeasuredSpeed, Shape, measured, shape
+from gpas_cli.plan.machine import Machine, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.cost import computed_flops, whole_flops_per_token
+from gpas_cli.spec.cost import activation_bytes, computed_flops, parameters, state_bytes, whole_flops_per_token
 from gpas_cli.spec.depth import FULL
+from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.journal import read, tail
 from gpas_cli.store.records import AttemptRecord
-from gpas_cli.store.rundir import AttemptDir, all_attempts
+from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
+from gpas_cli.words import abbreviated, byte_size, count, duration
+
+Shape = tuple[Any, ...]
+
 
 ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
 ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
 Sized = Callable[[Cell], Cell]
+MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
+MAX_SECONDS = 60.0  # of a measurement, unless more were requested
+MAX_TIMES_ASKED = 10.0  # a measurement may take this many times the requested seconds
 MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """The tokens per second of a job, including padding.
+
+    `processes`: 1 if the whole job was measured. Otherwise one of this many processes was measured; the others are
+    assumed to be as fast, and their communication to be free.
+    """
+
+    tokens_per_second: float
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -81,8 +102,7 @@ def estimate(
     `sized` returns a cell with no more text to read than there is (`Texts.sized`).
     """
     resume = resume or {}
-    # Speeds measured here do not apply to named GPUs.
-    speeds = {} if isinstance(machine, NamedGpus) else measured_speeds(runs)
+    speeds = {} if machine.assumed_speed() else measured_speeds(runs)
     works = _works(jobs, machine, speeds, resume, sized)
     needs = [(work.hours, work.devices) for work in works]
     return Estimate(
@@ -146,8 +166,8 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, MeasuredSpeed]
     device = machine.device(job.resources)
     devices = machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
-    if isinstance(machine, NamedGpus):
-        each = machine.flops(job.cell)
+    if assumed := machine.assumed_speed():
+        each = assumed.flops(job.cell)
     else:
         each = ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
     if speed is None:
@@ -166,8 +186,8 @@ def _longest(works: Sequence[Work]) -> float:
 
 
 def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
-    if isinstance(machine, NamedGpus):
-        return (machine.basis(distinct(work.job.cell for work in works)),) if works else ()
+    if assumed := machine.assumed_speed():
+        return (assumed.basis(distinct(work.job.cell for work in works)),) if works else ()
     whole = sum(work.measured and not work.alone for work in works)
     lines = [f"{whole} of {len(works)} jobs: the measured speed of that shape"] if whole else []
     if alone := sum(work.alone for work in works):
@@ -175,11 +195,11 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
         lines.append(f"{of}: the speed of one of their processes, measured without the others' communication")
     guessed = [work for work in works if not work.measured]
     rates = sorted({ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
-    assumed = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
+    rates_used = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
     if any(work.device == "cpu" for work in guessed):
-        assumed.append(f"{ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
+        rates_used.append(f"{ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
     if guessed:
-        rate = " and ".join(assumed)
+        rate = " and ".join(rates_used)
         lines.append(f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}; nothing of that shape has run")
     return tuple(lines)
 
@@ -207,3 +227,89 @@ def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None
     ]
     times = [seconds for seconds in times if 0 < seconds < 1e6]
     return statistics.median(times) if times else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The estimated cost of measuring one cell.
+
+    `rows`: those of each update to compute, 0 for all. `memory`: in bytes. `free`: the free bytes of this machine. On a
+    GPU there is no estimate, and seconds and memory are 0.
+    """
+
+    parameters: int
+    rows: int
+    seconds: float
+    memory: int
+    free: int
+
+    def words(self) -> str:
+        """Return the estimate in words."""
+        number = f"{abbreviated(self.parameters)} parameters"
+        part = f", {count(self.rows, 'row')} of each update" if self.rows else ""
+        time = f", about {duration(self.seconds)} and {byte_size(self.memory)}" if self.seconds else ""
+        return f"{number}{part}{time}"
+
+    def fault(self, job: StageJob, asked: float) -> str:
+        """Return why the measurement should not start, "" if it may."""
+        if self.memory > self.free:
+            return f"{job.id}: {self.words()}; {byte_size(self.free)} are free"
+        if self.seconds > max(MAX_SECONDS, MAX_TIMES_ASKED * asked):
+            return f"{job.id}: {self.words()}; --seconds asks for {asked:g}"
+        return ""
+
+
+def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: float) -> Cost:
+    """Return the cost of measuring one process of a job for `seconds`, with the rows that fit the time, at least 1."""
+    number = parameters(cell)
+    if machine.gpus:
+        return Cost(number, 0, 0.0, 0, 0)
+    row = (
+        whole_flops_per_token(cell)
+        * cell.data.length
+        / (ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process))
+    )
+    batch = max(1, cell.optim.batch // resources.processes)
+    fitting = max(1, int(seconds / (MIN_UPDATES * row)))
+    rows = batch if fitting >= batch else fitting
+    per_token = activation_bytes(cell.model, cell.precision)
+    memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
+    memory += min(rows, 64) * cell.data.length * per_token
+    expected = max(seconds, MIN_UPDATES * rows * row)
+    return Cost(number, 0 if rows == batch else min(rows, 64), expected, memory, psutil.virtual_memory().available)
+
+
+def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
+    """Return the hours until the last of the jobs (hours, slots needed) ends. Jobs start in order as slots free up."""
+    now = last = 0.0
+    free = slots
+    busy: list[tuple[float, int]] = []
+    for hours, wanted in needs:
+        wanted = min(wanted, slots)
+        while free < wanted:
+            now, returned = heapq.heappop(busy)
+            free += returned
+        heapq.heappush(busy, (now + hours, wanted))
+        free -= wanted
+        last = max(last, now + hours)
+    return last
+
+
+def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
+    """Return the settings that determine the speed: size, length and layout of rows, batch, precision, devices."""
+    size = tuple(cell["size"][name] for name in ("hidden", "ffn", "heads", "layers", "vocab"))
+    data = (cell["data"]["length"], cell["data"]["layout"])
+    return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
+
+
+def measured(runs: Path) -> dict[Shape, MeasuredSpeed]:
+    """Return shape -> its speed, measured on this machine. Damaged files are skipped."""
+    found = {}
+    for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
+        facts = read_json(path) or {}
+        try:
+            speed = MeasuredSpeed(float(facts["positions_per_second"]), int(facts.get("processes", 1)))
+            found[tuple(facts["shape"])] = speed
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found

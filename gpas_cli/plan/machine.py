@@ -1,4 +1,8 @@
-"""The accelerators and cores that jobs may use: those of this machine, or of the nodes behind a scheduler."""
+"""The accelerators and cores that jobs may use: on this machine, on the nodes behind a scheduler, or named for a plan.
+
+`gpas plan --gpu H100:8` plans for GPUs whether or not this machine has them. Their peaks are those of the data sheets
+(`spec.cost.PEAK_TFLOPS`); the share that training reaches (MFU) is assumed.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,32 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Protocol, final
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, nearest
 from gpas_cli.processor import usable_cores
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cost import parameters, peak_flops
 from gpas_cli.spec.run import Resources
 from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# MosaicML's published training benchmarks (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76,
+# 1.3 and 2.7B parameters. Smaller networks follow the same slope; larger ones are assumed to reach no more.
+MFU_AT_1B = 0.42
+MFU_PER_DOUBLING = 0.035
+MFU_RANGE = (0.05, 0.46)
+MFU_SOURCE = "by size, from MosaicML's numbers for 0.76B to 2.7B on H100s"
+# The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
+MEMORY_GB: dict[str, int] = {
+    "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
+    "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
+    "RTX 4090": 24, "RTX 3090": 24,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,24 +47,66 @@ class GpuKind:
     memory: int
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The devices available to jobs: `gpus` as in CUDA_VISIBLE_DEVICES, and `cores` by number."""
+class AssumedSpeed(Protocol):
+    """The speed of training that is assumed for devices, whatever was measured."""
 
-    gpus: tuple[str, ...]
-    cores: tuple[int, ...]
+    def flops(self, cell: Cell) -> float:
+        """Return the FLOP/s of one device that trains `cell`."""
+
+    def basis(self, cells: Iterable[Cell]) -> str:
+        """Return the assumptions as a sentence."""
+
+
+class Machine(Protocol):
+    """Where jobs run: `ThisMachine`, the `Cluster` behind a scheduler, or `NamedGpus`, for which a plan is made."""
+
+    @property
+    def here(self) -> bool:
+        """Whether jobs run on this machine, with the texts that it has."""
 
     @property
     def slots(self) -> int:
-        """The number of smallest jobs that can run at once: GPUs, or cores without a GPU."""
-        return len(self.gpus) or len(self.cores)
+        """The number of smallest jobs that can run at once: GPUs, or cores without a GPU. 0 if it is unknown."""
 
     def device(self, resources: Resources) -> str:
         """Return the type of device that a job computes on: cuda or cpu."""
-        return "cuda" if self.gpus else "cpu"
 
     def needs(self, resources: Resources) -> int:
         """Return the number of slots that a job takes."""
+
+    def check(self, resources: Resources, who: str) -> str:
+        """Return why a job can never run here, "" if it can."""
+
+    def too_few(self, resources: Resources) -> bool:
+        """Return whether a job asks for more GPUs than there are."""
+
+    def seen(self) -> str:
+        """Return how many GPUs there are: "none can be seen on HOST"."""
+
+    def gpu_kind(self) -> GpuKind | None:
+        """Return the kind of GPU; None if there is none or it is unknown."""
+
+    def assumed_speed(self) -> AssumedSpeed | None:
+        """Return the speed that is assumed for every job; None if speeds that were measured apply."""
+
+
+@final
+@dataclass(frozen=True)
+class ThisMachine:
+    """The devices of this machine: `gpus` as in CUDA_VISIBLE_DEVICES, and `cores` by number."""
+
+    gpus: tuple[str, ...]
+    cores: tuple[int, ...]
+    here: ClassVar[bool] = True
+
+    @property
+    def slots(self) -> int:
+        return len(self.gpus) or len(self.cores)
+
+    def device(self, resources: Resources) -> str:
+        return "cuda" if self.gpus else "cpu"
+
+    def needs(self, resources: Resources) -> int:
         return max(1, resources.gpus) if self.gpus else self.threads(resources)
 
     def threads(self, resources: Resources) -> int:
@@ -53,30 +114,31 @@ class Machine:
         return min(max(resources.cpus, resources.processes), len(self.cores))
 
     def check(self, resources: Resources, who: str) -> str:
-        """Return why a job can never run here, "" if it can."""
         asked = count(max(1, resources.gpus), "GPU")
         if self.gpus and resources.processes > max(1, resources.gpus):
             return f"{who} asks for {resources.processes} ranks on {asked}: each needs its own"
         return f"{who} asks for {asked}, but {self.seen()}" if self.too_few(resources) else ""
 
     def too_few(self, resources: Resources) -> bool:
-        """Return whether a job asks for more GPUs than there are."""
         return resources.gpus > len(self.gpus)
+
+    def seen(self) -> str:
+        return f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
 
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of the first GPU; None if there is none, or only a part of one (MIG)."""
         return None if not self.gpus or self.gpus[0].startswith("MIG") else _queried_kind(self.gpus[0])
 
-    def seen(self) -> str:
-        """Return how many GPUs can be seen: "none can be seen on HOST"."""
-        return f"{len(self.gpus) or 'none'} can be seen on {socket.gethostname()}"
+    def assumed_speed(self) -> None:
+        return None
 
 
-class Cluster(Machine):
+@final
+class Cluster:
     """The nodes behind a scheduler. Each job gets what it requests; the number of concurrent jobs is unknown."""
 
-    def __init__(self) -> None:
-        super().__init__(gpus=(), cores=())
+    here = False
+    slots = 0
 
     def device(self, resources: Resources) -> str:
         return "cuda" if resources.gpus else "cpu"
@@ -90,17 +152,81 @@ class Cluster(Machine):
     def too_few(self, resources: Resources) -> bool:
         return False
 
-    def gpu_kind(self) -> GpuKind | None:
+    def seen(self) -> str:
+        return "the scheduler knows how many there are"
+
+    def gpu_kind(self) -> None:
         return None
 
-    def threads(self, resources: Resources) -> int:
-        return resources.threads
+    def assumed_speed(self) -> None:
+        return None
 
 
-def machine(environ: Mapping[str, str] = os.environ) -> Machine:
+@final
+@dataclass(frozen=True)
+class NamedGpus:
+    """A machine with `number` GPUs called `name`. If `number` is 0, each job gets as many as it requests.
+
+    `mfu`: the assumed share of the peak that training reaches; None assumes one by size (`assumed_mfu`).
+    """
+
+    name: str
+    number: int
+    mfu: float | None
+    here: ClassVar[bool] = False
+
+    @property
+    def slots(self) -> int:
+        return self.number
+
+    def device(self, resources: Resources) -> str:
+        return "cuda"
+
+    def needs(self, resources: Resources) -> int:
+        return max(1, resources.gpus)
+
+    def check(self, resources: Resources, who: str) -> str:
+        return f"{who} asks for {resources.gpus} GPUs, but {self.seen()}" if self.too_few(resources) else ""
+
+    def too_few(self, resources: Resources) -> bool:
+        return bool(self.number) and resources.gpus > self.number
+
+    def seen(self) -> str:
+        return f"--gpu names {self.number}"
+
+    def gpu_kind(self) -> GpuKind:
+        return GpuKind(self.name, MEMORY_GB[self.name] * 10**9)
+
+    def assumed_speed(self) -> AssumedSpeed:
+        return self
+
+    def share(self, parameters: int) -> float:
+        """Return the share of the peak that a training of a network with this many parameters is assumed to reach."""
+        return self.mfu or assumed_mfu(parameters)
+
+    def flops(self, cell: Cell) -> float:
+        peak = peak_flops(self.name, cell.precision)
+        assert peak is not None
+        return self.share(parameters(cell)) * peak
+
+    def basis(self, cells: Iterable[Cell]) -> str:
+        every = list(cells)
+        shares = sorted({self.share(parameters(cell)) for cell in every})
+        reached = " to ".join(f"{100 * share:g}" for share in dict.fromkeys((shares[0], shares[-1])))
+        source = "" if self.mfu else f" ({MFU_SOURCE})"
+        peaks = self.peaks(sorted({cell.precision for cell in every}))
+        return f"assumed, not measured: {reached} % of the peak of one {self.name}{source}, {peaks}; --mfu changes it"
+
+    def peaks(self, precisions: Iterable[str]) -> str:
+        """Return the peaks of one device in words."""
+        peaks = [(peak_flops(self.name, precision) or 0, precision) for precision in precisions]
+        return " and ".join(f"{peak / 1e12:g} TFLOP/s in {precision}" for peak, precision in peaks)
+
+
+def machine(environ: Mapping[str, str] = os.environ) -> ThisMachine:
     """Return the accelerators and cores that this process may use. Queries nvidia-smi, not torch."""
     cores = usable_cores()
-    return Machine(gpus=visible_gpus(environ), cores=cores[: cpu_quota(len(cores))])
+    return ThisMachine(gpus=visible_gpus(environ), cores=cores[: cpu_quota(len(cores))])
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -157,3 +283,25 @@ def _queried_kind(gpu: str) -> GpuKind | None:
         return GpuKind(name.strip(), int(mebibytes) * 2**20)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def assumed_mfu(parameters: int) -> float:
+    """Return the share of the peak that training is assumed to reach, rounded to whole per cent."""
+    low, high = MFU_RANGE
+    return round(min(high, max(low, MFU_AT_1B + MFU_PER_DOUBLING * math.log2(parameters / 1e9))), 2)
+
+
+def named_gpus(words: str, mfu: float | None = None) -> NamedGpus:
+    """Return the GPUs of `NAME` or `NAME:NUMBER`, in any case and spacing. Raises GpasError for an unknown name."""
+    name, colon, number = words.partition(":")
+    known = {_plain(known): known for known in MEMORY_GB}
+    if _plain(name) not in known:
+        hint = nearest(name, MEMORY_GB)
+        raise GpasError(f"--gpu: unknown GPU '{name}'; {hint}")
+    if colon and (not number.isascii() or not number.isdigit() or not 1 <= int(number[:7]) <= 100_000):
+        raise GpasError(f"--gpu: '{number}' is not a number of GPUs; write for example {known[_plain(name)]}:8")
+    return NamedGpus(known[_plain(name)], int(number) if colon else 0, mfu)
+
+
+def _plain(name: str) -> str:
+    return "".join(name.lower().split()).replace("-", "").removeprefix("nvidia").removeprefix("rtx")

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import Exit
 from gpas_cli.plan import machine as machines
-from gpas_cli.plan.device_memory import JobMemory, memory_of_jobs
-from gpas_cli.plan.elsewhere import CostElsewhere, costs_elsewhere
+from gpas_cli.plan.costs import (
+    CostElsewhere,
+    JobMemory,
+    SizeCost,
+    StageCost,
+    by_size,
+    by_stage,
+    costs_elsewhere,
+    memory_of_jobs,
+    size_names,
+)
 from gpas_cli.plan.estimate import Estimate, estimate
-from gpas_cli.plan.gpus import NamedGpus
-from gpas_cli.plan.machine import Cluster, Machine
-from gpas_cli.plan.sizes import SizeCost, by_size, size_names
+from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
-from gpas_cli.plan.stages import StageCost, by_stage
 from gpas_cli.plan.texts import Texts
 from gpas_cli.spec.model import Size
 from gpas_cli.spec.run import Resources
@@ -150,7 +156,7 @@ def plan(
     """Return the plan of `gpas run` for these entries, with the same `retry`, on `machine`. Changes nothing.
 
     `project`: where to look for the texts; None skips that check.
-    `prepare` adds the jobs that must run before others (`plan.tokenisation.with_texts`).
+    `prepare` adds the jobs that must run before others (`plan.texts.with_texts`).
     """
     machine = machine or machines.machine()
     jobs = stage_jobs(entries)
@@ -158,8 +164,7 @@ def plan(
     wanted = CLAIMABLE | frozenset(retry)
     needed = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
     # Compute nodes and other machines may have texts that this machine does not have.
-    elsewhere = isinstance(machine, Cluster | NamedGpus)
-    texts = Texts(project, (job.cell for job in needed.values()), entries=entries, elsewhere=elsewhere)
+    texts = Texts(project, (job.cell for job in needed.values()), entries=entries, elsewhere=not machine.here)
     capacity = _Capacity(machine)
     fitting = {
         key: job
@@ -172,8 +177,8 @@ def plan(
         for state in look(runs, entries, seen=dict(seen))
     ]
     jobs_to_start = prepare(fitting.values())
-    # GPUs named for the plan are the answer already.
-    too_few = [] if isinstance(machine, NamedGpus) else [j for j in needed.values() if machine.too_few(j.resources)]
+    # With assumed speeds the plan is for other GPUs already.
+    too_few = [] if machine.assumed_speed() else [j for j in needed.values() if machine.too_few(j.resources)]
     return Plan(
         rows=tuple(rows),
         stages=Counter(status.state for status in seen.values()),
@@ -184,7 +189,7 @@ def plan(
         startable=len(fitting) == len(needed),
         elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
         code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
-        untokenised=() if elsewhere else tuple(texts.untokenised(job.cell for job in fitting.values())),
+        untokenised=tuple(texts.untokenised(job.cell for job in fitting.values())) if machine.here else (),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 

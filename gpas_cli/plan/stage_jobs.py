@@ -30,7 +30,7 @@ class StageJob:
     watch: Monitoring
     resources: Resources
     text_resources: Resources = field(default_factory=Resources)
-    text: str = ""  # the key of the job that tokenises its text, "" if the text is cached (`plan.tokenisation`)
+    text: str = ""  # the key of the job that tokenises its text, "" if the text is cached (`plan.texts`)
     larger: tuple[str, ...] = ()  # the resources of which a later attempt may ask for more (`Resources.growing`)
     demand: TextRequirement | None = None  # the text that a tokenising job prepares, None for other jobs
 

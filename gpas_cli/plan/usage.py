@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpas_cli.plan.makespan import makespan
+from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
 from gpas_cli.state.usage import NOTHING, Usage, end_of, sum_of, usage_of

@@ -10,10 +10,10 @@ import pytest
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan import machine
-from gpas_cli.plan.machine import GpuKind, Machine
+from gpas_cli.plan.machine import GpuKind, ThisMachine
 from gpas_cli.spec.run import Resources
 
-CORES = Machine(gpus=(), cores=(0, 1, 2))
+CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
 CPUS = (4, 5, 6, 7)
 
 
@@ -68,7 +68,7 @@ def test_impossible_jobs_are_reported_together() -> None:
     with pytest.raises(GpasError, match=r"g/a asks for 1 GPU,.*\n.*g/c asks for 4") as raised:
         machine.require(CORES, wanted)
     assert "g/b" not in str(raised.value)
-    machine.require(Machine(("0", "1", "2", "3"), (0,)), wanted)
+    machine.require(ThisMachine(("0", "1", "2", "3"), (0,)), wanted)
 
 
 def test_of_many_impossible_jobs_five_are_named() -> None:
@@ -84,13 +84,13 @@ def test_of_many_impossible_jobs_five_are_named() -> None:
 @pytest.mark.parametrize(
     ("mask", "quota", "expected", "slots"),
     [
-        ("", 3, Machine((), (4, 5, 6)), 3),
-        ("2,0", 2, Machine(("2", "0"), (4, 5)), 2),
-        ("1", 8, Machine(("1",), CPUS), 1),
+        ("", 3, ThisMachine((), (4, 5, 6)), 3),
+        ("2,0", 2, ThisMachine(("2", "0"), (4, 5)), 2),
+        ("1", 8, ThisMachine(("1",), CPUS), 1),
     ],
 )
 def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
-    monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, expected: Machine, slots: int
+    monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, expected: ThisMachine, slots: int
 ) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: CPUS)
     monkeypatch.setattr(machine, "cpu_quota", lambda cores: min(cores, quota))
@@ -104,8 +104,8 @@ def test_the_kind_of_gpu_is_that_of_nvidia_smi(tmp_path: Path, monkeypatch: pyte
     program.write_text('#!/bin/sh\necho "NVIDIA A100-SXM4-40GB, 40960"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert Machine(gpus=("0", "1"), cores=()).gpu_kind() == GpuKind("NVIDIA A100-SXM4-40GB", 40960 * 2**20)
-    assert Machine(gpus=("MIG-b",), cores=()).gpu_kind() is None
+    assert ThisMachine(gpus=("0", "1"), cores=()).gpu_kind() == GpuKind("NVIDIA A100-SXM4-40GB", 40960 * 2**20)
+    assert ThisMachine(gpus=("MIG-b",), cores=()).gpu_kind() is None
     assert CORES.gpu_kind() is None
     program.write_text("#!/bin/sh\necho '[Unknown Error]'\n")
-    assert Machine(gpus=("0",), cores=()).gpu_kind() is None
+    assert ThisMachine(gpus=("0",), cores=()).gpu_kind() is None

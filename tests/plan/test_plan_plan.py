@@ -16,13 +16,11 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
-from gpas_cli.plan.estimate import equivalent_tokens, estimate, measured_speeds
-from gpas_cli.plan.gpus import MEMORY_GB, assumed_mfu, named_gpus
-from gpas_cli.plan.machine import Cluster, Machine
-from gpas_cli.plan.makespan import makespan
+from gpas_cli.plan.costs import described
+from gpas_cli.plan.estimate import equivalent_tokens, estimate, makespan, measured_speeds
+from gpas_cli.plan.machine import MEMORY_GB, Cluster, ThisMachine, assumed_mfu, named_gpus
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.plan.stages import described
 from gpas_cli.spec.cost import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
@@ -53,7 +51,7 @@ def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, d
     return made
 
 
-def made_plan(runs: Path, *entries: Entry, machine: Machine = FOUR_CORES, retry: tuple[str, ...] = ()) -> Plan:
+def made_plan(runs: Path, *entries: Entry, machine: ThisMachine = FOUR_CORES, retry: tuple[str, ...] = ()) -> Plan:
     return plan(runs, entries, machine=machine, retry=retry)
 
 
@@ -119,7 +117,7 @@ def test_a_cell_this_machine_cannot_run_is_invalid(runs: Path) -> None:
     (row,) = made_plan(runs, big).rows
     assert (row.action, row.will_run) == ("invalid", False)
     assert "asks for 8 GPUs" in row.detail
-    eight = Machine(gpus=tuple(str(i) for i in range(8)), cores=(0,))
+    eight = ThisMachine(gpus=tuple(str(i) for i in range(8)), cores=(0,))
     assert made_plan(runs, big, machine=eight).rows[0].action == "new"
 
 
@@ -163,7 +161,7 @@ def test_damaged_attempts_do_not_stop_an_estimate(runs: Path) -> None:
 
 
 def test_gpus_are_assumed_by_precision(runs: Path) -> None:
-    two = Machine(gpus=("0", "1"), cores=(0,))
+    two = ThisMachine(gpus=("0", "1"), cores=(0,))
     jobs = stage_jobs([entry(seed=1), entry(seed=2), entry(seed=3)]).values()
     found = estimate(runs, jobs, two)
     assert found.core_hours == 0
@@ -225,12 +223,12 @@ def test_larger_networks_are_assumed_to_use_a_gpu_better() -> None:
 def test_jobs_that_need_more_gpus_than_there_are_are_estimated_on_others(runs: Path) -> None:
     big = replace(entry(seed=1, precision="bf16"), resources=Resources(gpus=16))
     small = replace(entry(seed=2, precision="bf16"), resources=Resources(gpus=1))
-    found = made_plan(runs, big, small, machine=Machine(gpus=("0",), cores=(0, 1)))
+    found = made_plan(runs, big, small, machine=ThisMachine(gpus=("0",), cores=(0, 1)))
     assert [job.resources.gpus for job in found.jobs] == [1]
     assert [cost.names for cost in found.elsewhere] == [("A100",), ("H100", "H200"), ("B200",)]
     assert {cost.machine.number for cost in found.elsewhere} == {16}
     assert [size.jobs for size in found.elsewhere[0].sizes] == [1]
-    assert made_plan(runs, small, machine=Machine(gpus=("0",), cores=(0, 1))).elsewhere == ()
+    assert made_plan(runs, small, machine=ThisMachine(gpus=("0",), cores=(0, 1))).elsewhere == ()
     assert made_plan(runs, big, machine=Cluster()).elsewhere == ()
 
 

@@ -15,7 +15,7 @@ from gpas_cli.data.shards import Totals
 from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
 from gpas_cli.grid import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.plan.tokenisation import how_far, with_texts
+from gpas_cli.plan.texts import how_far, with_texts
 from gpas_cli.project import Project
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE

@@ -18,7 +18,7 @@ import pytest
 from attempts import make_attempt
 
 from gpas_cli.errors import GpasError
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, conclude
@@ -194,7 +194,7 @@ def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
 
 
 def test_slots_are_counted_per_process() -> None:
-    cores, gpus = Machine(gpus=(), cores=(0, 1, 2, 3)), Machine(gpus=("0", "1"), cores=(0, 1))
+    cores, gpus = ThisMachine(gpus=(), cores=(0, 1, 2, 3)), ThisMachine(gpus=("0", "1"), cores=(0, 1))
     assert cores.needs(Resources(ranks=2)) == 2
     assert cores.threads(Resources(ranks=2, cpus=4)) == 4
     assert Resources(gpus=4).processes == 4

@@ -49,7 +49,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
     from gpas_cli.cli.views.states import once
-    from gpas_cli.plan.tokenisation import awaited
+    from gpas_cli.plan.texts import awaited
     from gpas_cli.schedule.cancel import cancel as request
     from gpas_cli.state.observe import look
     from gpas_cli.state.status import ALIVE

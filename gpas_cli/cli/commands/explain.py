@@ -131,7 +131,7 @@ def _print(entry: Entry) -> None:
     import yaml
     from rich.text import Text
 
-    from gpas_cli.plan.stages import described
+    from gpas_cli.plan.costs import described
     from gpas_cli.spec.equation import depth_lines, description
     from gpas_cli.spec.model import conditions, remark
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def complete_gpu(incomplete: str) -> list[str]:
     """Return the kinds of GPUs that begin with `incomplete`."""
-    from gpas_cli.plan.gpus import MEMORY_GB
+    from gpas_cli.plan.machine import MEMORY_GB
 
     return [name for name in MEMORY_GB if name.startswith(incomplete)]
 
@@ -100,7 +100,7 @@ def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequen
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
-    from gpas_cli.plan.gpus import named_gpus
+    from gpas_cli.plan.machine import named_gpus
     from gpas_cli.plan.plan import plan as make_plan
     from gpas_cli.schedule.scheduler import choose, scheduler_named
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from gpas_cli.cli.views.columns import Columns
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.plan.tokenisation import Awaited
+    from gpas_cli.plan.texts import Awaited
     from gpas_cli.plan.usage import GridUsage, UsageMeter
     from gpas_cli.state.ended_index import EndedIndex
     from gpas_cli.state.status import CellStatus
@@ -357,13 +357,13 @@ def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
     """Return the corpora that cells wait for."""
-    from gpas_cli.plan.tokenisation import awaited
+    from gpas_cli.plan.texts import awaited
 
     return list(awaited(project().runs, states))
 
 
 def _text_lines(states: Sequence[CellStatus]) -> list[str]:
-    from gpas_cli.plan.tokenisation import how_far
+    from gpas_cli.plan.texts import how_far
 
     seen = [(text.name, text.status) for text in _texts(states)]
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 from gpas_cli.documents import DocumentJson, LabelledCellJson
 from gpas_cli.grid.variant import ShrunkSetting
-from gpas_cli.plan.sizes import SizeCost
+from gpas_cli.plan.costs import SizeCost
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpas_cli.plan.device_memory import JobMemory
-    from gpas_cli.plan.elsewhere import CostElsewhere
+    from gpas_cli.plan.costs import CostElsewhere, JobMemory
     from gpas_cli.plan.estimate import Estimate
     from gpas_cli.plan.plan import Plan, Refusal
 
@@ -176,7 +175,7 @@ def _memory_json(one: JobMemory) -> JobMemoryJson:
 
 
 def _elsewhere_json(cost: CostElsewhere) -> ElsewhereJson:
-    from gpas_cli.plan.elsewhere import basis
+    from gpas_cli.plan.costs import basis
 
     mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
     return {
@@ -238,7 +237,7 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     from rich.text import Text
 
     from gpas_cli.cli.views import plan_tables as tables
-    from gpas_cli.plan.elsewhere import basis
+    from gpas_cli.plan.costs import basis
 
     if not planned.elsewhere:
         return []
@@ -321,7 +320,7 @@ def headline(planned: Plan) -> str:
 def _wall_time(planned: Plan) -> str:
     """Return how long the jobs take, as far as that is known."""
     from gpas_cli.cli.views.plan_tables import rounded_hours
-    from gpas_cli.plan.gpus import NamedGpus
+    from gpas_cli.plan.machine import NamedGpus
 
     guess = planned.estimate
     gpus = planned.machine

@@ -10,10 +10,8 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 if TYPE_CHECKING:
-    from gpas_cli.plan.device_memory import JobMemory
-    from gpas_cli.plan.elsewhere import CostElsewhere
+    from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost
     from gpas_cli.plan.plan import Plan, PlanRow
-    from gpas_cli.plan.sizes import SizeCost
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
@@ -37,7 +35,7 @@ def by_size(planned: Plan) -> Columns:
 
 def by_stage(planned: Plan) -> Columns:
     """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
-    from gpas_cli.plan.stages import described
+    from gpas_cli.plan.costs import described
 
     rows = [
         (one.stage, f"{one.jobs}", rounded_hours(one.hours) if one.hours else "",
@@ -102,7 +100,7 @@ def cells(rows: Sequence[PlanRow]) -> Columns:
 
 def summary_of_cells(planned: Plan) -> Columns:
     """Return a table with a row for each grid, size and action: the number of cells."""
-    from gpas_cli.plan.sizes import size_label
+    from gpas_cli.plan.costs import size_label
 
     names = planned.size_names
     groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in planned.rows)

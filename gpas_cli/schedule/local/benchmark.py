@@ -20,9 +20,8 @@ from typing import Any
 
 import gpas_cli
 from gpas_cli.errors import GpasError
-from gpas_cli.plan.bench_cost import cost_of
+from gpas_cli.plan.estimate import Shape, cost_of, shape
 from gpas_cli.plan.machine import machine
-from gpas_cli.plan.speed import Shape, shape
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.process import Lease, Slots

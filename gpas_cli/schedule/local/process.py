@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpas_cli.plan.machine import THREAD_VARIABLES, Machine
+from gpas_cli.plan.machine import THREAD_VARIABLES, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import JOB, job_environment, record_exit, token
@@ -56,7 +56,7 @@ class Lease:
 class Slots:
     """The slots of one machine, from which jobs take theirs."""
 
-    def __init__(self, runs: Path, machine: Machine):
+    def __init__(self, runs: Path, machine: ThisMachine):
         self.machine = machine
         self._folder = runs / ".slots" / socket.gethostname()
         self._folder.mkdir(parents=True, exist_ok=True)

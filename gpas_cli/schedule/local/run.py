@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan import machine as machines
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.texts import require_texts
 from gpas_cli.schedule import process
@@ -69,7 +69,9 @@ class LocalRun:
     Raises GpasError before anything starts if a job can never run here.
     """
 
-    def __init__(self, request: RunRequest, *, command: Sequence[str] = process.JOB, machine: Machine | None = None):
+    def __init__(
+        self, request: RunRequest, *, command: Sequence[str] = process.JOB, machine: ThisMachine | None = None
+    ):
         self.request = request
         self.project = request.project
         self.machine = machine or machines.machine()

@@ -16,7 +16,7 @@ from gpas_cli.period import Period
 from gpas_cli.permissions import explain
 from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
-from gpas_cli.plan.tokenisation import with_texts
+from gpas_cli.plan.texts import with_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule.cancel import cancel_process
 from gpas_cli.schedule.scheduler import Finding, ProfileUse, RunRequest, Scheduler

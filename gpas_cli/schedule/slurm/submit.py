@@ -18,7 +18,7 @@ from typing import Any
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
-from gpas_cli.plan.tokenisation import how_far, with_texts
+from gpas_cli.plan.texts import how_far, with_texts
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.schedule.scheduler import RunRequest

@@ -15,10 +15,10 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.plan import bench_cost
-from gpas_cli.plan.machine import Machine, machine
+from gpas_cli.plan import estimate as estimate_module
+from gpas_cli.plan.estimate import MeasuredSpeed, measured
+from gpas_cli.plan.machine import ThisMachine, machine
 from gpas_cli.plan.plan import plan
-from gpas_cli.plan.speed import MeasuredSpeed, measured
 from gpas_cli.project import Project
 from gpas_cli.schedule.local import benchmark as room
 from gpas_cli.schedule.local.benchmark import bench
@@ -102,12 +102,12 @@ def test_an_error_in_the_measuring_process_is_reported(here: Project, monkeypatc
 
 def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
-    monkeypatch.setattr(room, "machine", lambda: Machine(gpus=(), cores=(0, 1)))
+    monkeypatch.setattr(room, "machine", lambda: ThisMachine(gpus=(), cores=(0, 1)))
     here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
     slow = chosen(here)
     with pytest.raises(GpasError, match=r"tiny/s1: 1\.34B parameters, 1 row of each update, about .* and .* GB"):
         list(bench(here, slow, 0.1))
-    monkeypatch.setattr(bench_cost.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
+    monkeypatch.setattr(estimate_module.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**9))
     with pytest.raises(GpasError, match=r"1\.0 GB are free\n.*--force"):
         list(bench(here, slow, 10_000))
     with pytest.raises(GpasError, match="it began"):
@@ -115,7 +115,9 @@ def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, m
 
 
 def test_the_time_of_an_update_is_extrapolated_from_some_rows(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_cost, "ASSUMED_THREAD_FLOPS", 2e6)  # so slow that only two of eight rows fit the time
+    monkeypatch.setattr(
+        estimate_module, "ASSUMED_THREAD_FLOPS", 2e6
+    )  # so slow that only two of eight rows fit the time
     notices: list[str] = []
     (found,) = bench(here, chosen(here), 1, force=True, notify=notices.append)
     assert 1 <= found.facts["rows"] < 8

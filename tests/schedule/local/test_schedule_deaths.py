@@ -28,7 +28,7 @@ from launching import (
 
 from gpas_cli import file_systems
 from gpas_cli.grid import Entry
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
 from gpas_cli.schedule.summary import exit_code
 from gpas_cli.state import locks, submitters
@@ -157,7 +157,7 @@ def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> N
         until(working(project, cells[0]))
         kill(other.pid)
         other.wait()
-    one_slot = Machine(gpus=(), cores=(0,))
+    one_slot = ThisMachine(gpus=(), cores=(0,))
     second = Background(scheduler(project, *cells, machine=one_slot))
     until(seen(project, cells[1], "queued"))
     time.sleep(0.5)

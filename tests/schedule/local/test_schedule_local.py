@@ -32,7 +32,7 @@ from launching import (
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.cancel import cancel
@@ -124,7 +124,7 @@ def test_the_job_gets_the_snapshot_its_slot_and_the_project(project: Project) ->
     script += "print({n: os.environ[n] for n in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'CUDA_VISIBLE_DEVICES')})"
     command = (COMMAND[0], "-c", script)
     cell = replace(entry("done", 1), resources=Resources(gpus=2, cpus=3))
-    machine = Machine(gpus=("4", "GPU-5a"), cores=(0, 1, 2))
+    machine = ThisMachine(gpus=("4", "GPU-5a"), cores=(0, 1, 2))
     run(project, cell, command=command, machine=machine)
     (attempt,) = attempts(project.runs, key(cell))
     log = attempt.log_path.read_text()
@@ -156,7 +156,7 @@ def test_jobs_never_outnumber_slots(project: Project) -> None:
                 go(project)
 
     cells = [entry("wait", seed) for seed in (1, 2, 3)]
-    summary = run(project, *cells, machine=Machine(gpus=(), cores=(0, 1)), reporter=Count())
+    summary = run(project, *cells, machine=ThisMachine(gpus=(), cores=(0, 1)), reporter=Count())
     assert len(summary.done) == 3
     assert max(most) == 2
     assert waited[0] == 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.schedule.local.process import Slots
 from gpas_cli.spec.run import Resources
 
-CORES = Machine(gpus=(), cores=(0, 1, 2))
-GPUS = Machine(gpus=("0", "1", "2"), cores=(0, 1, 2, 3))
+CORES = ThisMachine(gpus=(), cores=(0, 1, 2))
+GPUS = ThisMachine(gpus=("0", "1", "2"), cores=(0, 1, 2, 3))
 
 
 def test_cores_are_taken_once(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_too_few_free_slots_are_left_untouched(tmp_path: Path) -> None:
 
 
 def test_gpus_are_taken_by_name_under_any_mask(tmp_path: Path) -> None:
-    narrow, wide = Slots(tmp_path, Machine(("1",), (0,))), Slots(tmp_path, GPUS)
+    narrow, wide = Slots(tmp_path, ThisMachine(("1",), (0,))), Slots(tmp_path, GPUS)
     first = narrow.take(Resources())
     second = wide.take(Resources(gpus=2, cpus=2))
     assert first is not None

@@ -1,0 +1,257 @@
+"""The cost and the memory of a plan: by size of network, by stage, and on common GPUs if a machine has too few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from gpas_cli.grid.entry import Entry
+from gpas_cli.plan.estimate import Estimate, Sized, Work, estimate
+from gpas_cli.plan.machine import MFU_SOURCE, GpuKind, Machine, NamedGpus
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.spec.cell import Cell, distinct
+from gpas_cli.spec.cost import DeviceMemory, parameters, peak_flops, predicted
+from gpas_cli.spec.model import SIZES, Size
+from gpas_cli.spec.run import Resources
+from gpas_cli.spec.stage import PRETRAIN
+from gpas_cli.words import byte_size, count
+
+Names = Mapping[Size, str]  # of sizes that are not built in
+_Group = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class SizeCost:
+    """The cells of one size, batch, length and number of updates."""
+
+    size: str
+    cells: int
+    jobs: int
+    parameters: int
+    precision: str
+    batch: Annotated[int, "rows per update"]
+    length: Annotated[int, "tokens per row"]
+    updates: int
+    tokens: Annotated[int, "tokens that a cell trains on"]
+    devices: Annotated[int, "GPUs or cores of a job"]
+    hours: Annotated[float, "of the longest job"]
+    gpu_hours: float
+    core_hours: float
+
+
+def size_names(entries: Iterable[Entry]) -> dict[Size, str]:
+    """Return the labels of sizes that are not built in, by size: those that belong to one size of these cells alone."""
+    labels = {entry.cell.model.size: str(entry.axes["size"]) for entry in entries if "size" in entry.axes}
+    uses = Counter(labels.values())
+    return {size: name for size, name in labels.items() if uses[name] == 1 and name not in SIZES}
+
+
+def size_label(cell: Cell, names: Names) -> str:
+    """Return the name of the cell's size, built in or one of `names`, or "4 layers, 32 wide" if it has none."""
+    size = cell.model.size
+    built_in = next((name for name, known in SIZES.items() if known == size), "")
+    return built_in or names.get(size, f"{count(size.layers, 'layer')}, {size.hidden} wide")
+
+
+def by_size(cells: Iterable[Cell], works: Sequence[Work], names: Names) -> list[SizeCost]:
+    """Return the cost of each group of equally expensive cells, in the order of the cells.
+
+    Teachers add jobs, but no cells.
+    """
+    cells = list(cells)
+    every = distinct([*cells, *(work.job.cell for work in works)])
+    groups = {cell.seedless: _group(cell, names) for cell in every}
+    first = {groups[cell.seedless]: cell for cell in reversed(every)}
+    numbers = Counter(groups[cell.seedless] for cell in cells)
+    mine: dict[_Group, list[Work]] = {group: [] for group in numbers}
+    for work in works:
+        mine.setdefault(groups[work.job.cell.seedless], []).append(work)
+    return [_cost(first[group], numbers[group], found, names) for group, found in mine.items()]
+
+
+def _group(cell: Cell, names: Names) -> _Group:
+    recipe = (cell.precision, cell.optim.batch, cell.data.length, cell.optim.updates)
+    return (size_label(cell, names), parameters(cell), *recipe)
+
+
+def _cost(cell: Cell, cells: int, works: Sequence[Work], names: Names) -> SizeCost:
+    return SizeCost(
+        size=size_label(cell, names),
+        cells=cells,
+        jobs=len(works),
+        parameters=parameters(cell),
+        precision=cell.precision,
+        batch=cell.optim.batch,
+        length=cell.data.length,
+        updates=cell.optim.updates,
+        tokens=cell.optim.trained_rows * cell.data.length,
+        devices=max((work.devices for work in works), default=0),
+        hours=max((work.hours for work in works), default=0.0),
+        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
+        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
+    )
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """The jobs of one kind of stage with the same resources. Jobs that tokenise are a kind too, at no estimated cost.
+
+    `hours`: of the longest job. `gpu_hours` and `core_hours`: of all jobs.
+    """
+
+    stage: str
+    resources: Resources
+    jobs: int
+    hours: float
+    gpu_hours: float
+    core_hours: float
+
+
+def by_stage(jobs: Iterable[StageJob], works: Sequence[Work]) -> list[StageCost]:
+    """Return the cost of each group of jobs, in the order of the jobs."""
+    groups: dict[tuple[str, Resources], list[StageJob]] = {}
+    for job in jobs:
+        groups.setdefault((job.kind, job.resources), []).append(job)
+    work_of = {work.job.key: work for work in works}
+    return [
+        _stage_cost(stage, resources, len(same), [work_of[job.key] for job in same if job.key in work_of])
+        for (stage, resources), same in groups.items()
+    ]
+
+
+def _stage_cost(stage: str, resources: Resources, jobs: int, works: Sequence[Work]) -> StageCost:
+    return StageCost(
+        stage=stage,
+        resources=resources,
+        jobs=jobs,
+        hours=max((work.hours for work in works), default=0.0),
+        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
+        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
+    )
+
+
+def described(resources: Resources) -> str:
+    """Return what a job asks for: "2 GPUs, 16 cores, 48G, 1-00:00:00, partition gpu"; of resources that grow by
+    attempt "mem 2G then 4G"."""
+    limits = {"mem": resources.mem, "time": resources.time}
+    parts = [
+        count(resources.gpus, "GPU") if resources.gpus else "",
+        count(resources.cpus, "core"),
+        f"on {count(resources.nodes, 'node')}" if resources.nodes > 1 else "",
+        *(text if isinstance(text, str) else f"{name} {' then '.join(text)}" for name, text in limits.items()),
+        f"partition {resources.partition}" if resources.partition else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """The memory of each of `devices` GPUs of the kind `gpu`, for `jobs` trainings of one size and recipe."""
+
+    size: str
+    jobs: int
+    gpu: str
+    devices: int
+    memory: DeviceMemory
+
+    def warning(self) -> str:
+        """Return a warning that the training does not fit the GPUs, "" if it does."""
+        if self.memory.fits:
+            return ""
+        needs = f"{byte_size(self.memory.total)} on each of {count(self.devices, 'GPU')}"
+        what = f"{count(self.jobs, 'training')} of size {self.size} would take about {needs}"
+        has = f"{self.gpu} has {byte_size(self.memory.device_bytes)}, not all of it usable"
+        remedy = "raise resources.gpus" + (", or leave out strategy: ddp" if self.memory.strategy == "ddp" else "")
+        return f"{what}, and {has}: {remedy}"
+
+
+def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: Names) -> list[JobMemory]:
+    """Return the memory of the pretrainings among `jobs` on the GPUs of `machine`; nothing if their kind is unknown.
+
+    For cells of one size and distribution it is the largest. `names`: of sizes that are not built in.
+    """
+    kind = machine.gpu_kind()
+    if kind is None:
+        return []
+    known: dict[Hashable, JobMemory] = {}
+    groups: dict[Hashable, JobMemory] = {}
+    for job in jobs:
+        if job.kind != PRETRAIN or machine.device(job.resources) != "cuda":
+            continue
+        same_memory = (job.cell.seedless, id(job.resources))
+        if same_memory not in known:
+            known[same_memory] = _predicted(job, machine.needs(job.resources), kind, names)
+        one = known[same_memory]
+        group = (one.size, one.devices, one.memory.strategy, one.memory.recompute)
+        before = groups.get(group, one)
+        largest = max(before, one, key=lambda it: it.memory.total)
+        groups[group] = replace(largest, jobs=before.jobs + 1 if group in groups else 1)
+    return list(groups.values())
+
+
+def _predicted(job: StageJob, devices: int, kind: GpuKind, names: Names) -> JobMemory:
+    memory = predicted(job.cell, job.resources, kind.memory, devices)
+    return JobMemory(size_label(job.cell, names), 1, kind.name, devices, memory)
+
+
+GPUS = ("A100", "H100", "H200", "B200")
+NODE_GPUS = 8  # the number of GPUs that the jobs share, unless the largest job requests more
+
+
+@dataclass(frozen=True)
+class CostElsewhere:
+    """The cost of jobs on `machine`. `names`: the GPUs with these peaks, whose estimates are equal."""
+
+    names: tuple[str, ...]
+    machine: NamedGpus
+    estimate: Estimate
+    sizes: tuple[SizeCost, ...]
+    size_names: Names
+
+    @cached_property
+    def too_large(self) -> list[JobMemory]:
+        """The jobs that do not fit one of these GPUs, by size."""
+        kinds = (replace(self.machine, name=name) for name in self.names)
+        jobs = [work.job for work in self.estimate.works]
+        found = (one for kind in kinds for one in memory_of_jobs(jobs, kind, self.size_names))
+        return [one for one in found if one.warning()]
+
+
+def costs_elsewhere(
+    runs: Path, entries: Sequence[Entry], jobs: Sequence[StageJob], resume: Mapping[str, int], sized: Sized
+) -> tuple[CostElsewhere, ...]:
+    """Return the cost of `jobs` and of the sizes of `entries` on each of GPUS; nothing without jobs."""
+    if not jobs:
+        return ()
+    number = max(NODE_GPUS, *(job.resources.gpus for job in jobs))
+    known = size_names(entries)
+    found = []
+    for names in _alike(jobs):
+        machine = NamedGpus(names[0], number, None)
+        guess = estimate(runs, jobs, machine, resume, sized)
+        costs = by_size((entry.cell for entry in entries), guess.works, known)
+        found.append(CostElsewhere(names, machine, guess, tuple(costs), known))
+    return tuple(found)
+
+
+def basis(costs: Sequence[CostElsewhere]) -> str:
+    """Return the assumptions of the estimates as a sentence."""
+    cells = distinct(work.job.cell for cost in costs for work in cost.estimate.works)
+    precisions = sorted({cell.precision for cell in cells})
+    sheets = "; ".join(f"{', '.join(cost.names)}: {cost.machine.peaks(precisions)}" for cost in costs)
+    reached = f"MFU, the share of the peak that training reaches, {MFU_SOURCE}"
+    return f"assumed, not measured: {reached}; peaks of the data sheets: {sheets}"
+
+
+def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:
+    """Return GPUS in groups with the same peaks in the precisions of the jobs."""
+    precisions = sorted({cell.precision for cell in distinct(job.cell for job in jobs)})
+    groups: dict[tuple[float | None, ...], tuple[str, ...]] = {}
+    for name in GPUS:
+        peaks = tuple(peak_flops(name, precision) for precision in precisions)
+        groups[peaks] = (*groups.get(peaks, ()), name)
+    return list(groups.values())
