@@ -21,7 +21,7 @@ from gpas_cli.plan.texts import require_texts
 from gpas_cli.schedule import process
 from gpas_cli.schedule.local.process import Process, Slots, Spawner
 from gpas_cli.schedule.process import require_libraries
-from gpas_cli.schedule.retry import halved_micro_batch, ran_out_of_memory
+from gpas_cli.schedule.retry import End, Step, end_of, given_up, halved_micro_batch, next_step, ran_out_of_memory
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
@@ -32,7 +32,6 @@ from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.store.snapshot import snapshot
-from gpas_cli.worker.ranks import LOST_PEER
 
 POLL_SECONDS = 0.1  # between two checks of this run's processes
 TICK_SECONDS = 1.0  # between two checks of other runs and of requests
@@ -169,18 +168,23 @@ class LocalRun:
     def _start_again(self, task: StageRun, attempt: AttemptDir, status: StageStatus) -> bool:
         """Queue a job again that was killed, or that ran out of memory with more than one row at once. Return whether
         it ended so."""
-        if ran_out_of_memory(status) and (rows := halved_micro_batch(attempt)):
-            why = f"ran out of memory; it starts again with {rows} rows at a time"
-        elif _was_killed(status):
-            in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
-            if in_vain >= task.job.resources.retries:
-                cause = f"{in_vain} attempts in a row made no progress; {status.cause or status.evidence}"
-                self._end(task, replace(status, cause=cause))
-                return True
-            how = f"signal {status.signal}" if status.signal else status.cause or "its exit was not recorded"
-            why = f"was killed ({how}); it starts again"
-        else:
+        end = end_of(status)
+        rows = halved_micro_batch(attempt) if end is End.MEMORY else 0
+        in_vain = (
+            min(task.attempts, attempts_without_progress(self.project.runs, task.job.key)) if end is End.KILLED else 0
+        )
+        step = next_step(end, in_vain, task.job.resources.retries, rows=rows)
+        if step is Step.GIVE_UP:
+            self._end(task, given_up(status, in_vain))
+            return True
+        if step not in (Step.AGAIN, Step.REDUCE):
             return False
+        how = f"signal {status.signal}" if status.signal else status.cause or "its exit was not recorded"
+        why = (
+            f"ran out of memory; it starts again with {rows} rows at a time"
+            if rows
+            else f"was killed ({how}); it starts again"
+        )
         task.phase = "waiting"
         task.status = status
         task.process = None
@@ -329,15 +333,6 @@ def _reason(task: StageRun) -> str:
         return why
     number = f" in attempt {status.attempt}" if status.attempt else ""
     return f"already {status.state}{number}{': ' if why else ''}{why}"
-
-
-def _was_killed(status: StageStatus) -> bool:
-    """Return whether a job was killed instead of exiting by itself, in which case it may start again at once.
-
-    A job that ended without an outcome, after the process that would have recorded its exit, counts as killed.
-    """
-    unrecorded = status.source == "lock"
-    return status.state == "interrupted" and (unrecorded or status.signal is not None or status.cause == LOST_PEER)
 
 
 def _asked_to_signal(directory: Path) -> bool:

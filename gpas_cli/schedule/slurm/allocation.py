@@ -177,18 +177,21 @@ class MemoryWatch:
     def reset(self) -> None:
         """Discard earlier measurements. Call it before jobs start."""
         self._used = 0
+        self._cells = 0
         self._kills = kernel_kills()
 
     def measure(self, pids: Iterable[int]) -> None:
         """Record the memory that the processes `pids` and their descendants use now."""
-        self._used = sum(resident(pid) for pid in pids) or self._used
+        if memory := [used for pid in pids if (used := resident(pid))]:
+            self._used, self._cells = sum(memory), len(memory)
 
     def evidence(self) -> str:
         """Return why jobs that were killed since `reset` count as out of memory, "" without evidence."""
         if kernel_kills() > self._kills:
             return "the kernel's out-of-memory killer ended a process of the job"
         if self.limit and self._used >= NEAR_LIMIT * self.limit:
-            return f"it used {self._used >> 20} MiB of {self.limit >> 20} MiB"
+            who = f"the {self._cells} cells of its job used" if self._cells > 1 else "it used"
+            return f"{who} {self._used >> 20} MiB of {self.limit >> 20} MiB"
         return ""
 
 

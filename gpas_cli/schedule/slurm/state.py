@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.schedule.retry import is_memory
+from gpas_cli.schedule.retry import End, Step, given_up, is_memory, next_step
 from gpas_cli.schedule.slurm import reports, submission
 from gpas_cli.schedule.slurm.queue import Queue, SlurmView
 from gpas_cli.schedule.slurm.reports import Job
@@ -136,12 +136,12 @@ def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
     """Return `failed` for an interrupted stage whose last attempts made no progress: it would otherwise be resumed
     forever.
     """
-    if last.state != "interrupted" or not last.attempt or attempts_without_progress(runs, key) < _retries(last):
+    if last.state != "interrupted" or not last.attempt:
         return last
-    count = _retries(last)
-    return replace(
-        last, state="failed", cause=f"{count} attempts in a row made no progress; {last.cause or last.evidence}"
-    )
+    in_vain, retries = attempts_without_progress(runs, key), _retries(last)
+    if next_step(End.INTERRUPTED, in_vain, retries) is not Step.GIVE_UP:
+        return last
+    return replace(given_up(last, retries), state="failed")
 
 
 def _retries(last: StageStatus) -> int:

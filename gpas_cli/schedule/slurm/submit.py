@@ -20,7 +20,7 @@ from gpas_cli.files import replace_file
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.plan.texts import how_far, with_texts
 from gpas_cli.schedule.process import require_libraries
-from gpas_cli.schedule.retry import is_memory
+from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, next_step, reached_limit
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.slurm import client, queue, reports, script, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
@@ -28,62 +28,19 @@ from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import Submission, faulty_nodes
 from gpas_cli.schedule.summary import JobBatch, Submitted
 from gpas_cli.spec.parse import plain
-from gpas_cli.spec.run import Resources, time_seconds
+from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.claim_set import CLAIMABLE, RETRIABLE, ClaimSet
 from gpas_cli.state.claims import SLURM, claim_path, read_claim, write_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
-from gpas_cli.state.usage import end_of
+from gpas_cli.state.usage import end_of as end_of_attempt
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.words import count, listed
 
-EARLY_SECONDS = 70.0  # by which SLURM may send the warning too early
 TIMEOUT = "timeout"  # SLURM's state TIMEOUT, as a cause
-
-
-def grown(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, set[str]]:
-    """Return a job with the memory and the time of its next attempt, and which of them are more than the last one's.
-
-    `seen` is its status before.
-    """
-    asked = job.resources
-    if not asked.growing:
-        return job, set()
-    before, seconds = _before(runs, job.key, seen)
-    timeout = seen.cause.startswith(TIMEOUT) or (before is not None and reached_limit(before, seconds))
-    ended = {"mem": is_memory(seen.cause), "time": timeout}
-    chosen, larger, more = dict[str, Any](), list[str](), set[str]()
-    for name in asked.growing:
-        entries, used = getattr(asked, name), getattr(before, name, None)
-        last = entries.index(used) if used in entries else 0
-        place = min(last + (used in entries and ended[name]), len(entries) - 1)
-        chosen[name] = entries[place]
-        larger += [name] if place + 1 < len(entries) else []
-        more |= {name} if place > last else set()
-    return replace(job, resources=replace(asked, **chosen), larger=tuple(larger)), more
-
-
-def reached_limit(asked: Resources, seconds: float) -> bool:
-    """Return whether a job that ended after `seconds` was ended, or warned, because of its time limit."""
-    limit = time_seconds(str(asked.first.time))
-    return limit is not None and seconds >= max(limit - asked.notice - EARLY_SECONDS, limit / 2)
-
-
-def _before(runs: Path, key: str, seen: StageStatus) -> tuple[Resources | None, float]:
-    """Return what the last job of a stage asked for, and the seconds of its last attempt."""
-    with suppress(OSError, GpasError):
-        if seen.directory:
-            attempt = AttemptDir(seen.directory)
-            record = attempt.read_attempt()
-            return record.resources, end_of(attempt) - record.created
-        if seen.claim and (made := submission.find(runs, seen.claim.submission)):
-            return next(each.resources for each in made.element(seen.claim.index) if each.key == key), 0.0
-    return None, 0.0
-
-
 HELD_NAMED = 5  # held jobs named in notices
 ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
 QUEUE_FULL = (
@@ -96,6 +53,52 @@ JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbat
 LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
 
 
+def adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, bool]:
+    """Return a job with the resources of its next attempt, and whether that gets half the micro-batch.
+
+    `seen` is its status before. Memory and time such as `mem: [32G, 64G]` have an entry for each attempt that follows
+    one which ran out of it. A cell that ran out of memory in a job with others stays alone.
+    """
+    asked, end = job.resources, end_of(seen)
+    if not asked.growing and asked.pack == 1 and end is not End.MEMORY:
+        return job, False
+    before, seconds, rows = _before(runs, job.key, seen)
+    if end is not End.MEMORY and (seen.cause.startswith(TIMEOUT) or (before and reached_limit(before, seconds))):
+        end = End.TIME_LIMIT
+    used = {name: _entry(getattr(asked, name), before, name) for name in asked.growing}
+    larger = [name for name, place in used.items() if place is not None and place + 1 < len(getattr(asked, name))]
+    step = next_step(end, 0, 1, rows=rows, larger=larger, packed=asked.pack > 1)
+    grows = "mem" if end is End.MEMORY else "time"
+    chosen: dict[str, Any] = {}
+    left = list[str]()
+    for name, place in used.items():
+        entries = getattr(asked, name)
+        now = (place or 0) + (step is Step.GROW and name == grows)
+        chosen[name] = entries[now]
+        left += [name] if now + 1 < len(entries) else []
+    if step is Step.ALONE or (before and before.pack == 1):
+        chosen["pack"] = 1
+    return replace(job, resources=replace(asked, **chosen), larger=tuple(left)), step is Step.REDUCE
+
+
+def _entry(entries: Sequence[str], before: Resources | None, name: str) -> int | None:
+    """Return the place of what the last job asked for, None if it is unknown or no longer listed."""
+    used = getattr(before, name, None)
+    return entries.index(used) if used in entries else None
+
+
+def _before(runs: Path, key: str, seen: StageStatus) -> tuple[Resources | None, float, int]:
+    """Return what the last job of a stage asked for, the seconds of its last attempt, and half its micro-batch."""
+    with suppress(OSError, GpasError):
+        if seen.directory:
+            attempt = AttemptDir(seen.directory)
+            record = attempt.read_attempt()
+            return record.resources, end_of_attempt(attempt) - record.created, halved_micro_batch(attempt)
+        if seen.claim and (made := submission.find(runs, seen.claim.submission)):
+            return next(each.resources for each in made.element(seen.claim.index) if each.key == key), 0.0, 0
+    return None, 0.0, 0
+
+
 class ArraySubmitter:
     """The submission of a request's stages. Raises GpasError before anything is submitted if a stage can never run."""
 
@@ -103,7 +106,7 @@ class ArraySubmitter:
         self.request = request
         self.project = request.project
         self.jobs = stage_jobs(request.entries)
-        self.enlarged = set[str]()  # jobs that ask for more memory than their last attempt had
+        self._reduced = set[str]()  # jobs that get half the micro-batch of their last attempt
         self.texts: dict[str, StageJob] = {}  # the jobs that tokenise the text of `jobs`
 
     def submit(self, *, again: bool = False) -> Submitted:
@@ -178,8 +181,8 @@ class ArraySubmitter:
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
         code = snapshot(self.project.runs, project=self.project.config.parent)
         largest = max_array_size()
-        sized = [grown(self.project.runs, job, done.seen[job.key]) for job in mine]
-        self.enlarged = {job.key for job, more in sized if "mem" in more}
+        sized = [adjusted(self.project.runs, job, done.seen[job.key]) for job in mine]
+        self._reduced = {job.key for job, reduced in sized if reduced}
         mine = [job for job, _ in sized]
         placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
         for level in levels(mine):
@@ -255,8 +258,7 @@ class ArraySubmitter:
         """Record the submission, claim its stages and call sbatch. Return the job id, "" if sbatch did not answer."""
         runs = self.project.runs
         name = submission.new_name(array.first.grid)
-        reduce = {job.key for job in array.jobs if is_memory(seen[job.key].cause) and job.key not in self.enlarged}
-        made = submission.record(self.project, name, array.elements, code, claims.submitter, reduce)
+        made = submission.record(self.project, name, array.elements, code, claims.submitter, self._reduced)
         try:
             path = made.folder / "submission.sh"
             replace_file(path, self._script(array, made.folder, code, seen))

@@ -25,12 +25,19 @@ from typing import Any
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.schedule.process import JOB, record_exit
-from gpas_cli.schedule.retry import halved_micro_batch, is_memory, ran_out_of_memory
+from gpas_cli.schedule.retry import (
+    End,
+    Step,
+    halved_micro_batch,
+    is_memory,
+    next_step,
+    ran_out_of_memory,
+    reached_limit,
+)  # fmt: skip
 from gpas_cli.schedule.slurm import client, reports
 from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
-from gpas_cli.schedule.slurm.submit import reached_limit
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
 from gpas_cli.state.cancellation import request, request_path, requested
@@ -41,6 +48,7 @@ from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.ranks import outlive_log, recorded_failure
 
+KILLED = "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"
 READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
 
 
@@ -67,11 +75,6 @@ class Child:
         if self.peer_exit:
             return self.peer_exit.node if self.peer_exit.code == JobExit.FAULTY_NODE else ""
         return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
-
-    @property
-    def outgrew_limit(self) -> bool:
-        """Whether the job reached its time limit, and the next one asks for a longer one."""
-        return "time" in self.job.larger and reached_limit(self.job.resources, time.monotonic() - self.since)
 
     def request_exit(self) -> None:
         """Ask the job to save and exit, once it has installed its signal handlers."""
@@ -106,6 +109,23 @@ class Child:
             return self.peer_exit.error if is_memory(self.peer_exit.error) else ""
         seen = conclude_or_unknown(self.attempt)
         return seen.cause if ran_out_of_memory(seen) else ""
+
+    def end(self, evidence: str, *, warned: bool) -> End:
+        """Return how the job ended. `evidence` is that of `out_of_memory`; `warned`: SLURM has warned this task."""
+        code = self.process.wait()
+        if self.superseded:
+            return End.SUPERSEDED
+        if self.out_of_memory(evidence):
+            return End.MEMORY
+        if self.killed():
+            return End.KILLED
+        if self.faulty_node:
+            return End.FAULTY_NODE
+        if code >= 0 and code != JobExit.INTERRUPTED:
+            return End.ENDED
+        if not warned:
+            return End.INTERRUPTED
+        return End.TIME_LIMIT if reached_limit(self.job.resources, time.monotonic() - self.since) else End.PREEMPTED
 
     def why_failed(self, rank: int) -> str:
         """Return why the process `rank` of the job, which has ended, failed: the cause that it recorded, or else the
@@ -264,31 +284,33 @@ class RankZeroSupervisor(TaskSupervisor):
         """
         if self.warning:
             return False
-        retried = [(child, change) for child in self.children if (change := self._how_to_retry(child))]
+        retried: list[tuple[Child, ElementRecord]] = []
+        for child in self.children:
+            self._await_peer_report(child)
+            evidence = child.out_of_memory(self.memory.evidence())
+            match self._next_step(child):
+                case Step.REDUCE:
+                    retried.append((child, replace(child.job, reduce=evidence, again="")))
+                case Step.AGAIN:
+                    retried.append((child, replace(child.job, reduce=False, again=KILLED)))
         for child, _ in retried:
             self.children.remove(child)
             child.record()
         if retried:
-            self._start_attempts(
-                replace(child.job, reduce=change.get("reduce", False), again=change.get("again", ""))
-                for child, change in retried
-            )
+            self._start_attempts(job for _, job in retried)
         return any(child.alive for child in self.children)
 
-    def _how_to_retry(self, child: Child) -> dict[str, str]:
-        """Return how and why to start a job again here: {reduce: why} or {again: why}; {} if not at all."""
-        self._await_peer_report(child)
-        if child.superseded:
-            return {}
-        if evidence := child.out_of_memory(self.memory.evidence()):
-            grows = child.killed() and "mem" in child.job.larger  # the next job asks for more memory
-            return {"reduce": evidence} if not grows and halved_micro_batch(child.attempt) else {}
-        if child.killed() and not self._is_stuck(child):
-            return {"again": "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"}
-        return {}
-
-    def _is_stuck(self, child: Child) -> bool:
-        return attempts_without_progress(self.start.runs, child.attempt.key) >= child.job.resources.retries
+    def _next_step(self, child: Child) -> Step:
+        """Return what follows a job that has ended. Only a job that was killed had too little memory on its node."""
+        end = child.end(self.memory.evidence(), warned=self.warning is not None)
+        return next_step(
+            end,
+            attempts_without_progress(self.start.runs, child.attempt.key),
+            child.job.resources.retries,
+            rows=halved_micro_batch(child.attempt) if end is End.MEMORY else 0,
+            larger=[name for name in child.job.larger if name != "mem" or child.killed()],
+            packed=len(self.start.jobs) > 1,
+        )
 
     def _await_peer_report(self, child: Child) -> None:
         """Wait for another task to record how its process ended, if that end interrupted the job."""
@@ -335,17 +357,16 @@ class RankZeroSupervisor(TaskSupervisor):
         A job that is being cancelled or has made no progress is not requeued.
         """
         job = self.start.job
-        stuck = [child for child in interrupted if self._is_stuck(child)]
-        faulty = next((child.faulty_node for child in interrupted if child.faulty_node), "")
+        steps = [self._next_step(child) for child in interrupted if not child.superseded]
         try:
-            if len(stuck) == len(interrupted):
-                print(f"not requeued: {len(stuck)} cells made no progress in their last attempts")
+            if set(steps) == {Step.GIVE_UP}:
+                print(f"not requeued: {len(steps)} cells made no progress in their last attempts")
             elif self.warning == signal.SIGTERM and not self._preempted():
                 print("cancelled in SLURM; not requeued")
-            elif faulty:
-                self._requeue_elsewhere(faulty)
-            elif self.warning and any(child.outgrew_limit for child in interrupted):
-                print("not requeued: the next `gpas run` submits it with a longer time limit")
+            elif Step.ELSEWHERE in steps:
+                self._requeue_elsewhere(next(child.faulty_node for child in interrupted if child.faulty_node))
+            elif self.warning and Step.GROW in steps:
+                print("not requeued: the next `gpas run` submits it with a longer time limit, or more memory")
             elif self.warning:
                 client.run("scontrol", "requeue", job)
                 print(f"job {job} is requeued and will resume from its checkpoint")

@@ -9,7 +9,7 @@ import pytest
 from face import end
 from fake_slurm import Site, row
 
-from gpas_cli.schedule.slurm.submit import reached_limit
+from gpas_cli.schedule.retry import reached_limit
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json, write_record
@@ -51,8 +51,8 @@ def attempt(site: Site, *events: tuple[str, dict[str, object]], seconds: float =
     return made
 
 
-def killed(site: Site, **more: object) -> None:
-    made = attempt(site)
+def killed(site: Site, rows: int = 8) -> None:
+    made = attempt(site, ("phase", {"name": "training", "micro_batch": rows}))
     write_record(made.exit_path, ExitRecord(code=None, signal=9, t=time.time(), error="out of memory: it used 190 MiB"))
 
 
@@ -67,10 +67,27 @@ def test_each_attempt_that_runs_out_of_memory_is_followed_by_one_with_more(site:
         assert element(site).get("larger") == larger
         assert "reduce" not in element(site)
     killed(site)
-    assert "failed" in site.gpas("status", "small", *CELL).out  # three attempts without progress
+    said = " ".join(site.gpas("status", "small", *CELL).out.split())
+    assert "failed" in said
+    assert "3 attempts in a row made no progress; out of memory: it used 190 MiB" in said
+    assert "`gpas retry CELL --set resources.mem=...` gives it more" in said
     site.gpas("retry", "pre-s1", "--executor", "slurm", "--yes")
     assert element(site)["resources"]["mem"] == "2G"  # type: ignore[index]
     assert element(site)["reduce"] is True  # there is no more memory: fewer rows at a time
+
+
+def test_a_cell_whose_packed_job_ran_out_of_memory_is_alone_in_its_next_jobs(site: Site) -> None:
+    declare(site, "mem: 1G, pack: 4, retries: 9")
+    submitted(site)
+    killed(site, rows=2)
+    submitted(site)
+    assert (element(site)["reduce"], element(site)["resources"]["pack"]) == (True, 4)  # type: ignore[index]
+    killed(site, rows=1)
+    submitted(site)
+    assert element(site)["resources"]["pack"] == 1  # type: ignore[index]
+    attempt(site, ("outcome", end("interrupted")))
+    submitted(site)
+    assert element(site)["resources"]["pack"] == 1  # type: ignore[index]
 
 
 def test_a_job_without_an_attempt_has_more_memory_too(site: Site) -> None:

@@ -141,7 +141,7 @@ def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) ->
     assert watch.evidence() == ""
     watch.measure([1, 2])
     watch.measure([3])  # both jobs have ended
-    assert watch.evidence() == "it used 92 MiB of 100 MiB"
+    assert watch.evidence() == "the 2 cells of its job used 92 MiB of 100 MiB"
     watch.reset()
     assert watch.evidence() == ""
 
