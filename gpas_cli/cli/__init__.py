@@ -14,7 +14,6 @@ What several commands share:
     run_options    the options of commands that run cells, and `outcome` their end: JSON, --notify, the exit code
     planning       what a command would run
     shrunk         --shrink
-    campaign       claims to decide, and the rounds of runs that add evidence
     working        what a command shows of its own work while it computes
 
 Modules import nothing heavy at the top, so that `gpas --help` is fast.

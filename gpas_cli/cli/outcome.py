@@ -12,7 +12,7 @@ import typer
 
 from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.views.plan import ShrunkJson
-from gpas_cli.cli.views.submitted import SubmittedJson, submitted_json
+from gpas_cli.cli.views.progress import SubmittedJson, submitted_json
 from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, plain
 from gpas_cli.errors import Exit
 from gpas_cli.spec.stage import called

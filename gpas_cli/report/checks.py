@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpas_cli.errors import Problem
 from gpas_cli.grid.declared import Experiments
-from gpas_cli.report.claims.checks import claim_problems
+from gpas_cli.report.claims.declared import claim_problems
 from gpas_cli.report.tables.table_checks import table_problems
 
 

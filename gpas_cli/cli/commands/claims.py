@@ -52,8 +52,8 @@ def claims(
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """
     from gpas_cli.cli.views.claims import detailed, overview
-    from gpas_cli.cli.views.claims_json import ClaimsJson, claim_json
     from gpas_cli.report.claims.declared import select_claims, undeclared_claims
+    from gpas_cli.report.claims.verdict import ClaimsJson, claim_json
 
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     verdicts = _verdicts(chosen) if chosen else []

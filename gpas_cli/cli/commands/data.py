@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.cli.views.tokenise import TokeniseView
+    from gpas_cli.cli.views.progress import TokeniseView
     from gpas_cli.data.cache_listing import CachedCorpus
     from gpas_cli.data.shards import Totals
     from gpas_cli.data.text_usage import TextRequirement
@@ -157,7 +157,7 @@ def _prepare(
 def _board(as_json: bool) -> Iterator[TokeniseView]:
     """Show progress on the terminal, on standard error if standard output holds JSON."""
     from gpas_cli.cli.literal_console import LiteralConsole
-    from gpas_cli.cli.views.tokenise import TokeniseView
+    from gpas_cli.cli.views.progress import TokeniseView
 
     with TokeniseView(LiteralConsole(stderr=True) if as_json else console()) as board:
         yield board

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +12,47 @@ import typer
 from gpas_cli.cli.console import confirm, console, print_json, warn
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
-from gpas_cli.cli.views.merge import merge_lines
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
 from gpas_cli.state.merging import MergedStage
 from gpas_cli.store.parquet import ParquetFile
-from gpas_cli.words import count
+from gpas_cli.words import count, listed
+
+NAMED = 5
+
+
+def merge_lines(stages: Sequence[MergedStage], dry_run: bool) -> Iterator[str]:
+    """Yield a line for each kind of result of the merge."""
+    if not stages:
+        yield "There is no result to copy."
+    groups: dict[str, list[MergedStage]] = {}
+    for stage in stages:
+        groups.setdefault(stage.what, []).append(stage)
+    if copied := groups.get("copied"):
+        attempts = count(sum(stage.attempts for stage in copied), "attempt")
+        yield f"{'Would copy' if dry_run else 'Copied'} {count(len(copied), 'stage')} with {attempts}: {_names(copied)}"
+    if known := groups.get("known"):
+        yield f"Copied before: {count(len(known), 'stage')}"
+    yield from _kept(groups.get("kept", ()))
+    if busy := groups.get("busy"):
+        yield f"Not copied, because they are queued or running here: {_names(busy)}"
+    yield from (f"Cannot be read: {stage.key}: {stage.problem}" for stage in groups.get("unreadable", ()))
+
+
+def _kept(kept: Sequence[MergedStage]) -> Iterator[str]:
+    equal = [stage for stage in kept if stage.differs is None]
+    if equal:
+        yield f"Have the same result here: {_names(equal)}"
+    for stage in kept:
+        if stage.differs:
+            name, here, there = stage.differs
+            yield f"{stage.name}: kept the result here, {name} {here:.6g}; the other one has {there:.6g}"
+
+
+def _names(stages: Sequence[MergedStage]) -> str:
+    return listed([stage.name for stage in stages], NAMED)
+
 
 app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
 

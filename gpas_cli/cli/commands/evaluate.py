@@ -12,7 +12,7 @@ import typer
 from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_from
 from gpas_cli.cli.selection import project
-from gpas_cli.cli.views.scores import scores_table, skipped_notes
+from gpas_cli.cli.views.number import scores_table, skipped_notes
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
 from gpas_cli.errors import Exit, InvalidExperiments, Problem

@@ -17,7 +17,7 @@ from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
-from gpas_cli.cli.views.submitted import SubmissionReporter, print_submitted
+from gpas_cli.cli.views.progress import SubmissionReporter, print_submitted
 from gpas_cli.errors import GpasError
 from gpas_cli.words import count, listed
 
@@ -194,8 +194,7 @@ def run_request(
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
-    from gpas_cli.cli.views.progress import make_reporter
-    from gpas_cli.cli.views.results import results_so_far
+    from gpas_cli.cli.views.progress import make_reporter, results_so_far
     from gpas_cli.schedule.scheduler import stop_on_signals
 
     waits = scheduler.foreground or wait

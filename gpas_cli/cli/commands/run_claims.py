@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from gpas_cli.cli.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.cli.commands.claims import complete_claim
 from gpas_cli.cli.commands.run import ASK_ABOVE_HOURS, app, print_reasons, run_request
 from gpas_cli.cli.console import STATE, confirm, console, print_json
 from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.outcome import run_notify
 from gpas_cli.cli.run_options import RunOptions, with_run_options
-from gpas_cli.cli.selection import experiments, project
-from gpas_cli.cli.views.evidence import conclusions, document, evidence_table, round_lines
+from gpas_cli.cli.selection import experiments, project, recorded_of
+from gpas_cli.cli.views.claims import conclusions, document, evidence_table, round_lines
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
@@ -87,19 +87,23 @@ def run_claims(
     if until not in (DECIDED, DECLARED):
         raise GpasError(f"--until: unknown word '{until}'; {nearest(until, (DECIDED, DECLARED))}")
     rules = Rules(level, max_seeds, step, until == DECLARED)
-    _run(Campaign(_claims(names, toy), list(where or []), rules, experiments()), options, dry_run=dry_run)
+    _run(_claims(names, toy), list(where or []), rules, options, dry_run=dry_run)
 
 
-def _run(campaign: Campaign, options: RunOptions, *, dry_run: bool) -> NoReturn:
+def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:
     """Run rounds until every claim is decided or nothing can be added, and exit."""
+    from gpas_cli.cli.planning import plan_for
     from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     choice = choose(options.executor)
     scheduler = scheduler_named(choice.name, project().runs)
     if choice.note:
         console().print(choice.note, markup=False)
+    campaign = Campaign(
+        claims, where, rules, project(), experiments(), recorded_of, lambda cells: plan_for(scheduler, cells).estimate
+    )
     state = _shown(campaign)
-    following = campaign.next_round(state, scheduler)
+    following = campaign.next_round(state)
     if dry_run:
         console().print(round_lines(following, state), markup=False)
         _finish(campaign, state, options, following)
@@ -114,12 +118,12 @@ def _run(campaign: Campaign, options: RunOptions, *, dry_run: bool) -> NoReturn:
             console().print("Run the same command to resume from what is recorded.")
             break
         campaign.note_stuck(following, before, state)
-        following = campaign.next_round(state, scheduler)
+        following = campaign.next_round(state)
     _finish(campaign, state, options)
 
 
 def _shown(campaign: Campaign) -> list[ClaimEvidence]:
-    state = campaign.look()
+    state = campaign.evidence()
     console().print(evidence_table(state, campaign.rules))
     return state
 
@@ -129,7 +133,7 @@ def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Schedule
     from gpas_cli.cli.planning import plan_for
     from gpas_cli.cli.views.plan import cost
 
-    planned = plan_for(scheduler, campaign.remaining(state, scheduler))
+    planned = plan_for(scheduler, campaign.remaining(state))
     guess = planned.estimate
     jobs = count(len(planned.jobs), "job")
     console().print(f"At most {jobs}, about {cost(guess)}, if nothing is decided earlier.", markup=False)

@@ -15,7 +15,7 @@ from gpas_cli.errors import GpasError, nearest
 DOCUMENTS = {
     "plan": "cli.views.plan:PlanJson",
     "run grid": "cli.outcome:RunJson",
-    "run claims": "cli.views.evidence:RunClaimsJson",
+    "run claims": "cli.views.claims:RunClaimsJson",
     "train": "cli.outcome:RunJson",
     "retry": "cli.outcome:RunJson",
     "rerun": "cli.outcome:RunJson",
@@ -35,7 +35,7 @@ DOCUMENTS = {
     "figure": "cli.commands.figure:FigureJson",
     "figure paper": "cli.commands.figure_paper:PaperFiguresJson",
     "figure scaling": "cli.commands.figure_scaling:ScalingJson",
-    "claims": "cli.views.claims_json:ClaimsJson",
+    "claims": "report.claims.verdict:ClaimsJson",
     "export": "cli.commands.export:ExportedJson",
     "evaluate": "cli.commands.evaluate:EvaluatedJson",
     "sync": "cli.commands.sync:SyncedJson",

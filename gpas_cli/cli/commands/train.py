@@ -85,7 +85,7 @@ def _refuse(state: CellStatus) -> None:
 
 
 def _run(entry: Entry) -> RunSummary:
-    from gpas_cli.cli.views.train import make_train_reporter
+    from gpas_cli.cli.views.progress import make_train_reporter
     from gpas_cli.schedule.scheduler import RunRequest, scheduler_named, stop_on_signals
     from gpas_cli.state.claims import LOCAL
     from gpas_cli.state.observe import look

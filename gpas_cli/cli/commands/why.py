@@ -17,9 +17,10 @@ from gpas_cli.cli.views.number import (
     hours_text,
     number_json,
     print_number,
+    scores_table,
+    skipped_notes,
     spent_json,
 )
-from gpas_cli.cli.views.scores import scores_table, skipped_notes
 from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, plain
 from gpas_cli.errors import GpasError
 from gpas_cli.origin.provenance import Difference

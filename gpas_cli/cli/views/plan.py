@@ -1,4 +1,4 @@
-"""The plan of a run as text for the terminal, and as JSON."""
+"""The plan of a run as text and tables for the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, LabelledCellJson
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import SizeCost
-from gpas_cli.words import byte_size, count
+from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpas_cli.plan.costs import CostElsewhere, JobMemory
     from gpas_cli.plan.estimate import Estimate
-    from gpas_cli.plan.plan import Plan, Refusal
+    from gpas_cli.plan.plan import Plan, PlanRow, Refusal
 
 
 class PlannedCellJson(LabelledCellJson):
@@ -204,13 +205,11 @@ def render(
     from rich.console import Group
     from rich.text import Text
 
-    from gpas_cli.cli.views import plan_tables as tables
-
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
     parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
     parts += [Text(money(planned.estimate, price))] if price is not None else []
-    parts += [tables.by_size(planned)] if planned.jobs or not planned.elsewhere else []
-    parts += [tables.by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
+    parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
+    parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
     parts += _memory(planned)
     words = shlex.join(asked or grids_of(planned))
@@ -223,20 +222,17 @@ def _memory(planned: Plan) -> list[RenderableType]:
     """Return the predicted memory of each GPU, if its kind is known."""
     from rich.text import Text
 
-    from gpas_cli.cli.views import plan_tables as tables
-
     if not planned.memory:
         return []
     first = planned.memory[0]
     has = byte_size(first.memory.device_bytes)
-    return [Text(f"predicted memory of each GPU ({first.gpu}, {has}):"), tables.memory(planned.memory)]
+    return [Text(f"predicted memory of each GPU ({first.gpu}, {has}):"), _memory_table(planned.memory)]
 
 
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
     from rich.text import Text
 
-    from gpas_cli.cli.views import plan_tables as tables
     from gpas_cli.plan.costs import basis
 
     if not planned.elsewhere:
@@ -249,7 +245,7 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     )
     return [
         Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
-        tables.on_gpus(planned.elsewhere),
+        _on_gpus(planned.elsewhere),
         Text("\n".join(f"  {line}" for line in lines), style="dim"),
     ]
 
@@ -269,12 +265,10 @@ def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableTyp
     """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
     from rich.text import Text
 
-    from gpas_cli.cli.views import plan_tables as tables
-
-    if listed or (listed is None and len(planned.rows) <= tables.MOST_LISTED):
-        return [tables.cells(planned.rows)]
-    notes = [Text(line) for line in tables.notes_of_cells(planned.rows)]
-    counted = [tables.summary_of_cells(planned)] if len(planned.actions) > 1 else []
+    if listed or (listed is None and len(planned.rows) <= _MOST_LISTED):
+        return [_cells_table(planned.rows)]
+    notes = [Text(line) for line in _notes_of_cells(planned.rows)]
+    counted = [_cells_summary(planned)] if len(planned.actions) > 1 else []
     return [*counted, *notes, Text(f"every cell: gpas plan {words} --cells", style="dim")]
 
 
@@ -303,7 +297,6 @@ def _texts(planned: Plan) -> list[str]:
 
 def headline(planned: Plan) -> str:
     """Return the plan as one sentence."""
-    from gpas_cli.cli.views.plan_tables import COLOURS, WORDS
 
     actions = planned.actions
     counts = ", ".join(f"{actions[name]} {WORDS.get(name, name)}" for name in COLOURS if actions[name])
@@ -319,7 +312,6 @@ def headline(planned: Plan) -> str:
 
 def _wall_time(planned: Plan) -> str:
     """Return how long the jobs take, as far as that is known."""
-    from gpas_cli.cli.views.plan_tables import rounded_hours
     from gpas_cli.plan.machine import NamedGpus
 
     guess = planned.estimate
@@ -343,6 +335,129 @@ def money(guess: Estimate, price: float) -> str:
 
 def cost(guess: Estimate) -> str:
     """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
-    from gpas_cli.cli.views.plan_tables import occupied
 
     return occupied(guess.gpu_hours, guess.core_hours)
+
+
+COLOURS = {
+    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
+    "failed": "red", "cancelled": "yellow", "unknown": "red", "invalid": "red", "new": "bold",
+}  # fmt: skip
+WORDS = {"invalid": "cannot run here"}
+_MOST_LISTED = 24  # cells; of more, only the number in each state is shown
+
+
+def _by_size(planned: Plan) -> Columns:
+    """Return a table with a row per size: what a cell trains on, and what its jobs cost."""
+    headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "total")
+    rows = [
+        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
+         abbreviated(one.tokens), f"{one.jobs}", rounded_hours(one.hours) if one.jobs else "",
+         occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
+        for one in planned.sizes
+    ]  # fmt: skip
+    return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("parameters", "updates", "longest"))
+
+
+def _by_stage(planned: Plan) -> Columns:
+    """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
+    from gpas_cli.plan.stages import described
+
+    rows = [
+        (one.stage, f"{one.jobs}", rounded_hours(one.hours) if one.hours else "",
+         occupied(one.gpu_hours, one.core_hours) if one.hours else "", described(one.resources))
+        for one in planned.stage_costs
+    ]  # fmt: skip
+    headers = ("stage", "jobs", "longest", "total", "each job asks for")
+    return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("longest", "total"))
+
+
+def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
+    """Return a table of the GPU-hours of each size on GPUs elsewhere, with the hours of its longest job."""
+    first = costs[0]
+    rows = [
+        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
+         abbreviated(one.tokens), f"{one.devices}", f"{100 * first.machine.share(one.parameters):.0f} %",
+         *(_on_gpu(cost.sizes[number]) for cost in costs))
+        for number, one in enumerate(first.sizes) if one.jobs
+    ]  # fmt: skip
+    blank = [""] * 7
+    rows.append(("GPU-hours", *blank, *(_gpu_hours(cost.estimate.gpu_hours) for cost in costs)))
+    walls = (rounded_hours(cost.estimate.wall_hours or 0.0) for cost in costs)
+    rows.append((f"on {count(first.machine.number, 'GPU')}", *blank, *walls))
+    names = [", ".join(cost.names) for cost in costs]
+    recipe = ("parameters", "cells", "batch", "updates", "tokens per cell")
+    headers = ("size", *recipe, "GPUs", "MFU", *names)
+    droppable = ("parameters", "updates", "cells", "tokens per cell", "batch")
+    return Columns(headers, rows, right=frozenset(headers[1:]), droppable=droppable)
+
+
+def _on_gpu(size: SizeCost) -> str:
+    return f"{_gpu_hours(size.gpu_hours)} ({rounded_hours(size.hours)})"
+
+
+def _gpu_hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 99.95 else f"{hours:.1f}"
+
+
+def _memory_table(found: Sequence[JobMemory]) -> Columns:
+    """Return a table of the predicted memory of each GPU, with a row per size."""
+    rows = [
+        (one.size, f"{one.devices}", byte_size(one.memory.total), f"{one.memory.micro_batch}",
+         byte_size(one.memory.weights + one.memory.gradients + one.memory.state),
+         byte_size(one.memory.activations) + (", recomputed" if one.memory.recompute else ""),
+         {"none": "one process", "ddp": "a copy each (ddp)", "fsdp": "sharded (fsdp)"}[one.memory.strategy])
+        for one in found
+    ]  # fmt: skip
+    headers = ("size", "GPUs", "memory of each", "rows at once", "weights and states", "activations", "network")
+    right = frozenset(headers[1:6])
+    return Columns(headers, rows, right=right, droppable=("network", "weights and states"))
+
+
+def _cells_table(rows: Sequence[PlanRow]) -> Columns:
+    """Return a table with a row per cell."""
+    shown = []
+    for row in rows:
+        detail = "" if row.action == "invalid" else row.detail  # `refusals` has each reason once
+        notes = "; ".join(part for part in (detail, *row.entry.notes) if part)
+        shown.append((row.entry.id, row.entry.key[:8], (WORDS.get(row.action, row.action), COLOURS[row.action]), notes))
+    return Columns(("cell", "key", "action", "detail"), shown)
+
+
+def _cells_summary(planned: Plan) -> Columns:
+    """Return a table with a row for each grid, size and action: the number of cells."""
+    from gpas_cli.plan.costs import size_label
+
+    names = planned.size_names
+    groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in planned.rows)
+    shown = [
+        (grid, size, (WORDS.get(action, action), COLOURS[action]), f"{number:,}")
+        for (grid, size, action), number in groups.items()
+    ]
+    return Columns(("grid", "size", "action", "cells"), shown, right=frozenset({"cells"}))
+
+
+def _notes_of_cells(rows: Sequence[PlanRow]) -> list[str]:
+    """Return each note on cells once, with the cells that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in rows:
+        for note in row.entry.notes:
+            about.setdefault(note, []).append(row.entry.id)
+    return [f"{listed(ids)}: {note}" for note, ids in about.items()]
+
+
+def rounded_hours(hours: float) -> str:
+    """Return an estimated duration, at least a minute."""
+    return duration(max(hours * 3600, 60.0))
+
+
+def occupied(gpu_hours: float, core_hours: float) -> str:
+    """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
+    parts = [(gpu_hours, "GPU"), (core_hours, "core")]
+    return " and ".join(_occupied(hours, unit) for hours, unit in parts if hours) or "nothing"
+
+
+def _occupied(hours: float, unit: str) -> str:
+    if hours < 1:
+        return count(max(1, round(hours * 60)), f"{unit}-minute")
+    return f"{hours:.1f} {unit}-hours" if hours < 100 else f"{hours:,.0f} {unit}-hours"

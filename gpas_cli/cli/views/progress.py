@@ -1,25 +1,42 @@
-"""The progress of a run: on a terminal the running jobs and the results so far, redrawn in place; plain lines when
-piped."""
+"""The progress of runs and of tokenising: on a terminal tables that are redrawn in place, plain lines when piped.
+
+Also what a command prints that only submits jobs, and the results so far of a running grid.
+"""
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self, TypedDict
 
+from gpas_cli.cli.console import console
+from gpas_cli.cli.selection import experiments
+from gpas_cli.cli.views.events import line, measured
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.period import Period
 from gpas_cli.spec.stage import called, main_result
-from gpas_cli.words import stopwatch
+from gpas_cli.words import count, stopwatch
 
 if TYPE_CHECKING:
+    import rich.progress
     from rich.console import Console, RenderableType
     from rich.live import Live
 
+    from gpas_cli.data.prepare import Need
+    from gpas_cli.data.shards import Totals
+    from gpas_cli.grid.entry import Entry
     from gpas_cli.plan.stage_jobs import StageJob
-    from gpas_cli.schedule.summary import Reporter, RunSnapshot
+    from gpas_cli.project import Project
+    from gpas_cli.schedule.summary import Reporter, RunSnapshot, Submitted
+    from gpas_cli.state.progress import Progress
     from gpas_cli.state.status import StageStatus
     from gpas_cli.store.rundir import AttemptDir
+
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
@@ -171,3 +188,264 @@ def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
 def spike_mark(count: int) -> str:
     """Return " ▲2" for two recent spikes of the loss or gradient norm, "" for none."""
     return f" ▲{count}" if count else ""
+
+
+NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
+SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
+
+
+@contextmanager
+def make_train_reporter(console: Console) -> Iterator[TrainReporter]:
+    """Yield a reporter of one cell for `console`, with a live view if it is a terminal."""
+    with live_view(console) as live:
+        yield TrainReporter(console, live)
+
+
+class TrainReporter(PlainReporter):
+    """A reporter that prints the events of the newest attempt's journal."""
+
+    def __init__(self, console: Console, live: Live | None = None):
+        super().__init__(console)
+        self.live = live
+        self._numbers = Period(NUMBERS_SECONDS, at_once=True)
+        self._attempt: AttemptDir | None = None
+        self._offset = 0
+
+    def started(self, job: StageJob, attempt: AttemptDir) -> None:
+        super().started(job, attempt)
+        self.say(f"run directory {attempt.path}")
+        self._attempt = attempt
+        self._offset = 0
+
+    def finished(self, job: StageJob, status: StageStatus) -> None:
+        self._tell()
+        if status.progress and self.live is None:
+            self.say(numbers(status.progress))
+        super().finished(job, status)
+
+    def tick(self, board: RunSnapshot) -> None:
+        self._tell()
+        seen = [status.progress for _, status in board.running if status.progress]
+        stepping = [progress for progress in seen if progress.step is not None]
+        if self.live is not None:
+            self.live.update(view(board, seen, time.monotonic() - self.began))
+        elif (stepping or board.starved) and self._numbers.is_over():
+            self.say(numbers(stepping[0]) if stepping else waiting(board))
+
+    def _tell(self) -> None:
+        """Print a line for each new event that is shown."""
+        from gpas_cli.store.journal import read
+
+        if self._attempt is None:
+            return
+        try:
+            lines, self._offset, _ = read(self._attempt.journal_path, self._offset)
+        except OSError:
+            return
+        for found in lines:
+            text = line(found.event) if not isinstance(found.event, SHOWN) else ""
+            if text:
+                self.say(text)
+
+
+def numbers(progress: Progress) -> str:
+    """Return the newest numbers in one line."""
+    if progress.step is None:
+        return progress.phase
+    left = [f"{stopwatch(progress.eta)} left"] if progress.eta else []
+    return "  ".join([*measured(progress), *left])
+
+
+def waiting(board: RunSnapshot) -> str:
+    """Return why nothing is running yet."""
+    return "waiting for a slot: other jobs hold them" if board.starved else "starting"
+
+
+def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
+    """Return the numbers, the losses as bars, and the elapsed time."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
+    return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(headline(board, elapsed)))
+
+
+class Pace:
+    """The speed of tokenising one split since the first observation and, where the total is known, the time left."""
+
+    def __init__(self, need: Need | None, totals: Totals, now: float):
+        self.need = need
+        self.began = now
+        self.first = totals
+        self.update(totals, now)
+
+    def update(self, totals: Totals, now: float) -> None:
+        """Record the totals of the split at time `now`."""
+        self.last = totals
+        self.now = now
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second since the first observation; earlier tokens do not count."""
+        return (self.last.tokens - self.first.tokens) / max(self.now - self.began, 1e-9)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, None if unknown."""
+        if self.need is None:
+            return None
+        done = self.need.of(self.last) - self.need.of(self.first)
+        missing = max(0, self.need.amount - self.need.of(self.last))
+        return missing * (self.now - self.began) / done if done > 0 else None
+
+    def words(self) -> str:
+        """Return documents, tokens, tokens per second and the time left, as text."""
+        speed = f", {self.tokens_per_second:,.0f} tokens/s" if self.now > self.began else ""
+        left = f", {stopwatch(self.left)} left" if self.left is not None else ""
+        return f"{self.last.documents:,} documents, {self.last.tokens:,} tokens{speed}{left}"
+
+
+class TokeniseView:
+    """A `Watch` for `gpas_cli.data.prepare.build`: bars if `console` is a terminal, else a line every 30 seconds."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._paces: dict[str, Pace] = {}
+        self._bars: dict[str, rich.progress.TaskID] = {}
+        self._progress: rich.progress.Progress | None = None
+        self._lines = Period(PLAIN_SECONDS, at_once=False)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            from rich import progress
+
+            columns = (
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.TextColumn("{task.fields[words]}"),
+            )
+            self._progress = progress.Progress(*columns, console=self.console, transient=True)
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def notice(self, message: str) -> None:
+        """Print that something takes time and has no progress to show."""
+        self.console.print(message, markup=False)
+
+    def note(self, message: str) -> None:
+        """Print a builder's message that another process holds the split; bars and lines show the others already."""
+        from gpas_cli.data.shards import WAITING
+
+        if message.startswith(WAITING):
+            self.notice(message)
+
+    def watch(self, split: str, need: Need | None, totals: Totals) -> None:
+        """Show the totals of a split."""
+        now = time.monotonic()
+        pace = self._paces.setdefault(split, Pace(need, totals, now))
+        pace.update(totals, now)
+        if self._progress is not None:
+            self._draw(self._progress, split, pace)
+        elif self._lines.is_over():
+            self.console.print(f"{split}: {pace.words()}", markup=False)
+
+    def _draw(self, progress: rich.progress.Progress, split: str, pace: Pace) -> None:
+        if split not in self._bars:
+            # Without a total, the bar only shows activity.
+            total = pace.need.amount if pace.need else None
+            self._bars[split] = progress.add_task(split, total=total, words="")
+        done = pace.need.of(pace.last) if pace.need else 0
+        progress.update(self._bars[split], completed=done, words=pace.words())
+
+
+class SubmittedArrayJson(TypedDict):
+    """One SLURM job array."""
+
+    name: str
+    job: Annotated[str, "SLURM's id, empty when it is not known"]
+    elements: int
+
+
+class SubmittedJson(TypedDict):
+    """What was submitted to SLURM."""
+
+    arrays: list[SubmittedArrayJson]
+    jobs: int
+    followed: Annotated[int, "stages that were already queued or running"]
+    left: Annotated[int, "stages that SLURM has no room for yet"]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
+    blocked: Annotated[int, "stages whose parent failed"]
+
+
+class SubmissionReporter:
+    """A reporter for a command that submits jobs and exits: it prints only notices."""
+
+    def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
+
+    def finished(self, job: StageJob, status: StageStatus) -> None: ...
+
+    def tick(self, board: RunSnapshot) -> None: ...
+
+    def notice(self, message: str) -> None:
+        console().print(message, markup=False)
+
+
+def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
+    """Print what was submitted and why the rest was not."""
+    from rich.text import Text
+
+    for text in (*(f"submitted {batch.text}" for batch in done.batches), *done.notes):
+        console().print(text, markup=False)
+    parts = [f"{count(done.jobs, 'job')} submitted"]
+    parts += [f"{done.followed} already queued or running"] if done.followed else []
+    parts += [f"{len(done.left)} not yet submitted: the queue is full"] if done.left else []
+    ended = done.over - done.unknown
+    parts += [f"{ended} failed or cancelled earlier (gpas retry)"] if ended else []
+    parts += [f"{done.unknown} in an unknown state (gpas status shows why)"] if done.unknown else []
+    parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
+    grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
+    console().print(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))
+
+
+def submitted_json(done: Submitted) -> SubmittedJson:
+    """Return what was submitted, for `--json`."""
+    arrays: list[SubmittedArrayJson] = [
+        {"name": batch.name, "job": batch.job, "elements": batch.elements} for batch in done.batches
+    ]
+    return {"arrays": arrays, "jobs": done.jobs, "followed": done.followed, "left": len(done.left),
+            "failed_before": done.over, "blocked": len(done.blocked)}  # fmt: skip
+
+
+MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute
+
+
+def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType | None:
+    """Return the current table of the entries' grid, None if it cannot be computed.
+
+    None also for several grids, for more than MOST_CELLS cells, and for a grid that is no longer declared. The caller
+    runs jobs: a database that is locked or full for a moment must not end them.
+    """
+    names = {entry.grid for entry in entries}
+    grid = experiments().grids.get(names.pop()) if len(names) == 1 else None
+    if grid is None or len(entries) > MOST_CELLS:
+        return None
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.tables.cell_text import sheet
+    from gpas_cli.report.tables.table import build
+    from gpas_cli.report.tables.terminal import Drawn
+
+    spec = replace(grid.table_spec, published={})
+    try:
+        with recorded(project, entries, database=False) as known:
+            table = build(entries, known.states, known.results, spec)
+    except (GpasError, SQLAlchemyError, OSError):
+        return None
+    return Drawn(replace(sheet(table), notes=()))

@@ -5,30 +5,43 @@ inside the claimed interval, adjusted by Holm over the parts of the claim, is at
 lying outside is. The claim is contradicted if a part is. It is supported if the own p value of every part is at most
 0.05: all must hold, so that this needs no correction (an intersection-union test). One seed never decides, except where
 the claim is about each run. Where seeds were added to decide the claim, the test is `report.claims.sequential`.
+
+The tests of whether the mean effect lies inside an open interval (low, high), or outside of it:
+
+t          Student's t test against the nearest bound. `inside`: against every finite bound, the larger p counts, as
+           in the two one-sided tests of equivalence. `outside`: beyond some bound, with a Bonferroni factor if there
+           are two. p values are two-sided, so that p < 0.05 exactly if the 95 % interval is inside (or outside).
+sign       the exact sign test, where a run diverged: its effect is infinite, so that only the side counts.
+each-run   no test: the claim is about every run.
+
+What equals a bound, or each other, up to rounding of the compared numbers is a tie; their largest is `scale`. NaN is no
+evidence and is left out.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.document import Label
-from gpas_cli.report.claims.commands import command, missing
-from gpas_cli.report.claims.measure import state_metric
-from gpas_cli.report.claims.pairs import Group, groups
+from gpas_cli.grid.select import run_command
+from gpas_cli.report.claims.measure import Group, groups, state_metric
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
-from gpas_cli.report.claims.significance import SIGN, Assessed, is_inside, sign_test, t_test
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.statistics.stats import Needed, holm, needed
+from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.report.tables.missing import RETRIED
+from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
+
 
 LEVEL = 0.95
 ALPHA = 0.05
@@ -200,3 +213,110 @@ def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
     what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
     _, by_task, task = feature.metric.partition("/")
     return {**facts(entry), **measured(entry, task, what, by_task=bool(by_task))}
+
+
+MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
+# What a run in this state needs. Those that are queued or running need nothing.
+REMEDIES = {
+    **dict.fromkeys(RETRIED, "gpas retry"),
+    **dict.fromkeys(("unrecorded", "not finite"), "gpas rerun"),
+    "unsynced": "gpas sync",
+}
+WAITING = ("queued", "running")
+
+
+def missing(parts: Iterable[Part]) -> tuple[EntryStatus, ...]:
+    """Return the runs without the number that the parts need, each once. A diverged run is an observation."""
+    found: dict[str, EntryStatus] = {}
+    for part in parts:
+        for pair in part.pairs:
+            for one in pair.measured:
+                if one.value is None and not one.diverged:
+                    found.setdefault(one.status.entry.cell.key, one.status)
+    return tuple(found.values())
+
+
+def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
+    """Return the command that brings the claim nearer to a verdict, "" if it is decided or its runs are under way.
+
+    `entries` are all cells of its grids.
+    """
+    if verdict.verdict != UNDECIDED or not verdict.parts:
+        return ""
+    idle = [status for status in verdict.missing if status.state not in WAITING]
+    startable = [status.entry for status in idle if status.state not in REMEDIES]
+    if startable:
+        return run_command(startable, entries)
+    if idle:
+        names = [status.entry.id for status in idle if status.state == idle[0].state]
+        return " ".join([REMEDIES[idle[0].state], *map(shlex.quote, names if idle[0].state != "unsynced" else [])])
+    if verdict.missing:
+        return ""
+    claim = verdict.claim
+    size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
+    seeds = max(MAX_SEEDS, 2 * verdict.n[0])
+    return f"gpas run claims {shlex.quote(claim.name)}{size} --until decided --max-seeds {seeds}"
+
+
+SIGN = "sign"
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """A test by name, two-sided p values for lying inside and outside the bounds (None without a test), the mean effect
+    and its interval. `inside` and `outside` are at most 1 together with what speaks against them."""
+
+    name: str
+    inside: float | None = None
+    outside: float | None = None
+    mean: float | None = None
+    interval: tuple[float, float] | None = None
+
+    @property
+    def p(self) -> float | None:
+        """The p value of the side on which the effect is."""
+        return None if self.inside is None or self.outside is None else min(self.inside, self.outside)
+
+
+def t_test(effects: Sequence[float], low: float, high: float, level: float, scale: float = 0.0) -> Assessed:
+    """Test finite effects. Without a spread (one effect, or equal ones) there is a mean but no p value."""
+    known = [effect for effect in effects if not math.isnan(effect)]
+    if not known:
+        return Assessed("t")
+    summary = aggregate(known, scale)
+    covered = mean_interval(summary, level)
+    if not summary.std:
+        return Assessed("t", mean=summary.mean, interval=covered)
+    above, below = 1.0, 1.0  # two-sided p values for the mean being above low, and below high
+    beneath, beyond = 1.0, 1.0  # and for being below low, and above high
+    bounds = [bound for bound in (low, high) if math.isfinite(bound)]
+    for bound in bounds:
+        t = (summary.mean - bound) / summary.std * math.sqrt(summary.n)
+        p = two_sided_p(t, summary.n - 1)
+        over, under = (p, 1.0) if t > 0 else (1.0, p)
+        if bound == low:
+            above, beneath = over, under
+        else:
+            below, beyond = under, over
+    inside = max(p for p, bound in ((above, low), (below, high)) if math.isfinite(bound)) if bounds else 0.0
+    return Assessed("t", inside, min(1.0, min(beneath, beyond) * len(bounds)), summary.mean, covered)
+
+
+def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 0.0) -> Assessed:
+    """Test effects of which some are infinite, by the number that lies inside; ties with a bound are left out."""
+    sides = [side for effect in effects if (side := is_inside(effect, low, high, scale)) is not None]
+    inside, n = sum(sides), len(sides)
+    return Assessed(SIGN, _two_sided(inside, n), _two_sided(n - inside, n))
+
+
+def is_inside(effect: float, low: float, high: float, scale: float) -> bool | None:
+    """Return whether an effect lies in (low, high), None for NaN and for a finite one that ties with a bound."""
+    if math.isnan(effect) or (math.isfinite(effect) and (same(effect, low, scale) or same(effect, high, scale))):
+        return None
+    return low < effect < high or (math.isinf(effect) and effect in (low, high))
+
+
+def _two_sided(successes: int, n: int) -> float:
+    """Return the two-sided p of at least `successes` of `n` at probability 1/2."""
+    tail = sum(math.comb(n, k) for k in range(successes, n + 1))
+    return min(1.0, 2 * tail / float(2**n))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpas_cli.grid.claim import EACH_RUN, Claim
-from gpas_cli.report.claims.pairs import Pair
+from gpas_cli.report.claims.measure import Pair
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.statistics.sequential import Evidence, decide, evidence

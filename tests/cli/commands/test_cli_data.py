@@ -18,7 +18,7 @@ import pytest
 from face import Face
 from rich.console import Console
 
-from gpas_cli.cli.views.tokenise import Pace, TokeniseView
+from gpas_cli.cli.views.progress import Pace, TokeniseView
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import TextRequirement, requirements

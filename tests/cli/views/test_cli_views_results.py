@@ -11,7 +11,7 @@ from rich.console import Console
 from sqlalchemy.exc import OperationalError
 
 from gpas_cli.cli import selection
-from gpas_cli.cli.views.results import MOST_CELLS, results_so_far
+from gpas_cli.cli.views.progress import MOST_CELLS, results_so_far
 from gpas_cli.errors import StoreError
 from gpas_cli.project import Project
 from gpas_cli.report import query

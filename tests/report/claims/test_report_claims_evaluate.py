@@ -13,8 +13,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.measure import Measured
-from gpas_cli.report.claims.pairs import _effect
+from gpas_cli.report.claims.measure import Measured, _effect
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Verdict
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus

@@ -13,8 +13,8 @@ from report_cells import entry, result
 from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.grid.entry import Declared
+from gpas_cli.report.claims.campaign import candidates, chances, chosen
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.rounds import candidates, chances, chosen
 from gpas_cli.report.claims.sequential import ClaimEvidence, assess
 from gpas_cli.report.claims.verdict import Verdict
 from gpas_cli.report.recorded import Recorded

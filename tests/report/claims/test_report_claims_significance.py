@@ -8,7 +8,7 @@ import random
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
-from gpas_cli.report.claims.significance import is_inside, sign_test, t_test
+from gpas_cli.report.claims.evaluate import is_inside, sign_test, t_test
 
 INF = math.inf
 EFFECTS = [-0.62, -0.41, -0.55, -0.48]
