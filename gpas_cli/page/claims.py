@@ -1,182 +1,132 @@
-"""Verdicts on claims as the page shows them: texts, and for each part a line with its interval."""
+"""Verdicts on claims as the page shows them: the documents of `gpas claims --json`, and the texts made of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import UNDECIDED
+from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimJson, ClaimPartJson, claim_json
 from gpas_cli.report.papers import load
 from gpas_cli.words import count, listed
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.claim import Claim
     from gpas_cli.grid.declared import Experiments
-    from gpas_cli.report.claims.verdict import Part, Verdict
     from gpas_cli.report.recorded import Recorded
 
 DRAWING_WIDTH = 180.0  # of an interval, in its own units
 DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """Positions from 0 to DRAWING_WIDTH: the claimed range, the effect, its interval, and the published effect."""
-
-    claimed: tuple[float, float]
-    effect: float | None
-    interval: tuple[float, float] | None
-    published: float | None
-
-    @property
-    def width(self) -> float:
-        return DRAWING_WIDTH
-
-
-@dataclass(frozen=True)
-class PartView:
-    """One comparison of a claim. `drawing` is None without a number."""
-
-    title: str
-    claimed: str
-    verdict: str
-    effect: str
-    published: str
-    p: str
-    seeds: int
-    remark: str
-    drawing: Drawing | None
-
-
-@dataclass(frozen=True)
-class ClaimView:
-    """One claim. `command` runs the cells that are missing, or further seeds."""
-
-    name: str
-    statement: str
-    source: str
-    toy: bool
-    verdict: str
-    summary: str
-    reason: str
-    parts: tuple[PartView, ...]
-    missing: str
-    command: str
-
-    @property
-    def anchor(self) -> str:
-        return f"claim-{self.name}{'-toy' if self.toy else ''}"
-
-    @property
-    def claimed(self) -> str:
-        """The claimed range, "" if the parts differ in it."""
-        found = {part.claimed for part in self.parts}
-        return next(iter(found)) if len(found) == 1 else ""
-
-    @property
-    def has_numbers(self) -> bool:
-        return any(part.seeds for part in self.parts)
-
-
-def claim_views(experiments: Experiments, known: Recorded, grids: Sequence[str]) -> Iterator[ClaimView]:
+def claims_of(experiments: Experiments, known: Recorded, grids: Sequence[str]) -> Iterator[ClaimJson]:
     """Yield the claims about these grids alone, whose cells `known` covers."""
     for claim in select_claims(experiments, grids=grids) if grids else ():
         if set(claim.grids) & set(experiments.grids) <= set(grids):
-            yield _view(claim, evaluate(claim, known))
+            yield claim_json(evaluate(claim, known))
 
 
-def _view(claim: Claim, verdict: Verdict) -> ClaimView:
-    counts = [f"{number} of {len(verdict.parts)} parts {word}" for word, number in verdict.counts().items() if number]
-    return ClaimView(
-        name=claim.name,
-        statement=claim.statement,
-        source=_source(claim),
-        toy=claim.toy,
-        verdict=verdict.verdict,
-        summary=", ".join(counts) if len(verdict.parts) > 1 else "",
-        reason=verdict.reason,
-        parts=tuple(_part(part, verdict.parts) for part in verdict.parts),
-        missing=_missing(verdict),
-        command=verdict.command,
-    )
+def _numbered(claims: Sequence[ClaimJson], wanted: bool = True) -> list[ClaimJson]:
+    """Return the claims with a number, or those without one."""
+    return [claim for claim in claims if any(part["n"] for part in claim["parts"]) is wanted]
 
 
-def _source(claim: Claim) -> str:
-    paper = str(load(claim.source.paper)["short"]) if claim.source.paper else "experiments.yaml"
-    return f"{paper}, {claim.source.where}" if claim.source.where else paper
+def _anchor(claim: ClaimJson) -> str:
+    return f"claim-{claim['name']}{'-toy' if claim['toy'] else ''}"
 
 
-def _missing(verdict: Verdict) -> str:
-    names = list(dict.fromkeys(one.entry.id for one in verdict.missing))
+def _source(claim: ClaimJson) -> str:
+    source = claim["source"]
+    paper = str(load(source["paper"])["short"]) if source["paper"] else "experiments.yaml"
+    return f"{paper}, {source['where']}" if source["where"] else paper
+
+
+def _remarks(claim: ClaimJson) -> list[str]:
+    """Return what is said of the whole claim: the claimed range if its parts share it, verdicts of parts, a reason."""
+    counts = Counter(part["verdict"] for part in claim["parts"])
+    verdicts = [f"{counts[word]} of {len(claim['parts'])} parts {word}"
+                for word in (SUPPORTED, CONTRADICTED, UNDECIDED) if counts[word]]  # fmt: skip
+    several = len(claim["parts"]) > 1
+    return [text for text in (_common_range(claim), ", ".join(verdicts) if several else "", claim["reason"]) if text]
+
+
+def _part_remarks(part: ClaimPartJson, claim: ClaimJson) -> list[str]:
+    further = part["needed"] if part["verdict"] == UNDECIDED else None
+    remark = part["reason"] or (f"about {count(further, 'more seed')} would decide" if further else "")
+    return [text for text in ("" if _common_range(claim) else _claimed(part), remark) if text]
+
+
+def _common_range(claim: ClaimJson) -> str:
+    ranges = {_claimed(part) for part in claim["parts"]}
+    return ranges.pop() if len(ranges) == 1 else ""
+
+
+def _missing(claim: ClaimJson) -> str:
+    names = list(dict.fromkeys(one["cell"] for one in claim["missing"]))
     return f"{count(len(names), 'cell')} without this number: {listed(names)}" if names else ""
 
 
-def _part(part: Part, parts: Sequence[Part]) -> PartView:
-    alike = [other for other in parts if _scale(other) == _scale(part)]
-    needed = (
-        f"about {count(part.needed, 'more seed')} would decide" if part.needed and part.verdict == UNDECIDED else ""
-    )
-    return PartView(
-        title=part.title,
-        claimed=f"{part.comparison.value.title}, {_compared(part)}",
-        verdict=part.verdict,
-        effect=_effect(part),
-        published=_short(part.published),
-        p=_short(part.adjusted),
-        seeds=part.n,
-        remark=part.reason or needed,
-        drawing=_drawing(part, _range(alike)) if part.effect is not None and math.isfinite(part.effect) else None,
-    )
+def _claimed(part: ClaimPartJson) -> str:
+    """Return the claimed range in words: "perplexity, difference below 0"."""
+    low, high = part["low"], part["high"]
+    if low is None:
+        return f"{part['value']}, {part['compare']} below {high:g}"
+    return f"{part['value']}, {part['compare']} {f'above {low:g}' if high is None else f'between {low:g} and {high:g}'}"
 
 
-def _scale(part: Part) -> tuple[str, str]:
-    """Return what parts have in common that are drawn on one scale."""
-    return part.comparison.compare, part.comparison.value.title
-
-
-def _compared(part: Part) -> str:
-    """Return the claimed range in words: "difference below 0"."""
-    low, high = part.comparison.low, part.comparison.high
-    if math.isinf(low):
-        return f"{part.comparison.compare} below {high:g}"
-    if math.isinf(high):
-        return f"{part.comparison.compare} above {low:g}"
-    return f"{part.comparison.compare} between {low:g} and {high:g}"
-
-
-def _effect(part: Part) -> str:
-    if part.effect is None:
-        return ""
-    interval = f" [{_short(part.interval[0])}, {_short(part.interval[1])}]" if part.interval else ""
-    return f"{_short(part.effect)}{interval}"
+def _effect(part: ClaimPartJson) -> str:
+    ends = part["interval"]
+    return _short(part["effect"]) + (f" [{_short(ends[0])}, {_short(ends[1])}]" if ends else "")
 
 
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
 
 
-def _range(parts: Sequence[Part]) -> tuple[float, float]:
-    """Return the lowest and highest number to draw of these parts, with a margin."""
-    found: list[float] = []
-    for part in parts:
-        found += [part.comparison.low, part.comparison.high, *(part.interval or ())]
-        found += [value for value in (part.effect, part.published) if value is not None]
-    finite = [value for value in found if math.isfinite(value)]
-    room = (max(finite) - min(finite) or 1.0) * DRAWING_MARGIN
-    return min(finite) - room, max(finite) + room
+@dataclass(frozen=True)
+class Drawing:
+    """Positions from 0 to `width`: the claimed range, the effect, its interval, and the published effect."""
+
+    claimed: tuple[float, float]
+    effect: float
+    interval: tuple[float, float] | None
+    published: float | None
+    width: float = DRAWING_WIDTH
 
 
-def _drawing(part: Part, span: tuple[float, float]) -> Drawing:
+def _drawing(part: ClaimPartJson, claim: ClaimJson) -> Drawing | None:
+    """Return the drawing of a part, on one scale with the parts that compare the same number; None without a number."""
+    if part["effect"] is None or not math.isfinite(part["effect"]):
+        return None
+    alike = [one for one in claim["parts"] if (one["compare"], one["value"]) == (part["compare"], part["value"])]
+    shown: list[float] = [value for one in alike for value in (one["low"], one["high"], one["effect"], one["published"],
+             *(one["interval"] or ())) if value is not None and math.isfinite(value)]  # fmt: skip
+    margin = (max(shown) - min(shown) or 1.0) * DRAWING_MARGIN
+    first, last = min(shown) - margin, max(shown) + margin
+
     def place(value: float) -> float:
-        return round(DRAWING_WIDTH * (min(max(value, span[0]), span[1]) - span[0]) / (span[1] - span[0]), 1)
+        return round(DRAWING_WIDTH * (min(max(value, first), last) - first) / (last - first), 1)
 
+    low, high, ends, published = part["low"], part["high"], part["interval"], part["published"]
     return Drawing(
-        claimed=(place(part.comparison.low), place(part.comparison.high)),
-        effect=None if part.effect is None else place(part.effect),
-        interval=(place(part.interval[0]), place(part.interval[1])) if part.interval else None,
-        published=None if part.published is None else place(part.published),
+        claimed=(place(first if low is None else low), place(last if high is None else high)),
+        effect=place(part["effect"]),
+        interval=(place(ends[0]), place(ends[1])) if ends else None,
+        published=None if published is None else place(published),
     )
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "numbered": _numbered,
+    "anchor": _anchor,
+    "source": _source,
+    "remarks": _remarks,
+    "part_remarks": _part_remarks,
+    "missing": _missing,
+    "effect": _effect,
+    "short": _short,
+    "drawing": _drawing,
+}

@@ -13,9 +13,10 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
 from gpas_cli.page.cells import LogTail, details, row
 from gpas_cli.page.charts import grid_charts, paper_charts
-from gpas_cli.page.claims import ClaimView, claim_views
+from gpas_cli.page.claims import claims_of
 from gpas_cli.page.limits import Limits
 from gpas_cli.page.paper_tables import PaperTableView, paper_tables
+from gpas_cli.report.claims.verdict import ClaimJson
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
 from gpas_cli.words import count
@@ -68,7 +69,7 @@ class Content:
     made: float
     states: Mapping[str, int]
     grids: tuple[GridSection, ...] = ()
-    claims: Sequence[ClaimView] = ()
+    claims: Sequence[ClaimJson] = ()
     paper_tables: Sequence[PaperTableView] = ()
     figures: Sequence[Mapping[str, Any]] = ()
     cells: Sequence[Mapping[str, Any]] = ()
@@ -91,7 +92,7 @@ def collect(
         made=time.time(),
         states=_of_cells(states),
         grids=sections,
-        claims=tuple(claim_views(experiments, known, names)),
+        claims=tuple(claims_of(experiments, known, names)),
         paper_tables=tuple(paper_tables(experiments, known, names)),
         figures=tuple(paper_charts(experiments, known, names, limits)),
         cells=[row(state) for state in states],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from gpas_cli.page.claims import FILTERS
 from gpas_cli.page.encode import to_json
 from gpas_cli.page.shared import without_repetition
 from gpas_cli.words import count, date_and_time, one_line
@@ -120,7 +121,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"date": date_and_time, "count": count}
+    made.filters |= {"date": date_and_time, "count": count, **FILTERS}
     return made
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gpas_cli.grid.declared import Experiments
+    from gpas_cli.report.claims.verdict import ClaimJson
     from gpas_cli.report.tables.table import Table, TableCell
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
@@ -139,14 +140,14 @@ class Results:
         """
         from gpas_cli.report.claims.declared import select_claims
         from gpas_cli.report.claims.evaluate import evaluate
-        from gpas_cli.results.claim_rows import claims_frame
+        from gpas_cli.report.claims.verdict import claim_json
 
         chosen = select_claims(self.experiments, names, grids=grids, toy=toy)
         of = dict.fromkeys(grid for claim in chosen for grid in claim.grids if grid in self.grids)
         if not of:
-            return claims_frame([])
+            return _claims_frame([])
         with self._recorded(list(of), ()) as known:
-            return claims_frame([evaluate(claim, known) for claim in chosen])
+            return _claims_frame([claim_json(evaluate(claim, known)) for claim in chosen])
 
     @contextmanager
     def _recorded(self, of: Cells, where: Where) -> Iterator[Recorded]:
@@ -278,3 +279,27 @@ def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
         **{f"published_{source}": printed.value if (printed := (cell.printed or {}).get(source)) else math.nan
            for source in table.published},
     }  # fmt: skip
+
+
+_CLAIM_COLUMNS = (
+    *("claim", "statement", "source", "where", "toy", "part", "labels", "verdict", "claim_verdict"),
+    *("effect", "low", "high", "n", "p", "adjusted", "needed", "published", "reason", "command"),
+)
+
+
+def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
+    """Return one row for each part of each claim; a claim without parts has one row."""
+    import pandas as pd
+
+    rows = [row for claim in claims for row in _claim_rows(claim)]
+    return pd.DataFrame(rows, columns=list(_CLAIM_COLUMNS)).astype({"needed": "Int64", "n": "Int64"})
+
+
+def _claim_rows(claim: ClaimJson) -> Iterator[dict[str, Any]]:
+    whole: dict[str, Any] = {**claim, **claim["source"], "claim": claim["name"], "source": claim["source"]["paper"],
+             "claim_verdict": claim["verdict"], "needed": None, "p": None}  # fmt: skip
+    if not claim["parts"]:
+        yield {**whole, "n": 0}
+    for part in claim["parts"]:
+        low, high = part["interval"] or (math.nan, math.nan)
+        yield {**whole, **part, "part": part["title"], "low": low, "high": high, "adjusted": part["adjusted_p"]}
