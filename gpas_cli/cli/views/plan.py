@@ -361,7 +361,7 @@ def _by_size(planned: Plan) -> Columns:
 
 def _by_stage(planned: Plan) -> Columns:
     """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
-    from gpas_cli.plan.stages import described
+    from gpas_cli.plan.costs import described
 
     rows = [
         (one.stage, f"{one.jobs}", rounded_hours(one.hours) if one.hours else "",
