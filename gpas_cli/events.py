@@ -68,7 +68,6 @@ class Phase(Event):
     recompute: bool | None = None
     micro_batch: int | None = None
     compiled: bool | None = None
-    gates_in_graph: bool | None = None
     gemm: str | None = None
     gemm_error: Number | None = None
     gemm_speedup: Number | None = None

@@ -78,11 +78,13 @@ class Block(nn.Module):
         if model.gate is None:
             return None, None
         start = model.gate.starts(model.size.layers)[layer - 1]
+        # On the skip path the input is saved by whatever the branch begins with; the sum keeps nothing of a branch.
+        saves_input = model.gate_slot(layer) in ("skip", "branch")
         if model.gate.share == "layer":
-            self.gate = GpasGate(model.gate, start)
+            self.gate = GpasGate(model.gate, start, saves_input=saves_input)
             return self.gate, self.gate
-        self.attn_gate = GpasGate(model.gate, start)
-        self.mlp_gate = GpasGate(model.gate, start)
+        self.attn_gate = GpasGate(model.gate, start, saves_input=saves_input)
+        self.mlp_gate = GpasGate(model.gate, start, saves_input=saves_input)
         return self.attn_gate, self.mlp_gate
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:

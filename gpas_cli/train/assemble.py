@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token
@@ -58,8 +57,7 @@ def assemble(
     rows = world.min(rows)  # sharded networks need as many micro-batches in all processes
     return Loop(
         network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
-        gate_gradients=_gate_gradients(network, precision), layout=layout, selection=selection,
-        depth=DepthTraining.of(cell),
+        layout=layout, selection=selection, depth=DepthTraining.of(cell),
     )  # fmt: skip
 
 
@@ -68,18 +66,6 @@ def _compiled(cell: Cell, resources: Resources, precision: Precision, world: Wor
         return resources.compile == "on"
     flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
     return world.broadcast(worth_compiling(precision.device, flops))
-
-
-def _gate_gradients(network: Llama, precision: Precision) -> GateGradients | None:
-    """Return how to compute the gates' gradients without autograd, or None to leave them to autograd.
-
-    Autograd computes them if the weights do not determine them, and in `pure_bf16`, which rounds everything to bfloat16
-    as the reference does.
-    """
-    try:
-        return None if precision.name == "pure_bf16" else GateGradients(network)
-    except NotDetermined:
-        return None
 
 
 def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> MatmulChoice | None:

@@ -9,10 +9,13 @@ GPUs with deterministic algorithms.
 
 from __future__ import annotations
 
+import functools
+import warnings
+
 import torch
 from torch import Tensor, library
 
-from gpas_cli.model.triton_support import has_triton
+from gpas_cli.errors import first_line
 
 
 @library.custom_op("gpas::softmax_gradients", mutates_args={"logits"})
@@ -61,6 +64,25 @@ def softmax_gradients_by_torch(logits: Tensor, targets: Tensor, scratch: Tensor,
         if gradients.dtype != logits.dtype:
             logits.copy_(gradients)
     return chosen
+
+
+@functools.cache
+def has_triton(device: torch.device) -> bool:
+    """Return whether `device` is a GPU on which the kernel compiles and runs. Warns with the reason if it does not.
+
+    CUDA builds of torch for Linux bring triton, which needs a C compiler and Python's headers.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        from gpas_cli.train.triton_cross_entropy import launch
+
+        targets = torch.zeros(1, dtype=torch.int64, device=device)
+        launch(torch.ones(1, 2, device=device), targets, torch.float32, 0.0, True, 2)
+    except Exception as error:  # its class depends on what is missing
+        warnings.warn(f"Triton's kernel is not used, which makes training slower: {first_line(error)}", stacklevel=2)
+        return False
+    return True
 
 
 def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:

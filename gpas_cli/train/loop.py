@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
-from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.probe import activation_variance
 from gpas_cli.spec.depth import ActiveLayers
@@ -83,7 +82,6 @@ class Loop:
     batches: BatchSource
     precision: Precision
     micro_batch: int
-    gate_gradients: GateGradients | None = None
     position: Position = field(default_factory=Position)
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     selection: LayerSelection | None = None
@@ -100,8 +98,6 @@ class Loop:
         active = self._start_layers(step)
         loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe, active)
         self.layout.world.sum(loss)
-        if self.gate_gradients:
-            self.gate_gradients.fill(self.layout.sum_parts)
         if self.depth:
             self.depth.fill_skipped(self.network, active)
         layers = measure_layers(self.network, variance, active) if observe else None
@@ -125,10 +121,7 @@ class Loop:
         """
         if not self.layout.compiled or self.selection is not None:
             return
-        active = self.depth.active(1) if self.depth else None
-        if self.depth and self.gate_gradients:
-            self.gate_gradients.prepare(active)
-        self._gradients(self.batches.at(0), False, active)
+        self._gradients(self.batches.at(0), False, self.depth.active(1) if self.depth else None)
         self._clear_gradients()
 
     @cached_property
@@ -154,10 +147,7 @@ class Loop:
         if self.depth is None:
             return None
         self.depth.grow(self.network, self.optimizer, step)
-        active = self.depth.active(step)
-        if self.gate_gradients:
-            self.gate_gradients.prepare(active)
-        return active
+        return self.depth.active(step)
 
     def _gradients(self, batch: Batch, observe: bool, active: ActiveLayers | None) -> tuple[Tensor, int, list[Tensor]]:
         """Accumulate gradients and sum them over processes, halving the micro-batch and starting over while it does not

@@ -6,7 +6,7 @@ result does not depend on the number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -76,20 +76,9 @@ class ParallelLayout:
             for name, p in network.named_parameters()
         )
 
-    def sum_parts(self, numbers: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Return the sums over processes of `numbers`, shape (n,), that each computed from its parts of `parameters`.
-        Collective. Of a parameter that every process has whole, only the first process's number counts."""
-        if self.strategy != "fsdp":
-            return numbers
-        if not self.world.leads:
-            zero = torch.zeros_like(numbers[0])
-            own = zip(numbers.unbind(), parameters, strict=True)
-            numbers = torch.stack([number if is_shard(p) else zero for number, p in own])  # copies no mask to a GPU
-        return self.world.sum(numbers)
-
     def gradient_sum(self, network: Llama, active: ActiveLayers | None) -> GradientSum:
-        """Return what sums the gradients that autograd computes in an update of the `active` layers (None: all), except
-        those of shards, which FSDP sums."""
+        """Return what sums the gradients of an update of the `active` layers (None: all), except those of shards, which
+        FSDP sums."""
         if self.world.alone:
             return GradientSum(())
         whole = [p for p in _differentiated(network, active) if not is_shard(p)]
@@ -124,12 +113,10 @@ def _recompute(network: Llama) -> None:
 
 
 def _differentiated(network: Llama, active: ActiveLayers | None) -> Iterator[nn.Parameter]:
-    """Yield the parameters whose gradients autograd computes in an update of the `active` layers, None for all."""
+    """Yield the parameters that have gradients in an update of the `active` layers, None for all."""
     applied = {id(layer) for layer, _ in network.model.applied(active)}
-    skipped = [layer for layer in network.model.layers if id(layer) not in applied]
-    aside = {p for layer in skipped for p in layer.parameters()}
-    aside |= {p for gate in network.gates() if not gate.in_graph for p in gate.parameters()}
-    yield from (p for p in network.parameters() if p.requires_grad and p not in aside)
+    skipped = {p for layer in network.model.layers if id(layer) not in applied for p in layer.parameters()}
+    yield from (p for p in network.parameters() if p.requires_grad and p not in skipped)
 
 
 def _shard(network: Llama, precision: Precision) -> None:

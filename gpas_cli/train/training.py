@@ -134,7 +134,6 @@ def _training_phase(loop: Loop, matmul: MatmulChoice | None) -> Phase:
     return Phase(
         "training", resumed_from=loop.position.step, processes=layout.world.size, strategy=layout.strategy,
         recompute=layout.recompute, micro_batch=loop.micro_batch, compiled=layout.compiled,
-        gates_in_graph=any(gate.in_graph for gate in loop.network.gates()),
         gemm=matmul.path if matmul else None, gemm_error=matmul.error if matmul else None,
         gemm_speedup=matmul.speedup if matmul else None, gemm_origin=matmul.origin if matmul else None,
     )  # fmt: skip

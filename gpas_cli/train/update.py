@@ -66,16 +66,13 @@ class GradientNorms:
 
     def first_fault(self, world: World) -> str:
         """Return the name of the first parameter by depth whose gradient is not finite, with the row of an embedding,
-        as "model.embed_tokens.weight, row 3"; "" if there is none. Gates are last: their gradients follow from those of
-        the weights. Waits for the device. Collective.
+        as "model.embed_tokens.weight, row 3"; "" if there is none. Waits for the device. Collective.
         """
         held = [item for item, has in zip(self.network.named_parameters(), self.held, strict=True) if has]
-        gates = {gate.alpha for gate in self.network.gates()}
-        order = sorted(range(len(held)), key=lambda i: held[i][1] in gates)
-        first = world.min(_first_fault(self.norms[order]))
+        first = world.min(_first_fault(self.norms))
         if first >= len(held):
             return ""
-        name, parameter = held[order[first]]
+        name, parameter = held[first]
         table = self.network.model.embed_tokens.weight
         if parameter is not table or self.rows is None:
             return name

@@ -1,4 +1,4 @@
-"""Paths through the network: skipped layers, factors, and the gates' gradients on them. In float64."""
+"""Paths through the network: skipped layers and factors. In float64."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch.nn.functional as F
 from moved_networks import moved_network
 from torch import Tensor, nn
 
-from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model.gate_gradient import GateGradients, NotDetermined
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.norm import SCHEMES
@@ -79,41 +77,3 @@ def test_all_layers_with_the_factor_1_are_the_network_to_the_bit_and_no_layer_is
     assert torch.equal(made(TOKENS, active=everything), made(TOKENS))
     nothing = made(TOKENS, active=ActiveLayers((), ()))
     assert torch.equal(nothing, F.linear(made.model.norm(made.model.embed_tokens(TOKENS)), made.lm_head.weight))
-
-
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-@pytest.mark.parametrize("norm", SCHEMES)
-def test_gate_gradients_on_a_path_equal_autograds(norm: str, path: ActiveLayers) -> None:
-    for stop_gradient, share in ((True, "layer"), (False, "sublayer")):
-        try:
-            made = network(norm, stop_gradient=stop_gradient, share=share)
-            recursion = GateGradients(made)
-        except (InvalidExperiments, NotDetermined):
-            continue
-        for gate in made.gates():
-            gate.in_graph = True
-        backward(made, path)
-        oracle = {name: g for name, g in gradients(made).items() if name.endswith("alpha")}
-        made.zero_grad()
-        recursion.prepare(path)
-        backward(made, path)
-        recursion.fill()
-        ours = {name: g for name, g in gradients(made).items() if name.endswith("alpha")}
-        assert ours.keys() == oracle.keys()
-        torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-13)
-
-
-def test_gates_leave_the_graph_where_the_weights_determine_their_gradients() -> None:
-    """Skipped layers leave them determined; a factor leaves those of Post-LN, whose gates are below a norm."""
-    for norm, path, in_graph in (
-        ("pre", "skipping", False),
-        ("pre", "scaled", True),
-        ("post", "scaled", False),
-        ("sandwich", "the first scaled", True),
-    ):
-        made = network(norm)
-        recursion = GateGradients(made)
-        recursion.prepare(PATHS[path])
-        assert {gate.in_graph for gate in made.gates()} == {in_graph}, (norm, path)
-        recursion.prepare(None)
-        assert {gate.in_graph for gate in made.gates()} == {False}

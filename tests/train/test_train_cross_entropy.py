@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from gpas_cli.data.loader import IGNORED
+from gpas_cli.train import cross_entropy
 from gpas_cli.train.cross_entropy import _subtract_one_hot, softmax_gradients
 
 TARGETS = torch.tensor([3, 0, IGNORED, 89, 41, 3])
@@ -77,3 +79,15 @@ def test_the_kernels_are_those_of_torch(interpreted: bool) -> None:
     environment = {**os.environ, **({"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""} if interpreted else {})}
     done = subprocess.run([sys.executable, KERNEL_CASES], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible, where Triton works")
+def test_a_machine_without_triton_says_why_it_is_slower() -> None:
+    cross_entropy.has_triton.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert not cross_entropy.has_triton(torch.device("cuda"))
+        assert not cross_entropy.has_triton(torch.device("cpu"))
+    (warning,) = caught
+    assert "Triton's kernel is not used, which makes training slower" in str(warning.message)
+    cross_entropy.has_triton.cache_clear()

@@ -12,7 +12,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpas_cli.model import gate_gradient
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
@@ -71,10 +70,7 @@ def cell(**values: object) -> Cell:
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("gate", ["gpas", "none", {"like": "gpas", "site": "before-sublayer"}])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_an_update_and_its_observation(
-    precision: str, padded: bool, gate: object, norm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate_gradient, "_on_host", lambda _: False)  # as on a GPU
+def test_an_update_and_its_observation(precision: str, padded: bool, gate: object, norm: str) -> None:
     made = cell(precision=precision, gate=gate, norm=norm)
     loop = synthetic_loop(made, padded=padded)
     observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)

@@ -15,7 +15,6 @@ from gpas_cli.data.loader import Batch, CausalReader
 from gpas_cli.data.objective import untokenised_reader
 from gpas_cli.data.order import Draw
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -45,9 +44,7 @@ def batch(step: int = 0) -> Batch:
 
 
 def network(family: dict[str, object]) -> Llama:
-    made = build(parse_model({"size": SIZE, "gate": {"init": 0.2}, "family": family}), dtype=torch.float64)
-    GateGradients(made)
-    return made
+    return build(parse_model({"size": SIZE, "gate": {"init": 0.2}, "family": family}), dtype=torch.float64)
 
 
 def logits(made: Llama, own: Batch) -> Tensor:

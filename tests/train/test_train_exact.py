@@ -105,7 +105,6 @@ def test_every_kind_of_training(case: str, padded: bool) -> None:
 def test_drawn_layers() -> None:
     loop = synthetic_loop(cell(gate="gpas"), padded=True)
     freeze_gates(loop.network)
-    loop.gate_gradients = None
     loop.selection = LayerSelection(seed=1, layers=4, count=2, interval=1)
     assert inexact(loop) == []
 

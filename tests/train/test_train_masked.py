@@ -15,7 +15,6 @@ from torch import Tensor
 from gpas_cli.checkpoints import path_of
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.events import Evaluation, Event, Outcome, Step
-from gpas_cli.model.gate_gradient import GateGradients
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -139,29 +138,6 @@ def test_inputs_see_each_other_and_targets_only_what_precedes_them(network: Llam
     assert moved(4) == moved(0) == list(range(TIME))
     assert moved(5) == list(range(5, TIME))
     assert moved(9) == list(range(9, TIME))
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("lengths", [np.full(ROWS, TIME), LENGTHS], ids=["packed", "padded"])
-def test_gate_gradients_of_a_masked_bert_equal_autograds(norm: str, lengths: np.ndarray) -> None:
-    wide = Precision("fp32", CPU)
-    batch = corrupted(lengths)
-
-    def gradients(network: Llama) -> Tensor:
-        network.zero_grad()
-        rows = DeviceRows.of(batch.inputs, batch.targets, CPU, batch.prefix)
-        summed_loss(network, rows, wide).backward()  # type: ignore[no-untyped-call]
-        return torch.stack([gate.alpha.grad for gate in network.gates() if gate.alpha.grad is not None])
-
-    spec = {"size": {**SIZE, "eps": 1e-15}, "family": "bert", "norm": norm, "gate": {"init": 0.2}, "init": {"std": 0.2}}
-    network = build(parse_model(spec), seed=1, dtype=torch.float64)
-    expected = gradients(network)
-    recursion = GateGradients(network)
-    network.zero_grad()
-    summed_loss(network, DeviceRows.of(batch.inputs, batch.targets, CPU, batch.prefix), wide).backward()  # type: ignore[no-untyped-call]
-    recursion.fill()
-    found = torch.stack([gate.alpha.grad for gate in network.gates() if gate.alpha.grad is not None])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(scope="module")

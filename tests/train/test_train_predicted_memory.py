@@ -85,8 +85,6 @@ def measured(what: Cell, rows: int, *, sharded: bool, recompute: bool) -> int:
     """Return the most bytes that exist in the second micro-batch, besides weights, gradients and optimizer state."""
     precision = Precision(what.precision, CPU)
     network = build(what.model, device="meta").to(precision.weights)
-    for gate in network.gates():
-        gate.in_graph = what.precision == "pure_bf16"
     with FakeTensorMode(allow_non_fake_inputs=True), PeakBytes() as bytes_held:
         _allocate(network)
         if recompute:

@@ -1,0 +1,132 @@
+"""The gates' gradients, compared with those of the formula x - act(alpha) * sg(x), and what the gates save for them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gate_activations import ALL_ACTIVATIONS
+from moved_networks import moved_network
+from torch import Tensor
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.model import gate as gate_module
+from gpas_cli.model.gate import GpasGate
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.gate import SITES, Gate
+from gpas_cli.spec.norm import SCHEMES
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 50}
+TOKENS = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(3))
+
+
+def network(norm: str, **gate: object) -> Llama:
+    return moved_network({"size": SIZE, "norm": norm, "gate": {"init": [0.3, -0.2, 0.15, 0.4], **gate}})
+
+
+def gradients(made: Llama) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the gradients of all gates and those of all other parameters, accumulated over two micro-batches."""
+    made.zero_grad()
+    for shift in (1, 2):
+        F.cross_entropy(made(TOKENS).flatten(0, 1), TOKENS.roll(shift, 1).flatten()).backward()
+    gates = torch.cat([gate.alpha.grad for gate in made.gates()])
+    return gates, {name: p.grad for name, p in made.named_parameters() if not name.endswith("alpha")}
+
+
+def by_formula(made: Llama, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the same from autograd, which differentiates the formula."""
+    with monkeypatch.context() as patched:
+        formula = SimpleNamespace(apply=lambda u, share, _: u - share * u.detach())
+        patched.setattr(gate_module, "_Gated", formula)
+        return gradients(made)
+
+
+def error(ours: Tensor, exact: Tensor, scale: float) -> float:
+    return float((ours - exact).norm()) / scale
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_the_gradients_are_those_of_the_formula(
+    norm: str, site: str, stop_gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To rounding: in float64, and in float32 with an error like that of autograd."""
+    for share in ("layer", "sublayer"):
+        try:
+            made = network(norm, site=site, stop_gradient=stop_gradient, share=share)
+        except InvalidExperiments:
+            pytest.skip("refused: this gate could change nothing")
+        exact, others = by_formula(made, monkeypatch)
+        ours, our_others = gradients(made)
+        # A gate whose own norm follows (post, after-sublayer) changes nothing: its gradient is 0 up to rounding.
+        torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-14)
+        torch.testing.assert_close(our_others, others, rtol=1e-10, atol=1e-13)
+        narrow = made.float()
+        theirs = by_formula(narrow, monkeypatch)[0]
+        scale = max(float(exact.norm()), 1e-3)
+        assert error(gradients(narrow)[0], exact, scale) <= 3 * error(theirs, exact, scale) + 1e-6
+
+
+@pytest.mark.parametrize("activation", ALL_ACTIVATIONS)
+def test_every_activation(activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = network("pre", activation=activation)
+    torch.testing.assert_close(gradients(made)[0], by_formula(made, monkeypatch)[0], rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("saves_input", [True, False])
+@pytest.mark.parametrize("alpha", [1.0, 1.0 - 2.0**-24, 1.0 + 2.0**-23, -3.0])
+def test_a_gate_that_keeps_nothing_of_its_input_has_the_exact_gradient(alpha: float, saves_input: bool) -> None:
+    gate = GpasGate(Gate(activation="identity"), 0.0, saves_input=saves_input)
+    torch.nn.init.constant_(gate.alpha, alpha)
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    y = gate(x)
+    torch.testing.assert_close(y.double(), (1 - gate.alpha.double()) * x.double(), rtol=1e-6, atol=1e-15)
+    d_y = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
+    y.backward(d_y)
+    assert torch.equal(x.grad, d_y)
+    expected = -(d_y.double() * x.detach().double()).sum()
+    torch.testing.assert_close(gate.alpha.grad.double()[0], expected, rtol=1e-6, atol=0)
+
+
+def saved_bytes(spec: dict[str, object]) -> int:
+    """Return the bytes of the tensors that a forward pass in float32 saves, parameters left out."""
+    made = moved_network({"size": SIZE, **spec}).float()
+    parameters = {p.untyped_storage().data_ptr() for p in made.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.append(tensor)  # so that no other tensor takes its place
+        if storage.data_ptr() not in parameters:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        made(TOKENS)
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_gates_save_no_activation_that_the_network_does_not_save(norm: str) -> None:
+    """At the paper's position a gate saves some numbers besides; at the end of a branch one activation."""
+    without = saved_bytes({"norm": norm})
+    gates = 2 * SIZE["layers"]  # type: ignore[operator]
+    assert saved_bytes({"norm": norm, "gate": "gpas"}) <= without + 32 * gates
+    activation = TOKENS.numel() * SIZE["hidden"] * 4  # type: ignore[operator]
+    branch = saved_bytes({"norm": norm, "gate": {"site": "after-module"}})
+    assert branch <= without + gates * (activation + 32)
+
+
+def test_fixed_and_frozen_gates_have_no_gradient() -> None:
+    made = network("pre", learnable=False)
+    made(TOKENS).sum().backward()
+    assert all(gate.alpha.grad is None for gate in made.gates())
+    frozen = network("pre")
+    for gate in frozen.gates():
+        gate.alpha.requires_grad_(False)
+    frozen(TOKENS).sum().backward()
+    assert all(gate.alpha.grad is None for gate in frozen.gates())
