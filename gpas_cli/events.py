@@ -70,7 +70,6 @@ class Phase(Event):
     compiled: bool | None = None
     gemm: str | None = None
     gemm_error: Number | None = None
-    gemm_speedup: Number | None = None
     gemm_origin: str | None = None
 
 

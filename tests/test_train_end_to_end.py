@@ -138,7 +138,7 @@ def test_why_lists_the_spikes_of_all_attempts(toy: Toy) -> None:
     assert "spikes: loss 9.5 at update 17" in toy.gpas("why", "pre-s1").stdout
     assert "computed     micro-batches of " in toy.gpas("why", "pre-s1").stdout
     stage = json.loads(toy.gpas("why", "pre-s1", "--json").stdout)["stages"][0]
-    assert stage["attempts"][-1]["computed"]["gemm_origin"] == "probe"
+    assert stage["attempts"][-1]["computed"]["gemm_origin"] == "processor"
     assert stage["spikes"] == [{"step": 17, "of": "loss", "value": 9.5}]
 
 

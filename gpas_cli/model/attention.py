@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.cpu_attention import cpu_attention, suits_cpu
-from gpas_cli.model.narrow import LONGEST, NarrowAttention, suits
 from gpas_cli.model.norm import norm_slot
 from gpas_cli.model.products import outputs
 from gpas_cli.model.ragged import ragged_attention, suits_ragged
@@ -29,7 +27,7 @@ class Packing:
     around it and is deterministic without the sort that scattering by index needs on GPUs.
 
     `bounds`, (rows + 1,), int32: where each row begins in the stream, and where the last ends. With them attention can
-    work on the stream, too (`ragged`, `cpu_attention`); None where the device has no kernel for it.
+    work on the stream, too (`ragged`); None where the device has no kernel for it.
     """
 
     index: Tensor
@@ -127,7 +125,6 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = size.heads
         self.head_dim = size.head_dim
-        self.biased = family.bias
         self.q_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.k_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.v_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
@@ -140,9 +137,6 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
-        if positions.tables is not None and self._is_narrow(x, positions):
-            weights = (self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
-            return self.o_proj(NarrowAttention.apply(x, *weights, self.heads, positions.tables))  # type: ignore[no-any-return, no-untyped-call]
         packing = positions.packing
         bounds = packing.bounds if packing and self._takes_stream(x, positions) else None
         q, k, v = self.projected(x, packing if bounds is None else None)
@@ -154,17 +148,11 @@ class Attention(nn.Module):
         return self.o_proj(y if packing is None or bounds is not None else packing.join(y))  # type: ignore[no-any-return]
 
     def _takes_stream(self, x: Tensor, positions: Positions) -> bool:
-        """Return whether there is a kernel that takes the stream x of rows of different lengths as it is."""
+        """Return whether the kernel for rows of different lengths takes the stream x as it is."""
         packing = positions.packing
         if packing is None or packing.bounds is None or positions.visible is not None:
             return False
-        return suits_ragged(x, self.head_dim) or suits_cpu(x)
-
-    def _is_narrow(self, x: Tensor, positions: Positions) -> bool:
-        """Return whether `NarrowAttention` takes x: short whole rows without a prefix, and neither QK-norm nor bias."""
-        whole = positions.packing is None and positions.visible is None and x.shape[1] <= LONGEST
-        bare = not self.biased and isinstance(self.q_norm, nn.Identity)
-        return whole and bare and suits(x, self.q_proj.weight, self.k_proj.weight, self.v_proj.weight)
+        return suits_ragged(x, self.head_dim)
 
     def projected(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
@@ -190,8 +178,6 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, positions: Positions, bounds: Ten
     """
     seen = positions.visible
     mask = seen.mask if seen else None
-    if suits_cpu(q, k, v):
-        return cpu_attention(q, k, v, bounds, mask, seen is None)
     if bounds is not None and positions.packing is not None:
         q, k, v = (heads[0].transpose(0, 1).to(v.dtype) for heads in (q, k, v))
         return ragged_attention(q, k, v, bounds, positions.packing.time).transpose(0, 1)[None]

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.narrow import NarrowSwiGLU, suits
 from gpas_cli.model.products import ALIGNED_WIDTH, outputs, with_inputs
 from gpas_cli.spec.model import FFNS, Family, Size
 
@@ -20,16 +19,12 @@ class MLP(nn.Module):
 
     def __init__(self, size: Size, family: Family):
         super().__init__()
-        self.biased = family.bias
         self.gate_proj = nn.Linear(size.hidden, size.ffn, bias=family.bias)
         self.up_proj = nn.Linear(size.hidden, size.ffn, bias=family.bias)
         self.down_proj = nn.Linear(size.ffn, size.hidden, bias=family.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
-        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
-        if not self.biased and suits(x, *weights):
-            return NarrowSwiGLU.apply(x, *weights)  # type: ignore[no-any-return, no-untyped-call]
         gate, up = outputs(x, (self.gate_proj, self.up_proj), ALIGNED_WIDTH)
         down = with_inputs(self.down_proj.weight, gate.shape[-1])
         return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]

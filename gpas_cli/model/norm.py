@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.narrow import NarrowRMSNorm, suits
 from gpas_cli.spec.norm import Norm
 
 
@@ -26,8 +25,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., hidden) -> same shape and dtype."""
         weight = self.weight if self.scale == 1 else self.weight * self.scale
-        if suits(x, weight):
-            return NarrowRMSNorm.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
         return _Normed.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
     def extra_repr(self) -> str:
@@ -35,27 +32,31 @@ class RMSNorm(nn.Module):
 
 
 class _Normed(torch.autograd.Function):
-    """weight * x / rms(x). Only x and weight are saved; the backward pass recomputes the rest."""
+    """weight * x / rms(x). Of the activations only x is saved: on a CPU, torch's RMSNorm saves three times as much, and
+    it rounds bfloat16 elsewhere than the reference."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
         wide = _wide(x)
+        inverse = _inverse_rms(wide, eps)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.eps = eps
         # As in the reference, the cast precedes the weight: a bfloat16 weight multiplies a bfloat16 tensor.
-        y = (wide * _inverse_rms(wide, eps)).to(weight.dtype) * weight
+        y = (wide * inverse).to(weight.dtype) * weight
         # A cast that changes nothing must not come last: compiled by torch 2.11, all gradients would be zero.
         return y if y.dtype == x.dtype else y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
+        x, weight, inverse = ctx.saved_tensors
         wide, d_y = _wide(x), d_y.to(weight.dtype)
-        inverse = _inverse_rms(wide, ctx.eps)
-        d_weight = (d_y * (wide * inverse).to(weight.dtype)).flatten(0, -2).sum(0)
+        if torch.is_grad_enabled():  # the gradient is differentiated, too
+            inverse = _inverse_rms(wide, ctx.eps)
+        normed = wide * inverse
+        d_weight = (d_y * normed.to(weight.dtype)).flatten(0, -2).sum(0)
         d_normed = (d_y * weight).to(wide.dtype)
-        d_mean = -0.5 * (d_normed * wide).sum(-1, keepdim=True) * inverse.pow(3)
-        return (d_normed * inverse + d_mean / x.shape[-1] * (2 * wide)).to(x.dtype), d_weight, None
+        mean = (d_normed * normed).mean(-1, keepdim=True)
+        return (torch.addcmul(d_normed, normed, mean, value=-1) * inverse).to(x.dtype), d_weight, None
 
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:

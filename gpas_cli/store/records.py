@@ -193,7 +193,6 @@ class BenchRequest(StageRecord):
     threads: int
     seconds: float
     rows: int
-    cache: str
     processes: int = 1
 
 

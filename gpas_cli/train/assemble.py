@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -16,11 +15,10 @@ from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.depth import DepthTraining
 from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.matmul_precision import MatmulChoice, choose_matmul
 from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.precision import MatmulChoice, Precision, choose_device, choose_matmul
 from gpas_cli.train.strategy import choose_layout
 
 DEFAULT_RESOURCES = Resources()
@@ -68,21 +66,15 @@ def _compiled(cell: Cell, resources: Resources, precision: Precision, world: Wor
     return world.broadcast(worth_compiling(precision.device, flops))
 
 
-def settle_matmul(cell: Cell, loop: Loop, cache: Path | None = None) -> MatmulChoice | None:
+def settle_matmul(cell: Cell, loop: Loop) -> MatmulChoice | None:
     """Choose the float32 matrix product, if the cell uses one, and return the choice. Collective.
 
-    All processes use the same product, and so does every run of this machine that shares `cache`.
+    All processes use the same product.
     """
     if cell.precision != "fp32":
         return None
-    record = None if cache is None else cache / "matmul"
-    before = loop.position.gemm
-    choice = loop.layout.world.broadcast(choose_matmul(cell.model.size, loop.precision.device, before, record))
-    if choice.origin == "unrecorded":
-        loop.warn(
-            f"cannot write {record}, so the fastest float32 matrix product is not used: without a record, a run that "
-            "starts again could choose another one; make the folder writable"
-        )
+    choice = choose_matmul(cell.model.size, loop.precision.device, loop.position.gemm)
+    choice = loop.layout.world.broadcast(choice)
     torch.set_float32_matmul_precision(choice.path)
     loop.position = replace(loop.position, gemm=choice.path)
     return choice

@@ -92,7 +92,6 @@ def measure(
     resources: Resources,
     *,
     seconds: float,
-    cache: Path | None = None,
     rows: int = 0,
     processes: int = 1,
     notify: Callable[[str], None] = lambda message: None,
@@ -103,7 +102,7 @@ def measure(
     `processes`: measure one of this many, without communication: its share of the rows and the whole optimizer, as if
     each process had a copy of the network. `rows`: compute only this many rows of its share (0: all), at least twice
     after one that is not counted; the time of a whole update is then extrapolated, as the optimizer's part does not
-    depend on the rows. The float32 matrix product is the one that runs with the same `cache` use on this machine.
+    depend on the rows.
     `notify` is called with a description of each step. Raises GpasError if the network does not fit the device.
     """
     device = choose_device()
@@ -116,7 +115,7 @@ def measure(
     if part < cell.optim.batch:
         measured = replace(measured, optim=replace(cell.optim, batch=part, mean_rows=0))
     loop = synthetic_loop(measured, resources, padded=cell.data.layout == "pad")
-    settle_matmul(cell, loop, cache)
+    settle_matmul(cell, loop)
     for number in range(WARMUP_UPDATES if whole else 1):
         notify(f"update {number + 1}, not counted")
         timed_update(loop)

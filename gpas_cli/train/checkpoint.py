@@ -40,7 +40,7 @@ class Position:
 
     `step`: updates done, of `steps` (0 in checkpoints that do not record it); `tokens`: target tokens seen; `seconds`:
     time spent in updates. `micro_batch` rows at once in
-    each of `processes`, and the float32 matrix product `gemm` (`train.matmul_precision`), are kept for a resumed run.
+    each of `processes`, and the float32 matrix product `gemm` (`train.precision`), are kept for a resumed run.
     `text`: what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it. `codes`: the
     versions of the code that made the updates, oldest first, separated by blanks.
     """

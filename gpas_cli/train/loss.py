@@ -18,7 +18,6 @@ from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.model.attention import Packing, Visible
-from gpas_cli.model.cpu_attention import takes_stream
 from gpas_cli.model.llama import Llama
 from gpas_cli.model.products import aligned_rows
 from gpas_cli.model.ragged import has_ragged
@@ -115,7 +114,7 @@ def _packing(held: NDArray[np.bool_], time: int, device: torch.device, *, causal
     (index,) = np.nonzero(held)
     token = np.maximum(np.cumsum(held) - 1, 0)
     bounds = None
-    if causal and (takes_stream(device, time) or has_ragged(device)):
+    if causal and has_ragged(device):
         lengths = held.reshape(-1, time).sum(1)
         bounds = _move(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
     return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time, bounds)

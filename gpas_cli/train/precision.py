@@ -1,4 +1,4 @@
-"""The three precisions of a training, and the device it runs on."""
+"""The three precisions of a training, the device it runs on, and the float32 product."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from gpas_cli.spec.model import Size
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 # Features. Operations on fewer are so short that more threads wait for each other, on a busy machine most of the time.
 NARROW = 64
+
+
+# The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.
+TOLERANCE = 2e-6
+WIDE = 512  # features; narrower networks spend more time in attention
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,43 @@ def make_deterministic(threads: int) -> None:
     if on_gpu:
         # Compiled layers: no choice between kernels by their measured time, which another attempt could make otherwise.
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+
+
+@dataclass(frozen=True)
+class MatmulChoice:
+    """The value of `torch.set_float32_matmul_precision`, the error of its product (as in TOLERANCE), and what chose it:
+    the `processor`, or the run's `checkpoint`."""
+
+    path: str
+    error: float
+    origin: str
+
+
+def choose_matmul(size: Size, device: torch.device, before: str = "") -> MatmulChoice:
+    """Set and return the float32 product: `before`, the one of the run's checkpoint, else the fastest of the processor.
+
+    With AVX-512 "medium" is float32 in another library, oneDNN, and twice as fast in wide networks; it makes attention
+    slow in narrow ones. On other processors it is no faster, or bfloat16, on a GPU TF32. So its error is measured with
+    the cell's shapes, and a product that is not float32 is not taken. The choice depends on network, processor and
+    torch alone, so that a busy machine computes the same digits as an idle one.
+    """
+    avx512 = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    path = before or ("medium" if avx512 and size.hidden >= WIDE else "highest")
+    error = _product_error(path, size, device)
+    if error > TOLERANCE:
+        path = "highest"
+        error = _product_error(path, size, device)
+    return MatmulChoice(path, error, "checkpoint" if path == before else "processor")
+
+
+def _product_error(path: str, size: Size, device: torch.device) -> float:
+    """Set the product and return its error."""
+    torch.set_float32_matmul_precision(path)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, size.hidden, generator=generator).to(device)
+    weight = torch.randn(size.ffn, size.hidden, generator=generator).to(device)
+    exact = x.double() @ weight.double().t()
+    return float(((x @ weight.t()).double() - exact).abs().max() / exact.abs().max())
 
 
 @contextmanager

@@ -25,9 +25,9 @@ from gpas_cli.train.compiling import reuse_kernels_of
 from gpas_cli.train.health import Divergence
 from gpas_cli.train.lisa import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.matmul_precision import MatmulChoice
 from gpas_cli.train.observe import Observer
 from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import MatmulChoice
 from gpas_cli.train.profile import profiling
 from gpas_cli.train.resume import check_code, resume
 
@@ -111,7 +111,7 @@ def run_training(
     position = resume(folders, inputs.key, loop, inputs.text, emit)
     check_code(position, paths.code, resources, emit)
     loop.position = replace(position, text=inputs.text).made_by(paths.code)
-    matmul = settle_matmul(inputs.recipe, loop, paths.cache)
+    matmul = settle_matmul(inputs.recipe, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
     if loop.layout.compiled:
@@ -135,7 +135,7 @@ def _training_phase(loop: Loop, matmul: MatmulChoice | None) -> Phase:
         "training", resumed_from=loop.position.step, processes=layout.world.size, strategy=layout.strategy,
         recompute=layout.recompute, micro_batch=loop.micro_batch, compiled=layout.compiled,
         gemm=matmul.path if matmul else None, gemm_error=matmul.error if matmul else None,
-        gemm_speedup=matmul.speedup if matmul else None, gemm_origin=matmul.origin if matmul else None,
+        gemm_origin=matmul.origin if matmul else None,
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
@@ -29,7 +28,6 @@ def run(asked: BenchRequest) -> dict[str, Any]:
         seconds=asked.seconds,
         rows=asked.rows,
         processes=asked.processes,
-        cache=Path(asked.cache),
         notify=_print_doing,
     )
     return {**asdict(speed), "device": choose_device().type}

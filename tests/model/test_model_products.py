@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.model import attention, mlp, products
+from gpas_cli.model import products
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.products import aligned_rows, outputs, with_inputs
 from gpas_cli.spec.parse_cell import parse_model
@@ -18,13 +18,6 @@ from gpas_cli.train.precision import Precision
 SIZE = {"hidden": 16, "ffn": 43, "heads": 2, "layers": 2, "vocab": 50}
 FP32 = Precision("fp32", torch.device("cpu"))
 TOKENS = np.random.default_rng(0).integers(0, 50, (4, 9))
-
-
-@pytest.fixture(autouse=True)
-def not_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU takes the functions for narrow networks on a CPU."""
-    for module in (attention, mlp):
-        monkeypatch.setattr(module, "suits", lambda *tensors: False)
 
 
 @pytest.fixture(params=["padded", "full"])

@@ -14,7 +14,6 @@ from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 
 from gpas_cli.evaluate.removal import without_layer
-from gpas_cli.model import narrow
 from gpas_cli.model.gate import GpasGate
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import MLP
@@ -192,8 +191,7 @@ def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "WIDEST", 0)
+def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -> None:
     torch.manual_seed(0)
     size = parse_model({"size": {"hidden": 6, "ffn": 5, "heads": 1, "layers": 1, "vocab": 10}}).size
     mlp = MLP(size, replace(FAMILIES["llama"], bias=bias)).double()

@@ -12,7 +12,6 @@ import torch
 from together import limited, run, text
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model import narrow
 from gpas_cli.model.llama import build
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.spec.cell import Cell
@@ -58,8 +57,7 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("scheme", ["pre", "sandwich"])
 @pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
-def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow, "WIDEST", 0)  # its functions run on CPUs alone and keep the attention probabilities
+def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) -> None:
     size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300}
     model = parse_model({"size": size, "norm": scheme})
     precision = Precision(name, CPU)

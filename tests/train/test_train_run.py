@@ -23,7 +23,7 @@ from gpas_cli.events import Event, Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.train import dcp_storage, loop, matmul_precision, training
+from gpas_cli.train import dcp_storage, loop, training
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 from gpas_cli.train.update import Update
@@ -136,22 +136,6 @@ def test_a_training_that_stops_is_the_beginning_of_the_whole_one(
     ours, theirs = load_file(shard), load_file(other)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_run_that_is_killed_before_its_first_checkpoint_takes_the_same_product_again(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The probe of the second attempt would choose another one."""
-    paths = replace(paths, cache=tmp_path / "cache")
-    products = []
-    for times in ({"highest": 2.0, "medium": 1.0}, {"highest": 1.0, "medium": 2.0}):
-        probe = matmul_precision._Probe(dict.fromkeys(matmul_precision.PATHS, 0.0), times)
-        monkeypatch.setattr(matmul_precision._Probe, "of", lambda size, device, probe=probe: probe)
-        folder = tmp_path / f"{len(products)}"
-        _, recorder = go(paths, folder, cell(), stop_at=0)
-        assert not list(folder.glob("step-*"))
-        products.append(recorder.of("phase")[-1]["gemm"])
-    assert products == ["medium", "medium"]
 
 
 def test_damaged_tokens_end_a_run_and_verified_ones_are_recorded(paths: RunPaths, tmp_path: Path) -> None:

@@ -61,12 +61,11 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
 @contextmanager
 def as_on_gpus() -> Iterator[None]:
     """Compute the products of layers in the form that GPUs take, and compile layers without Inductor."""
-    from gpas_cli.model import attention, mlp, products
+    from gpas_cli.model import products
     from gpas_cli.train import strategy
 
-    places = [(attention, "suits"), (mlp, "suits"), (products, "prefers_wide"), (strategy, "compile_layers")]
+    places = [(products, "prefers_wide"), (strategy, "compile_layers")]
     usual = [getattr(module, name) for module, name in places]
-    attention.suits = mlp.suits = lambda *tensors: False
     products.prefers_wide = lambda x: True
     strategy.compile_layers = partial(strategy.compile_layers, backend="aot_eager")
     try:

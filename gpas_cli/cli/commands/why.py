@@ -32,9 +32,7 @@ from gpas_cli.words import count, date_and_time, listed
 # Why the trainer took its float32 product, by `MatmulChoice.origin`.
 PRODUCT_ORIGINS = {
     "checkpoint": "as its checkpoint",
-    "record": "as an earlier run on this machine",
-    "probe": "the fastest of those measured",
-    "unrecorded": "the choice could not be recorded",
+    "processor": "the fastest of this processor",
 }
 
 

@@ -102,7 +102,6 @@ def _measure(
         threads=lease.threads,
         seconds=seconds,
         rows=rows,
-        cache=str(project.cache),
         processes=job.resources.processes,
     )
     try:
