@@ -7,12 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-
-if TYPE_CHECKING:
-    from gpas_cli.state.status import CellStatus
+from gpas_cli.state.status import CellStatus
 
 # The states in the order in which cells are listed: what needs attention comes first.
 ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")

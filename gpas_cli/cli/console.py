@@ -7,15 +7,13 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
 
+from gpas_cli.cli.literal_console import LiteralConsole
 from gpas_cli.documents import DocumentJson, plain
 from gpas_cli.errors import Exit, GpasError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass
@@ -43,7 +41,6 @@ def console() -> Console:
 @cache
 def _console(stderr: bool) -> Console:
     """Return a console; piped text is laid out for 160 columns and not wrapped, so that tables are not truncated."""
-    from gpas_cli.cli.literal_console import LiteralConsole
 
     on_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, NoReturn, NotRequired
+from collections.abc import Iterator
+from typing import Annotated, NoReturn, NotRequired
 
 import typer
 
@@ -15,12 +16,8 @@ from gpas_cli.cli.views.plan import ShrunkJson
 from gpas_cli.cli.views.progress import SubmittedJson, submitted_json
 from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, plain
 from gpas_cli.errors import Exit
+from gpas_cli.schedule.summary import Item, RunSummary, Submitted, exit_code
 from gpas_cli.spec.stage import called
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 
 NOTIFY_SECONDS = 60.0  # time limit of the --notify command
 SUMMARY_VARIABLE = "GPAS_SUMMARY"
@@ -70,7 +67,6 @@ def finish(
 
     `shrunk`: what was shrunk for a smoke test.
     """
-    from gpas_cli.schedule.summary import exit_code
 
     code = exit_code(summary) if summary else Exit.DONE
     document = _document(summary, submitted, code)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gpas_cli.cli.console import console
 from gpas_cli.cli.selection import experiments, project
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.plan.plan import Plan
-    from gpas_cli.schedule.scheduler import Scheduler
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.resources import from_site, site_path
+from gpas_cli.plan.plan import Plan
+from gpas_cli.plan.plan import plan as make_plan
+from gpas_cli.schedule.scheduler import Scheduler
 
 
 def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
     """Return the plan of running these cells with a scheduler, with the jobs that it runs before them."""
-    from gpas_cli.plan.plan import plan as make_plan
 
     here = project()
     prepare = partial(scheduler.prepare, here)
@@ -26,7 +24,6 @@ def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] =
 
 def print_site(chosen: list[Entry]) -> None:
     """Print which resources of the cells' jobs come from the site's profile, if there is one."""
-    from gpas_cli.grid.resources import from_site, site_path
 
     site = experiments().site
     names = {

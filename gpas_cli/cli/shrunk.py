@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gpas_cli.cli.console import console
 from gpas_cli.cli.run_options import RETRIED
 from gpas_cli.cli.selection import catalogue, project
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import ShrunkJson
+from gpas_cli.data import stdlib
+from gpas_cli.data.stdlib import write_sample
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.select import names_in
+from gpas_cli.grid.variant import ShrunkSetting, TinyText, changes, one_seed, shrink
+from gpas_cli.plan.plan import Plan, plan
+from gpas_cli.project import Project
+from gpas_cli.schedule.scheduler import scheduler_named
+from gpas_cli.state.claims import LOCAL
+from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.grid.variant import ShrunkSetting
-    from gpas_cli.plan.plan import Plan
-    from gpas_cli.project import Project
 
 Shrink = Annotated[
     bool,
@@ -40,8 +44,6 @@ class ShrunkCells:
     """
 
     def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None) -> None:
-        from gpas_cli.grid.select import names_in
-        from gpas_cli.grid.variant import changes, one_seed, shrink
 
         whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
         self.left_out = len(chosen) - len(whole)
@@ -51,22 +53,17 @@ class ShrunkCells:
 
     def write_text(self) -> None:
         """Write the text that the cells read. Raises DataError if the standard library's source is not installed."""
-        from gpas_cli.data.stdlib import write_sample
 
         write_sample(_folder(self.project))
 
     def plan(self) -> Plan:
         """Return the plan of running the cells, as if their text were written."""
-        from gpas_cli.plan.plan import plan
-        from gpas_cli.schedule.scheduler import scheduler_named
-        from gpas_cli.state.claims import LOCAL
 
         machine = scheduler_named(LOCAL, self.project.runs).machine()
         return plan(self.project.runs, self.entries, retry=RETRIED, machine=machine)
 
     def print(self) -> None:
         """Print the settings that were shrunk, before and after."""
-        from gpas_cli.cli.views.columns import Columns
 
         rows = [(change.setting, _shown(change.before), _shown(change.after)) for change in self.changes]
         console().print(Columns(("setting", "declared", "shrunk"), rows))
@@ -92,7 +89,6 @@ def require_local(executor: str) -> None:
 
 def _project() -> Project:
     """Return the project of shrunk cells, which shares only the experiments file with this one."""
-    from gpas_cli.store.snapshot import current_code
 
     here = project()
     folder = here.config.parent / ".gpas" / "shrunk" / current_code()
@@ -104,8 +100,6 @@ def _folder(here: Project) -> Path:
 
 
 def _text(here: Project) -> Any:
-    from gpas_cli.data import stdlib
-    from gpas_cli.grid.variant import TinyText
 
     folder = _folder(here).relative_to(here.config.parent)
     names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
 
 from gpas_cli.cli.console import console
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.seeds import seeds_path
 from gpas_cli.period import Period
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LOG_SECONDS = 5.0  # between two lines, if standard error is not a terminal
 REFRESH_SECONDS = 2.0
@@ -24,8 +25,6 @@ REFRESH_SECONDS = 2.0
 def working(doing: str) -> Iterator[Callable[[str], None]]:
     """Show a progress message on standard error and yield a function for the next: on a terminal one changing line, in
     a log a line at most every LOG_SECONDS."""
-    from rich.console import Console
-    from rich.markup import escape
 
     errors = Console(stderr=True, highlight=False)
     if not errors.is_terminal:
@@ -46,8 +45,6 @@ def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
 
     A changed experiments file is read again; while it has mistakes, they are shown instead.
     """
-    from rich.live import Live
-    from rich.text import Text
 
     read = _changed()
     drawn: RenderableType | None = None

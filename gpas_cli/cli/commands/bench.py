@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict, cast
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import entries, project
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, Time
+from gpas_cli.schedule.local.benchmark import Bench
+from gpas_cli.schedule.local.benchmark import bench as measure
 from gpas_cli.words import byte_size
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gpas_cli.schedule.local.benchmark import Bench
 
 
 class ShapeJson(TypedDict):
@@ -64,7 +64,6 @@ def bench(
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
-    from gpas_cli.schedule.local.benchmark import bench as measure
 
     found = []
     with working("measuring") as show:
@@ -79,10 +78,6 @@ def bench(
 
 def render(found: list[Bench]) -> RenderableType:
     """Return a table with a row per shape."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from gpas_cli.cli.views.columns import Columns
 
     headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")
     rows = []

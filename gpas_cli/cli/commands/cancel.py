@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.console import confirm, console, print_json
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
 from gpas_cli.cli.selection import chosen_cells, project
+from gpas_cli.cli.views.states import once
 from gpas_cli.documents import CellNameJson, DocumentJson, StateJson
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.plan.texts import awaited
+from gpas_cli.schedule.cancel import Cancelling
+from gpas_cli.schedule.cancel import cancel as request
+from gpas_cli.state.observe import look
+from gpas_cli.state.status import ALIVE, CellStatus
+from gpas_cli.store.history import note
 from gpas_cli.words import count
-
-if TYPE_CHECKING:
-    from gpas_cli.schedule.cancel import Cancelling
-    from gpas_cli.state.status import CellStatus
 
 ASK_ABOVE = 3  # cells
 
@@ -48,12 +51,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
     Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
-    from gpas_cli.cli.views.states import once
-    from gpas_cli.plan.texts import awaited
-    from gpas_cli.schedule.cancel import cancel as request
-    from gpas_cli.state.observe import look
-    from gpas_cli.state.status import ALIVE
-    from gpas_cli.store.history import note
 
     states = look(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]

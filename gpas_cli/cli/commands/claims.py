@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, complete_grid
 from gpas_cli.cli.selection import entries, experiments, recorded_of
+from gpas_cli.cli.views.claims import detailed, overview
 from gpas_cli.errors import GpasError
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.claim import Claim
-    from gpas_cli.report.claims.verdict import Verdict
+from gpas_cli.grid.claim import Claim
+from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
+from gpas_cli.report.claims.evaluate import evaluate
+from gpas_cli.report.claims.verdict import ClaimsJson, Verdict, claim_json
 
 
 def complete_claim(incomplete: str) -> list[str]:
     """Return the claims that begin with `incomplete`, none if the file cannot be read."""
-    from gpas_cli.report.claims.declared import all_claims
 
     try:
         return [name for name in all_claims(experiments()) if name.startswith(incomplete)]
@@ -51,9 +51,6 @@ def claims(
 
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """
-    from gpas_cli.cli.views.claims import detailed, overview
-    from gpas_cli.report.claims.declared import select_claims, undeclared_claims
-    from gpas_cli.report.claims.verdict import ClaimsJson, claim_json
 
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     verdicts = _verdicts(chosen) if chosen else []
@@ -66,7 +63,6 @@ def claims(
 
 
 def _verdicts(chosen: list[Claim]) -> list[Verdict]:
-    from gpas_cli.report.claims.evaluate import evaluate
 
     declared = experiments().grids
     grids = [grid for claim in chosen for grid in claim.grids if grid in declared]

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from pathlib import Path
+from typing import Annotated, TypedDict
 
 import typer
+from rich.progress import track
+from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.literal_console import LiteralConsole
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import catalogue, entries, project
+from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.progress import TokeniseView
+from gpas_cli.data.cache_listing import CachedCorpus, damaged, list_caches, undescribed_caches
+from gpas_cli.data.corpora import SPLITS, SurveyUnknown
+from gpas_cli.data.prepare import build, open_source, token_cache
+from gpas_cli.data.shards import Totals, discard_damaged, sum_of
+from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.evaluate.tasks.local import import_task as import_file
+from gpas_cli.processor import usable_cores
 from gpas_cli.words import byte_size, count
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.cli.views.progress import TokeniseView
-    from gpas_cli.data.cache_listing import CachedCorpus
-    from gpas_cli.data.shards import Totals
-    from gpas_cli.data.text_usage import TextRequirement
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
@@ -111,9 +115,6 @@ def prepare(
 
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
-    from gpas_cli.data.corpora import SPLITS
-    from gpas_cli.data.text_usage import requirements
-    from gpas_cli.processor import usable_cores
 
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
@@ -135,8 +136,6 @@ def prepare(
 def _prepare(
     demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
 ) -> PreparedCorpusJson:
-    from gpas_cli.data.prepare import build, token_cache
-    from gpas_cli.data.shards import discard_damaged, sum_of
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
@@ -156,8 +155,6 @@ def _prepare(
 @contextmanager
 def _board(as_json: bool) -> Iterator[TokeniseView]:
     """Show progress on the terminal, on standard error if standard output holds JSON."""
-    from gpas_cli.cli.literal_console import LiteralConsole
-    from gpas_cli.cli.views.progress import TokeniseView
 
     with TokeniseView(LiteralConsole(stderr=True) if as_json else console()) as board:
         yield board
@@ -171,9 +168,6 @@ def status(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas data status --json[/bold]
     """
-    from rich.text import Text
-
-    from gpas_cli.data.cache_listing import list_caches, undescribed_caches
 
     here = project()
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
@@ -203,9 +197,6 @@ def check(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas data check[/bold]
     """
-    from rich.progress import track
-
-    from gpas_cli.data.cache_listing import damaged, list_caches, undescribed_caches
 
     cache = project().cache
     found, unknown = list_caches(cache), undescribed_caches(cache)
@@ -245,9 +236,6 @@ def import_task(
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
     """
-    from pathlib import Path
-
-    from gpas_cli.evaluate.tasks.local import import_task as import_file
 
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root)
@@ -261,8 +249,6 @@ def import_task(
 
 def _names_of_texts() -> dict[str, str]:
     """Return fingerprint -> the name under `corpora` of each text of local files that has been tokenised."""
-    from gpas_cli.data.corpora import SurveyUnknown
-    from gpas_cli.data.prepare import open_source
 
     here = project()
     found = {}
@@ -295,7 +281,6 @@ def _words(totals: TotalsJson) -> str:
 
 
 def _table(found: Sequence[CachedCorpus], names: Mapping[str, str]) -> Columns:
-    from gpas_cli.cli.views.columns import Columns
 
     facts_of = ("cache", "text", "tokenizer", "vocabulary", "per document", "split")
     numbers = ("documents", "tokens", "text bytes", "cut off", "complete", "on disk")

@@ -15,8 +15,11 @@ from gpas_cli.cli.selection import project
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
-from gpas_cli.state.merging import MergedStage
+from gpas_cli.state.ended_index import forget_results
+from gpas_cli.state.merging import Merge, MergedStage, run_directories
+from gpas_cli.store import maintenance, session
 from gpas_cli.store.parquet import ParquetFile
+from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.words import count, listed
 
 NAMED = 5
@@ -94,7 +97,6 @@ def upgrade(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db upgrade[/bold]
     """
-    from gpas_cli.store import maintenance
 
     backup = maintenance.upgrade(project().database)
     console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.", markup=False)
@@ -108,8 +110,6 @@ def check(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db check[/bold]
     """
-    from gpas_cli.store import maintenance
-    from gpas_cli.store.refresh import ingest
 
     began = time.time()
     warn(ingest(project()))
@@ -131,8 +131,6 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db rebuild --yes[/bold]
     """
-    from gpas_cli.state.ended_index import forget_results
-    from gpas_cli.store import maintenance, session
 
     confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
@@ -150,7 +148,6 @@ def backup(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db backup[/bold]
     """
-    from gpas_cli.store import maintenance
 
     made = maintenance.backup(project().database)
     console().print(f"Backup: {made}", markup=False)
@@ -167,7 +164,6 @@ def export(
     Example: [bold]gpas db export results[/bold]
     """
     from gpas_cli.store.parquet import export_tables
-    from gpas_cli.store.refresh import results_of
 
     with results_of(project()) as (engine, problem):
         warn(problem)
@@ -198,8 +194,6 @@ def merge(
 
     Example: [bold]gpas db merge /mnt/other-cluster/gpas[/bold]
     """
-    from gpas_cli.state.merging import Merge, run_directories
-    from gpas_cli.store.refresh import ingest
 
     asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
     stages = list(asked.stages())

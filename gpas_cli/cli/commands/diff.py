@@ -6,21 +6,24 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
+from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, NumberJson
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.grid.select import find_preferring
+from gpas_cli.origin.diff import CodeDifference, Comparison, CurveDifference, Point, Side, StageDifference, compare
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.origin.diff import CodeDifference, Comparison, CurveDifference, Point, Side, StageDifference
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
@@ -137,7 +140,6 @@ def diff(
 
     Example: [bold]gpas diff pre-s1 --in ../copy[/bold]
     """
-    from gpas_cli.origin.diff import compare
 
     if not other and folder is None:
         raise GpasError("name a second cell, an attempt (NAME@2), or another project with --in")
@@ -156,7 +158,6 @@ def diff(
 @contextmanager
 def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
     """Yield what is recorded of the cell, or of the attempt, that `text` names; `folder` is that of another project."""
-    from gpas_cli.origin.diff import Side
 
     match = _ATTEMPT.fullmatch(text)
     name = match[1] if match else text
@@ -170,16 +171,12 @@ def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
 
 
 def _find_elsewhere(name: str, where: Project) -> Entry:
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.load import load
-    from gpas_cli.grid.select import find_preferring
 
     declared = load(where.config)
     return find_preferring(declared.default, expand(declared, list(declared.grids)), name)
 
 
 def _print(found: Comparison, with_code: bool) -> None:
-    from rich.text import Text
 
     say = console().print
     say(Text.assemble((found.titles[0], "bold"), " -> ", (found.titles[1], "bold")))
@@ -214,7 +211,6 @@ def _print_stage(stage: StageDifference) -> None:
 
 
 def _print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from gpas_cli.cli.views.columns import Columns
 
     if rows:
         numbers = frozenset(headers[1:]) if title != "settings" and title != "environment" else frozenset()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from gpas_cli.cli.console import STATE, console, print_json
 from gpas_cli.cli.options import AsJson
+from gpas_cli.doctor.examine import examine
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
 from gpas_cli.project import Project
+from gpas_cli.report.checks import report_problems
 from gpas_cli.schedule.scheduler import Finding
 
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
@@ -34,11 +38,6 @@ def doctor(
 
     Example: [bold]gpas doctor[/bold]
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    from gpas_cli.doctor.examine import examine
-    from gpas_cli.report.checks import report_problems
 
     here = Project.find(STATE.config, required=False)
     findings = list(examine(here, nodes=nodes, check=report_problems))

@@ -12,15 +12,18 @@ import typer
 from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, complete_from
 from gpas_cli.cli.selection import project
+from gpas_cli.cli.views.events import line
 from gpas_cli.cli.views.number import scores_table, skipped_notes
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
+from gpas_cli.events import Event, Outcome, Scoring
 from gpas_cli.report.result import score_json
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
+from gpas_cli.spec.parse import build
+from gpas_cli.store.refresh import ingest
 
 if TYPE_CHECKING:
-    from gpas_cli.events import Event
     from gpas_cli.worker.external import ExternalScores
 
 DEFAULT_TASKS = "poster"
@@ -76,7 +79,6 @@ def evaluate(
     section = _section({"tasks": tasks.split(","), "shots": shots, "limit": limit, "max_length": max_length})
     here = project()
     from gpas_cli.evaluate.external import find_model
-    from gpas_cli.store.refresh import ingest
     from gpas_cli.worker.external import score_external
 
     with working("reading the network") as say:
@@ -98,7 +100,6 @@ def evaluate(
 
 def _section(values: dict[str, object]) -> Downstream:
     """Return the settings of the scoring. Raises InvalidExperiments with everything that is wrong with them."""
-    from gpas_cli.spec.parse import build
 
     problems: list[Problem] = []
     section = build(Downstream, values, (), problems)
@@ -109,8 +110,6 @@ def _section(values: dict[str, object]) -> Downstream:
 
 
 def _say(event: Event, say: Callable[[str], None]) -> None:
-    from gpas_cli.cli.views.events import line
-    from gpas_cli.events import Outcome, Scoring
 
     if isinstance(event, Scoring):
         say(f"{event.task} ({event.place} of {event.tasks}) {100 * event.done // max(1, event.total)} %")

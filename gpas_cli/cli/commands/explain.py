@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
+import yaml
+from rich.text import Text
 
 from gpas_cli.cli.commands.explain_bounds import as_mapping, print_theory, theory_of
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells
 from gpas_cli.documents import CellNameJson, DocumentJson
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.resources import from_site
+from gpas_cli.plan.costs import described
+from gpas_cli.spec.cell import Stage
+from gpas_cli.spec.equation import depth_lines, description, equations
+from gpas_cli.spec.model import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
+from gpas_cli.spec.parse import plain
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.theory import Theory
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.spec.cell import Stage
 
 
 Bounds = Annotated[
@@ -96,9 +103,6 @@ def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json:
 
 
 def _json(entry: Entry, theory: Theory | None) -> ExplainedCellJson:
-    from gpas_cli.spec.equation import depth_lines, equations
-    from gpas_cli.spec.model import has_large_shortcut, has_small_sublayers, remark, shortcut_std
-    from gpas_cli.spec.parse import plain
 
     runs: list[EquationJson] = [
         {"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)
@@ -122,18 +126,11 @@ def _json(entry: Entry, theory: Theory | None) -> ExplainedCellJson:
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:
     """Return the resources that come from the site's profile, with their places in its file."""
-    from gpas_cli.grid.resources import from_site
 
     return dict(from_site(experiments().site, entry.axes.get("size"), stage.kind, entry.resources_of(stage)))
 
 
 def _print(entry: Entry) -> None:
-    import yaml
-    from rich.text import Text
-
-    from gpas_cli.plan.costs import described
-    from gpas_cli.spec.equation import depth_lines, description
-    from gpas_cli.spec.model import conditions, remark
 
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"

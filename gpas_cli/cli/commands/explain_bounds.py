@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import console
 from gpas_cli.cli.selection import project
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
 from gpas_cli.errors import GpasError
+from gpas_cli.spec.cell import Cell
+from gpas_cli.store.rundir import checkpoints_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from gpas_cli.cli.views.columns import Columns
     from gpas_cli.evaluate.theory import LayerBounds, Preserved, Theory
-    from gpas_cli.spec.cell import Cell
 
 
 def theory_of(cell: Cell, *, force: bool = False) -> Theory:
@@ -50,7 +50,6 @@ def identity_bounds_of(cell: Cell) -> list[float]:
 
 def _checkpoints(cell: Cell) -> list[Path]:
     """Return the cell's checkpoints, the one with the most updates first, then those that its gates are copied from."""
-    from gpas_cli.store.rundir import checkpoints_of
 
     teacher = cell.teacher()
     keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
@@ -117,6 +116,5 @@ def _preserved_table(rows: tuple[Preserved, ...]) -> Columns:
 
 
 def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Columns:
-    from gpas_cli.cli.views.columns import Columns
 
     return Columns(heads, rows, right=frozenset(heads))

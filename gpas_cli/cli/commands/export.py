@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import typer
+from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.card import TrainingOrigin
 from gpas_cli.events import TextFacts
+from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.archive import Archive
+from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
+from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gpas_cli.evaluate.card import TrainingOrigin
     from gpas_cli.evaluate.export import ExportOptions, ExportReport
-    from gpas_cli.grid.entry import Entry
 
 NAMED = 10  # the most names in the output that could not be removed
 Words = Annotated[
@@ -149,7 +152,6 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
     """Write a trained cell as a folder for transformers."""
     from gpas_cli.evaluate.export import export as write
-    from gpas_cli.state.outputs import text_of
 
     entry = find_cells([cell])[0]
     here = project()
@@ -180,7 +182,6 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
 
 def _checked(folder: Path) -> str:
     """Return whether transformers loads an exported network and its tokenizer, in words."""
-    from importlib.metadata import version
 
     from gpas_cli.evaluate.external import find_model, open_model
 
@@ -193,7 +194,6 @@ def _checked(folder: Path) -> str:
 
 def _checkpoint(entry: Entry) -> Path:
     """Return the newest checkpoint of the cell's last training stage. Raises GpasError if there is none."""
-    from gpas_cli.state.outputs import newest_checkpoint
 
     stage = entry.cell.trained
     runs = project().runs
@@ -208,9 +208,6 @@ def _checkpoint(entry: Entry) -> Path:
 
 def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
     """Return what the run directories record about the checkpoint `trained`, for the model card."""
-    from gpas_cli.evaluate.card import TrainingOrigin
-    from gpas_cli.state.outputs import evaluation_of, scores_of
-    from gpas_cli.store.rundir import AttemptDir
 
     attempt = AttemptDir(trained.parents[1]).read_attempt()
     commit, dirty = str(attempt.git.get("commit", "")), bool(attempt.git.get("dirty"))
@@ -253,7 +250,6 @@ def _document(entry: Entry, folder: Path, checked: str, written: ExportReport) -
 
 
 def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:
-    from rich.text import Text
 
     measured = written.measured
     code = written.form == "bundled"

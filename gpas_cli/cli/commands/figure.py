@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
+from gpas_cli.cli.commands.figure_paper import draw_figures
+from gpas_cli.cli.commands.figure_scaling import draw_scaling
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_from, complete_grid
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import PlotJson
+from gpas_cli.grid.entry import Entry
+from gpas_cli.report.figures.curves import Selection, curves, ratios
+from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure
+from gpas_cli.report.figures.growth import with_growth
+from gpas_cli.report.figures.paper_figures import declared_figures
+from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
+from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.figures.curves import Selection
-    from gpas_cli.report.figures.figure import Figure
-    from gpas_cli.report.figures.series import CellCurve
 
 DEFAULT = Path("figure")
 WHAT = (
@@ -105,7 +107,6 @@ class FigureJson(DocumentJson, PlotJson):
 
 def complete_paper(incomplete: str) -> list[str]:
     """Return the figures of the papers that begin with `incomplete`."""
-    from gpas_cli.report.figures.paper_figures import declared_figures
 
     return [name for name in (*declared_figures(), "all") if name.startswith(incomplete)]
 
@@ -193,8 +194,6 @@ def figure(
     """
     output = Output(out, terminal, title, size, as_json)
     if paper:
-        from gpas_cli.cli.commands.figure_paper import draw_figures
-
         if names or where or at or layers or against or heat_map:
             raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
         draw_figures(paper, grid, toy, output)
@@ -202,8 +201,6 @@ def figure(
     if grid or toy:
         raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
     if scaling:
-        from gpas_cli.cli.commands.figure_scaling import draw_scaling
-
         draw_scaling(names, where, output)
         return
     selection = _selection(what, at, layers, start, heat_map)
@@ -220,10 +217,6 @@ def _plot(
     every_run: bool,
     growth: bool,
 ) -> None:
-    from gpas_cli.report.figures.curves import ratios
-    from gpas_cli.report.figures.figure import as_json, make_figure
-    from gpas_cli.report.figures.growth import with_growth
-    from gpas_cli.report.figures.plot import Sheet, check_formats, save
 
     paths = output.files(DEFAULT)
     check_formats(paths)
@@ -265,7 +258,6 @@ def _plot(
 
 
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
-    from gpas_cli.report.figures.curves import Selection
 
     if sum(map(bool, (at, layers, heat_map))) > 1:
         raise GpasError("--at, --layers and --map exclude each other")
@@ -303,7 +295,6 @@ def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
 
 def _runs(chosen: Sequence[Entry], selection: Selection) -> list[CellCurve]:
     """Return the curves of the cells that have recorded one."""
-    from gpas_cli.report.figures.curves import curves
 
     with recorded_of(chosen) as known:
         return curves(known.engine, chosen, selection, _averaged)

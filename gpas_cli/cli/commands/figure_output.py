@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.cli.console import console
 from gpas_cli.errors import GpasError
-
-if TYPE_CHECKING:
-    from gpas_cli.report.figures.figure import Figure
+from gpas_cli.report.figures.figure import Figure
+from gpas_cli.report.figures.terminal_plot import Plot
 
 SUFFIXES = (".svg", ".png")  # of the files for a path without one
 
@@ -42,7 +40,6 @@ def _with_suffixes(path: Path) -> list[Path]:
 
 def print_plots(plots: Sequence[Figure]) -> None:
     """Print plots as text."""
-    from gpas_cli.report.figures.terminal_plot import Plot
 
     for one in plots:
         if one.is_empty:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
 
+from gpas_cli.cli.commands.explain_bounds import identity_bounds_of
 from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.figure import PlotJson, as_json
+from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, Request, make, named
+from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, Request
 
 FOLDER = Path("figures")
 SUFFIXES = (".pdf", ".svg", ".png")
@@ -59,7 +59,6 @@ def draw_figures(
 
     Raises typer.Exit if a figure has nothing to draw.
     """
-    from gpas_cli.report.figures.paper_figures import named
 
     chosen = named(names)
     paths = _paths(chosen, output)
@@ -78,7 +77,6 @@ def draw_figures(
 
 def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
-    from gpas_cli.report.figures.plot import check_formats
 
     asked = output.places(FOLDER)
     if not asked:
@@ -105,7 +103,6 @@ def _request(spec: FigureSpec, grid: str, toy: bool) -> Request:
 
 
 def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
-    from gpas_cli.report.figures.paper_figures import make
 
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
     with recorded_of(entries) as known:
@@ -115,13 +112,11 @@ def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
 
 def _bounds(entry: Entry) -> list[float]:
     """Return equation (15) for each layer of a cell at initialisation."""
-    from gpas_cli.cli.commands.explain_bounds import identity_bounds_of
 
     return identity_bounds_of(entry.cell)
 
 
 def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
-    from gpas_cli.report.figures.plot import Sheet, save
 
     heading = figure.heading if output.title is None else output.title or figure.note
     save(Sheet(figure.panels, heading), paths, output.size)

@@ -12,7 +12,8 @@ from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import PlotJson
+from gpas_cli.report.figures.figure import PlotJson, as_json
+from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.power_law import PowerLaw
 from gpas_cli.report.figures.scaling import Law, Scaling, scaling
 from gpas_cli.words import count
@@ -42,8 +43,6 @@ class ScalingJson(DocumentJson):
 
 def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
     """Draw the scaling figure of the named grids and print the exponents of its laws."""
-    from gpas_cli.report.figures.figure import as_json
-    from gpas_cli.report.figures.plot import Sheet, check_formats, save
 
     paths = output.files(USUAL)
     check_formats(paths)

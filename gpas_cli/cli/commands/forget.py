@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import confirm, console, print_json, warn
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
 from gpas_cli.cli.selection import chosen_cells, project
+from gpas_cli.cli.views.progress import result
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.entry import Entry
+from gpas_cli.state.forgetting import forget as retire
+from gpas_cli.state.forgetting import restore
+from gpas_cli.state.observe import observe
+from gpas_cli.store.history import note
+from gpas_cli.store.refresh import ingest, results_of
+from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.store.rundir import AttemptDir
 
 NAMED = 20
 
@@ -54,7 +58,6 @@ def forget(
 
     Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
     """
-    from gpas_cli.store.history import note
 
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
@@ -80,7 +83,6 @@ def _key(entry: Entry, kind: str) -> str:
 
 
 def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[AttemptDir]]:
-    from gpas_cli.state.forgetting import forget as retire
     from gpas_cli.store.rundir import attempts
 
     runs = project().runs
@@ -100,7 +102,6 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
 
 
 def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
-    from gpas_cli.state.forgetting import restore
 
     done = restore(project().runs, named)
     if not done:
@@ -112,21 +113,17 @@ def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
 def _with_dependents(keys: Sequence[str]) -> dict[str, list[str]]:
     """Return the keys of the stages that build on each stage."""
     from gpas_cli.origin.dependents import dependents
-    from gpas_cli.store.refresh import results_of
 
     with results_of(project()) as (engine, _):
         return dependents(engine, keys)
 
 
 def _result(key: str) -> str:
-    from gpas_cli.cli.views.progress import result
-    from gpas_cli.state.observe import observe
 
     status = observe(project().runs, key)
     return f"{status.state}{result(status)}"
 
 
 def _ingest() -> None:
-    from gpas_cli.store.refresh import ingest
 
     warn(ingest(project()))

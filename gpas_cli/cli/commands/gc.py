@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,11 +15,11 @@ from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experimen
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.state.pruning import StageUse
+from gpas_cli.grid.entry import Entry
+from gpas_cli.plan.undeclared import undeclared
+from gpas_cli.state.observe import statuses
+from gpas_cli.state.pruning import StageUse, cutoff, needed_by, remove, size_of, stage_use
 from gpas_cli.words import byte_size, count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 UNDECLARED = "(declared by no grid)"
 NOTHING = ("0 B", "0 B", "0 B")  # of checkpoints, of other files, to delete
@@ -57,7 +57,6 @@ def gc(
 
     Example: [bold]gpas gc table2 --rule superseded --rule finished --older-than 30 --delete[/bold]
     """
-    from gpas_cli.state.pruning import remove
 
     rules = rule or ["superseded"]
     for name in rules:
@@ -80,7 +79,6 @@ def gc(
 
 
 def _undeclared(declared: Sequence[Entry]) -> list[Entry]:
-    from gpas_cli.plan.undeclared import undeclared
 
     return undeclared(project().runs, declared, catalogue())
 
@@ -89,8 +87,6 @@ def _uses(
     chosen: Sequence[Entry], rules: Sequence[str], older_than: float | None
 ) -> tuple[dict[str, StageUse], dict[str, str]]:
     """Return what the stages of the cells occupy, and the grids for which they were started, both by key."""
-    from gpas_cli.state.observe import statuses
-    from gpas_cli.state.pruning import cutoff, needed_by, stage_use
 
     runs = project().runs
     declared = entries(list(experiments().grids))
@@ -128,7 +124,6 @@ def _row(uses: Sequence[StageUse]) -> tuple[str, ...]:
 
 
 def _totals(uses: dict[str, StageUse], rules: Sequence[str]) -> Iterator[str]:
-    from gpas_cli.state.pruning import size_of
 
     every = list(uses.values())
     checkpoints, others = _sums(every)

@@ -10,6 +10,7 @@ from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import project
 from gpas_cli.documents import DocumentJson, Time
+from gpas_cli.store.history import read
 from gpas_cli.words import date_and_time, listed
 
 NAMED = 3  # cells named in one line
@@ -42,7 +43,6 @@ def history(
 
     Example: [bold]gpas history --limit 10[/bold]
     """
-    from gpas_cli.store.history import read
 
     deeds = read(project().runs)[-(limit or 0) :]
     if as_json:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from gpas_cli.cli.console import console
 from gpas_cli.errors import GpasError
@@ -24,7 +25,6 @@ def init(
 
     Example: [bold]gpas init my-reproduction[/bold]
     """
-    from rich.text import Text
 
     target = directory / CONFIG_NAME
     if target.exists() and not force:

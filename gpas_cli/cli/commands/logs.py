@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -18,12 +18,15 @@ from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
 from gpas_cli.documents import Time
+from gpas_cli.files import open_regular
+from gpas_cli.grid.entry import Entry
+from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.state.describe import facts_of, log_of
+from gpas_cli.state.observe import look
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.journal import Line, stretches
+from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.words import date_and_time, printable
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.store.journal import Line
-    from gpas_cli.store.rundir import AttemptDir
 
 ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
 POLL_SECONDS = 0.5
@@ -73,9 +76,6 @@ def logs(
 
 def _explain(entry: Entry, *, quiet: bool) -> None:
     """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
-    from gpas_cli.state.describe import log_of
-    from gpas_cli.state.observe import look
-    from gpas_cli.state.view import SchedulerView
 
     (state,) = look(project().runs, [entry])
     if state.state == "missing" and not state.cause:
@@ -92,7 +92,6 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
 
 
 def _follow(log: CellLog) -> None:
-    from gpas_cli.state.observe import look
 
     while True:
         ended = look(project().runs, [log.entry])[0].state in ENDED
@@ -131,10 +130,6 @@ class CellLog:
         return found
 
     def _attempts(self) -> Iterator[AttemptLog]:
-        from gpas_cli.spec.stage import TOKENISE
-        from gpas_cli.state.describe import facts_of
-        from gpas_cli.state.view import SchedulerView
-        from gpas_cli.store.rundir import attempts
 
         runs = project().runs
         stages = [(stage.kind, stage.key) for stage in self.entry.cell.stages]
@@ -186,7 +181,6 @@ class AttemptLog:
         self.headed = True
 
     def _found(self) -> Iterator[Line]:
-        from gpas_cli.store.journal import stretches
 
         for found, offset, _ in stretches(self.attempt.journal_path, self.journal):
             self.journal = offset
@@ -202,7 +196,6 @@ class AttemptLog:
         """Yield the output of the process, each line after a bar."""
         if self.raw or not self.attempt.log_path.exists():
             return
-        from gpas_cli.files import open_regular
 
         with open_regular(self.attempt.log_path) as file:
             file.seek(self.output)
@@ -216,7 +209,6 @@ class AttemptLog:
 
 def _near_end(path: Path, span: int) -> int:
     """Return the offset of the first whole line within the last `span` bytes of a file."""
-    from gpas_cli.files import open_regular
 
     try:
         with open_regular(path) as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -14,15 +14,15 @@ from gpas_cli.cli.selection import project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.plan import document, grids_of, render
 from gpas_cli.errors import GpasError
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.plan.plan import Plan
+from gpas_cli.grid.entry import Entry
+from gpas_cli.plan.machine import MEMORY_GB, named_gpus
+from gpas_cli.plan.plan import Plan
+from gpas_cli.plan.plan import plan as make_plan
+from gpas_cli.schedule.scheduler import choose, scheduler_named
 
 
 def complete_gpu(incomplete: str) -> list[str]:
     """Return the kinds of GPUs that begin with `incomplete`."""
-    from gpas_cli.plan.machine import MEMORY_GB
 
     return [name for name in MEMORY_GB if name.startswith(incomplete)]
 
@@ -100,9 +100,6 @@ def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequen
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
-    from gpas_cli.plan.machine import named_gpus
-    from gpas_cli.plan.plan import plan as make_plan
-    from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     if gpu is not None:
         gpus = named_gpus(gpu, mfu)

@@ -6,26 +6,30 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from gpas_cli.cli.commands.logs import CellLog
 from gpas_cli.cli.commands.status import observed
 from gpas_cli.cli.console import console
 from gpas_cli.cli.options import Names, Where
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.cli.views.states import ends
 from gpas_cli.errors import GpasError
+from gpas_cli.files import replace_file
+from gpas_cli.grid.entry import Entry
+from gpas_cli.page.cells import details
+from gpas_cli.page.content import Content, collect, with_states
+from gpas_cli.page.document import to_html
+from gpas_cli.page.limits import FILE, SERVED, Limits
+from gpas_cli.plan.usage import GridUsage, UsageMeter
+from gpas_cli.report.query import ingested
+from gpas_cli.report.recorded import Recorded, recorded
+from gpas_cli.state.ended_index import EndedIndex
+from gpas_cli.state.observe import look
+from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.words import byte_size, count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.page.content import Content
-    from gpas_cli.page.limits import Limits
-    from gpas_cli.plan.usage import GridUsage, UsageMeter
-    from gpas_cli.report.recorded import Recorded
-    from gpas_cli.state.ended_index import EndedIndex
-    from gpas_cli.state.status import CellStatus
 
 DEFAULT = Path("report.html")
 LOG_LINES = 60  # of a cell on a page that is served
@@ -42,8 +46,6 @@ def report(
 
     Example: [bold]gpas report quickstart -o quickstart.html[/bold]
     """
-    from gpas_cli.files import replace_file
-    from gpas_cli.page.document import to_html
 
     if out.is_dir():
         raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / DEFAULT}`")
@@ -68,8 +70,6 @@ class PageSource:
 
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
-        from gpas_cli.page.limits import FILE, SERVED
-        from gpas_cli.report.recorded import recorded
 
         states, index = self._observe()
         with recorded(project(), [state.entry for state in states]) as known:
@@ -82,9 +82,6 @@ class PageSource:
 
     def rescue(self, before: Content | None, error: Exception) -> Content:
         """Return the states of the cells with the last known numbers, for when the database cannot be read."""
-        from gpas_cli.page.content import with_states
-        from gpas_cli.page.limits import SERVED
-        from gpas_cli.report.recorded import Recorded
 
         states, index = self._observe()
         problem = f"The results cannot be read: {error}"
@@ -95,9 +92,6 @@ class PageSource:
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
-        from gpas_cli.page.cells import details
-        from gpas_cli.report.recorded import recorded
-        from gpas_cli.state.observe import look
 
         if name not in self._shown:
             return None
@@ -107,7 +101,6 @@ class PageSource:
 
     def _observe(self) -> tuple[list[CellStatus], EndedIndex]:
         """Return the states of the cells and the index of the look that found them."""
-        from gpas_cli.state.ended_index import EndedIndex
 
         index = EndedIndex(project().runs)
         states = observed(self.names, self.where, index=index)
@@ -115,8 +108,6 @@ class PageSource:
         return states, index
 
     def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits, index: EndedIndex) -> Content:
-        from gpas_cli.page.content import collect
-        from gpas_cli.plan.usage import UsageMeter
 
         made = collect(experiments(), known, states, log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
@@ -125,8 +116,6 @@ class PageSource:
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
     """Return what content is collected from, equal as long as nothing has changed; None while jobs are running."""
-    from gpas_cli.report.query import ingested
-    from gpas_cli.state.status import ALIVE
 
     if known.engine is None or any(state.state in ALIVE for state in states):
         return None
@@ -144,6 +133,5 @@ def activity(use: GridUsage) -> str:
 
 def log_tail(entry: Entry, lines: int) -> list[str]:
     """Return the last lines of a cell's log, as `gpas logs` prints them."""
-    from gpas_cli.cli.commands.logs import CellLog
 
     return CellLog(entry).last(lines, whole=True)

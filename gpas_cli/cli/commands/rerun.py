@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,12 +13,16 @@ from gpas_cli.cli.options import CellsOrGrids, Where
 from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import chosen_cells, project
+from gpas_cli.cli.views.states import evidence
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.spec.stage import main_result
+from gpas_cli.state.claim_set import run_again, run_no_more
+from gpas_cli.state.observe import look
+from gpas_cli.state.status import RESULTS, CellStatus
+from gpas_cli.store.history import note
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.state.status import CellStatus
 
 NAMED = 20  # cells whose results are printed before the confirmation
 
@@ -43,11 +47,6 @@ def rerun(
 
     Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
     """
-    from gpas_cli.schedule.summary import RunSummary
-    from gpas_cli.state.claim_set import run_again
-    from gpas_cli.state.observe import look
-    from gpas_cli.state.status import RESULTS
-    from gpas_cli.store.history import note
 
     states = look(project().runs, chosen_cells(words, where))
     if undo:
@@ -75,8 +74,6 @@ def _keys(entries: Sequence[Entry]) -> list[str]:
 
 
 def _print_results(states: Sequence[CellStatus]) -> None:
-    from gpas_cli.cli.views.states import evidence
-    from gpas_cli.spec.stage import main_result
 
     for state in states[:NAMED]:
         found = main_result(state.metrics)
@@ -87,8 +84,6 @@ def _print_results(states: Sequence[CellStatus]) -> None:
 
 
 def _undo(entries: Sequence[Entry]) -> None:
-    from gpas_cli.state.claim_set import run_no_more
-    from gpas_cli.store.history import note
 
     withdrawn = run_no_more(project().runs, _keys(entries))
     if not withdrawn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +13,12 @@ from gpas_cli.cli.outcome import finish
 from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.variant import with_resources
+from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.state.observe import look, statuses
+from gpas_cli.state.status import RESULTS
 from gpas_cli.words import listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 
 @with_run_options
@@ -39,10 +41,6 @@ def retry(
 
     Example: [bold]gpas retry pre-gpas-s1 --set resources.mem=64G[/bold]
     """
-    from gpas_cli.grid.variant import with_resources
-    from gpas_cli.schedule.summary import RunSummary
-    from gpas_cli.state.observe import look
-    from gpas_cli.state.status import RESULTS
 
     asked = cells_or_grids(cells, where)
     states = look(project().runs, asked)
@@ -63,7 +61,6 @@ def retry(
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
     """Return the cells of any grid, other than `asked`, that are blocked by a failed stage of `chosen`."""
-    from gpas_cli.state.observe import statuses
 
     known = {entry.id for entry in asked}
     others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.text import Text
 from typer.core import TyperGroup
 
+from gpas_cli.cli.commands.plan import asked, plan_shrunk
+from gpas_cli.cli.commands.table_paper import table_entries
 from gpas_cli.cli.console import STATE, confirm, console, print_json, warn
 from gpas_cli.cli.options import NamesAndSettings, Where, complete_grid, complete_printed
 from gpas_cli.cli.outcome import finish
+from gpas_cli.cli.planning import plan_for, print_site
 from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
 from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
 from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
-from gpas_cli.cli.views.progress import SubmissionReporter, print_submitted
+from gpas_cli.cli.views.plan import document, headline, render
+from gpas_cli.cli.views.progress import SubmissionReporter, make_reporter, print_submitted, results_so_far
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.variant import SEPARATOR
+from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named, stop_on_signals
+from gpas_cli.schedule.summary import Item, RunSummary, Submitted
+from gpas_cli.state.claims import LOCAL
+from gpas_cli.state.status import OUTCOMES
+from gpas_cli.store.history import note
+from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.schedule.scheduler import RunRequest, Scheduler
-    from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 
 
 class RunGroup(TyperGroup):
@@ -87,7 +94,6 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
-    from gpas_cli.cli.commands.plan import asked
 
     chosen = varied_entries(names, where) if for_table is None else _of_table(for_table, names, where)
     if shrink:
@@ -99,7 +105,6 @@ def run_grid(
 
 
 def _of_table(table: str, names: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
-    from gpas_cli.cli.commands.table_paper import table_entries
 
     if names:
         raise GpasError(f"--for-table chooses the grids of table {table}; leave out {shlex.join(names)}")
@@ -119,11 +124,6 @@ def run_entries(
     """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells, and `how`
     says in the history how they are run.
     """
-    from gpas_cli.cli.planning import plan_for, print_site
-    from gpas_cli.cli.views.plan import document, headline, render
-    from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
-    from gpas_cli.store.history import note
-    from gpas_cli.store.refresh import ingest
 
     here = project()
     lost = without_runs(chosen)
@@ -163,10 +163,6 @@ def run_shrunk(
     cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
 ) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
-    from gpas_cli.cli.commands.plan import plan_shrunk
-    from gpas_cli.schedule.scheduler import RunRequest, scheduler_named
-    from gpas_cli.state.claims import LOCAL
-    from gpas_cli.store.refresh import ingest
 
     if dry_run:
         plan_shrunk(cells, asked=words)
@@ -194,8 +190,6 @@ def run_request(
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
-    from gpas_cli.cli.views.progress import make_reporter, results_so_far
-    from gpas_cli.schedule.scheduler import stop_on_signals
 
     waits = scheduler.foreground or wait
     results = partial(results_so_far, request.project, request.entries)
@@ -214,9 +208,6 @@ def run_request(
 
 def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     """Print how the cells ended and what to do next. `words` selected them, if they are those of grids."""
-    from rich.text import Text
-
-    from gpas_cli.grid.variant import SEPARATOR
 
     lists = print_reasons(summary)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
@@ -239,7 +230,6 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
 
 def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
     """Print why cells have no result. Return all cells by how they ended."""
-    from gpas_cli.state.status import OUTCOMES
 
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
     for name in (*OUTCOMES[1:], "skipped"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -12,18 +12,20 @@ from gpas_cli.cli.commands.run import ASK_ABOVE_HOURS, app, print_reasons, run_r
 from gpas_cli.cli.console import STATE, confirm, console, print_json
 from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.outcome import run_notify
+from gpas_cli.cli.planning import plan_for
 from gpas_cli.cli.run_options import RunOptions, with_run_options
 from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.claims import conclusions, document, evidence_table, round_lines
+from gpas_cli.cli.views.plan import cost
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.grid.claim import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
+from gpas_cli.report.claims.declared import select_claims
+from gpas_cli.report.claims.sequential import ClaimEvidence
+from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named
+from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.claim import Claim
-    from gpas_cli.report.claims.sequential import ClaimEvidence
-    from gpas_cli.schedule.scheduler import Scheduler
-    from gpas_cli.schedule.summary import RunSummary
 
 DECIDED = "decided"
 DECLARED = "declared"
@@ -92,8 +94,6 @@ def run_claims(
 
 def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:
     """Run rounds until every claim is decided or nothing can be added, and exit."""
-    from gpas_cli.cli.planning import plan_for
-    from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     choice = choose(options.executor)
     scheduler = scheduler_named(choice.name, project().runs)
@@ -130,8 +130,6 @@ def _shown(campaign: Campaign) -> list[ClaimEvidence]:
 
 def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Scheduler, yes: bool) -> None:
     """Print the most that the campaign can cost, and ask for confirmation if that is much."""
-    from gpas_cli.cli.planning import plan_for
-    from gpas_cli.cli.views.plan import cost
 
     planned = plan_for(scheduler, campaign.remaining(state))
     guess = planned.estimate
@@ -145,8 +143,6 @@ def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Schedule
 
 def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, at_once: int | None) -> bool:
     """Add the seeds of a round and run its cells to their ends. Return whether the user stopped it."""
-    from gpas_cli.schedule.scheduler import RunRequest
-    from gpas_cli.store.refresh import ingest
 
     here = project()
     campaign.add_seeds(following)
@@ -176,7 +172,6 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
 
 def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
     """Return the named claims at one size each. Raises GpasError if a name has both and none is asked for."""
-    from gpas_cli.report.claims.declared import select_claims
 
     chosen = select_claims(experiments(), names, toy=toy)
     for name in names:

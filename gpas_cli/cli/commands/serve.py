@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.commands.report import PageSource
 from gpas_cli.cli.console import console
 from gpas_cli.cli.options import Names, Where
-
-if TYPE_CHECKING:
-    from gpas_cli.page.server import PageServer
+from gpas_cli.page.live import LivePage
+from gpas_cli.page.server import PageServer
 
 PORT = 8765
 NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
@@ -34,8 +33,6 @@ def serve(
 
     Example: [bold]gpas serve quickstart[/bold]
     """
-    from gpas_cli.page.live import LivePage
-    from gpas_cli.page.server import PageServer
 
     source = PageSource(names, where)
     page = LivePage(source.collect, source.rescue, source.details, refresh)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
 from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, complete_from
 from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import (
     CellStatusJson,
     GridSummaryJson,
@@ -26,19 +29,15 @@ from gpas_cli.cli.views.states import (
 )
 from gpas_cli.cli.working import watch
 from gpas_cli.documents import DocumentJson, StateJson
-from gpas_cli.grid.entry import counted
-from gpas_cli.state.status import by_run, started_grids
+from gpas_cli.grid.entry import Entry, counted
+from gpas_cli.grid.select import select
+from gpas_cli.plan.texts import Awaited, awaited, how_far
+from gpas_cli.plan.undeclared import undeclared
+from gpas_cli.plan.usage import GridUsage, UsageMeter
+from gpas_cli.state.ended_index import EndedIndex
+from gpas_cli.state.observe import look
+from gpas_cli.state.status import CellStatus, by_run, started_grids
 from gpas_cli.words import count, verb
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.plan.texts import Awaited
-    from gpas_cli.plan.usage import GridUsage, UsageMeter
-    from gpas_cli.state.ended_index import EndedIndex
-    from gpas_cli.state.status import CellStatus
 
 LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
 LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
@@ -140,7 +139,6 @@ def status(
 
 def _remark_undeclared() -> None:
     """Print how many running or queued cells no grid declares, because no other command shows them."""
-    from rich.text import Text
 
     lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
     if lively:
@@ -151,8 +149,6 @@ def _remark_undeclared() -> None:
 
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
     """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
-    from gpas_cli.plan.undeclared import undeclared
-    from gpas_cli.state.observe import look
 
     found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
     return look(project().runs, found, jobs=not claimed)
@@ -164,7 +160,6 @@ def _everything() -> Iterator[Entry]:
 
 
 def _show_undeclared(view: View, as_json: bool) -> None:
-    from rich.text import Text
 
     states = _undeclared()
     if as_json:
@@ -196,8 +191,6 @@ def observed(
     default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
     `index` is as for `look`.
     """
-    from gpas_cli.grid.select import select
-    from gpas_cli.state.observe import look
 
     if names or not started:
         named = varied_entries(names or list(experiments().grids), where)
@@ -215,9 +208,6 @@ def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
 
 
 def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
-    from rich.console import Group
-
-    from gpas_cli.plan.usage import UsageMeter
 
     meter = UsageMeter(project().runs)
 
@@ -244,7 +234,6 @@ class View:
 
         Without a choice of grids or cells, these are the started grids, in as many lines as a terminal has.
         """
-        from rich.text import Text
 
         every, states = states, self._observed(states)
         grids = len({state.entry.grid for state in states})
@@ -275,7 +264,6 @@ class View:
 
     def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
         """Return what fits into `height` lines: the totals, a summary of each grid, and the first cells."""
-        from rich.text import Text
 
         states = self._observed(states)
         several = len({state.entry.grid for state in states}) > 1
@@ -342,7 +330,6 @@ def _by_grid(states: Sequence[CellStatus]) -> Iterator[Columns]:
 
 def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
     """Return the resource usage, with the ETA, of each grid that has running cells."""
-    from gpas_cli.plan.usage import UsageMeter
 
     lively = {state.entry.grid for state in states if state.state == "running"}
     if not lively:
@@ -357,13 +344,11 @@ def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
     """Return the corpora that cells wait for."""
-    from gpas_cli.plan.texts import awaited
 
     return list(awaited(project().runs, states))
 
 
 def _text_lines(states: Sequence[CellStatus]) -> list[str]:
-    from gpas_cli.plan.texts import how_far
 
     seen = [(text.name, text.status) for text in _texts(states)]
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]

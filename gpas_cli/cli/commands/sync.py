@@ -8,6 +8,8 @@ from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import project
 from gpas_cli.documents import DocumentJson
+from gpas_cli.store.ingest import sync as ingest
+from gpas_cli.store.session import connect
 from gpas_cli.words import count, verb
 
 
@@ -26,8 +28,6 @@ def sync(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas sync[/bold]
     """
-    from gpas_cli.store.ingest import sync as ingest
-    from gpas_cli.store.session import connect
 
     here = project()
     engine = connect(here.database)

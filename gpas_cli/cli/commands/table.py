@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,13 +20,19 @@ from gpas_cli.cli.console import print_json
 from gpas_cli.cli.options import AsJson, Where, complete_from, complete_grid_or_setting, complete_printed
 from gpas_cli.cli.selection import experiments, recorded_of, split_settings, varied_entries
 from gpas_cli.errors import GpasError, nearest
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.declared import TableSpec
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.recorded import Recorded
-    from gpas_cli.report.result import ExternalNetwork
-    from gpas_cli.report.tables.table import Table
+from gpas_cli.grid.declared import TableSpec
+from gpas_cli.grid.entry import Entry
+from gpas_cli.report.metrics import METRICS
+from gpas_cli.report.papers.layouts import is_printed_name
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.result import ExternalNetwork
+from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.csv_table import together
+from gpas_cli.report.tables.external import select_networks
+from gpas_cli.report.tables.paper_table import published_table
+from gpas_cli.report.tables.render import TablesJson, render, table_json
+from gpas_cli.report.tables.side_by_side import beside_published, by_metrics
+from gpas_cli.report.tables.table import Table, build
 
 SEPARATOR = ":"  # in the name of a paper's table, SOURCE:NUMBER
 SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
@@ -41,7 +47,6 @@ FORMATS = (
 
 
 def _complete_metric(incomplete: str) -> list[str]:
-    from gpas_cli.report.metrics import METRICS
 
     return [name for name in METRICS if name.startswith(incomplete)]
 
@@ -143,16 +148,10 @@ def table(
     if missing:
         print_missing(made, form)
     elif form == "json" and len(made) > 1:
-        from gpas_cli.report.tables.render import TablesJson, table_json
-
         print_json(TablesJson(schema=1, tables=[table_json(one) for one in made]))
     elif form == "rich":
-        from gpas_cli.report.tables.cell_text import sheet
-
         print_sheets([sheet(one) for one in made])
     elif form == "csv" and len(made) > 1:
-        from gpas_cli.report.tables.csv_table import together
-
         print(together("grid", zip(names, made, strict=True)), end="")
     else:
         print_texts([render_as(one, form) for one in made])
@@ -168,8 +167,6 @@ def _print_papers(
     missing: bool,
 ) -> None:
     """Print tables in the layout of their papers, or what is missing in them."""
-    from gpas_cli.report.papers.layouts import is_printed_name
-    from gpas_cli.report.tables.paper_table import published_table
 
     parts = printed_tables(names, source)
     if published_only:
@@ -187,18 +184,12 @@ def _print_papers(
 def _make(
     name: str, chosen: Sequence[Entry], paper: bool, external: Sequence[str], values: Sequence[str], form: str
 ) -> Table:
-    from gpas_cli.report.tables.external import select_networks
-    from gpas_cli.report.tables.table import build
 
     spec = _spec(name) if paper else replace(_spec(name), published={})
     with recorded_of(chosen, database=bool(external)) as known:
         if values:
-            from gpas_cli.report.tables.side_by_side import by_metrics
-
             return by_metrics(known, spec, values)
         if spec.published and not external and form != "latex":  # a page has no room for a further column per size
-            from gpas_cli.report.tables.side_by_side import beside_published
-
             return beside_published(known, spec)
         shown = select_networks(_networks(known), external) if external else None
         return build(chosen, known.states, known.results, spec, shown)
@@ -216,6 +207,5 @@ def _spec(name: str) -> TableSpec:
 
 def render_as(made: Table, form: str) -> str:
     """Return the table as text, without a trailing newline."""
-    from gpas_cli.report.tables.render import render
 
     return render(made, form).rstrip("\n")

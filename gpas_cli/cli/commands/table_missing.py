@@ -6,20 +6,23 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.planning import plan_for
 from gpas_cli.cli.selection import entries, project
+from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.plan.plan import Plan
-    from gpas_cli.report.tables.missing import Hole
-    from gpas_cli.report.tables.table import Table
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.select import run_command
+from gpas_cli.plan.plan import Plan
+from gpas_cli.report.tables.missing import RETRIED, Hole, holes, to_run
+from gpas_cli.report.tables.table import Table
+from gpas_cli.schedule.scheduler import choose, scheduler_named
 
 NAMED = 3  # the most failed cells in one command
 
@@ -76,7 +79,6 @@ class Remedy:
 
 def print_missing(tables: Sequence[Table], form: str) -> None:
     """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
-    from gpas_cli.report.tables.missing import holes
 
     found = [(table, holes(table)) for table in tables]
     if form == "json":
@@ -91,8 +93,6 @@ def print_missing(tables: Sequence[Table], form: str) -> None:
 
 
 def _print(table: Table, missing: Sequence[Hole]) -> None:
-    from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.cli.views.plan import headline, refusals
 
     console().print(table.spec.title, style="italic", markup=False)
     if not missing:
@@ -117,10 +117,6 @@ def _states(hole: Hole) -> str:
 
 def _remedies(missing: Sequence[Hole]) -> Iterator[Remedy]:
     """Yield the commands: one for each grid with cells to run, one for those that failed, one that reads results."""
-    from gpas_cli.cli.planning import plan_for
-    from gpas_cli.grid.select import run_command
-    from gpas_cli.report.tables.missing import RETRIED, to_run
-    from gpas_cli.schedule.scheduler import choose, scheduler_named
 
     scheduler = scheduler_named(choose("auto").name, project().runs)
     by_grid: dict[str, list[Entry]] = {}

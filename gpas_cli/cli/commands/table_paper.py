@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.declared import Grid
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.select import select
 from gpas_cli.report.papers.layouts import (
     USUAL,
     PrintedPart,
@@ -26,10 +30,6 @@ from gpas_cli.report.tables.sheet import Sheet
 from gpas_cli.report.tables.side_by_side import paper_beside_declared
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.terminal import Drawn
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Grid
-    from gpas_cli.grid.entry import Entry
 
 
 class PaperTablesJson(DocumentJson):
@@ -86,8 +86,6 @@ def served_parts(
 
 
 def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tuple[Grid, Sequence[Entry]]]:
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.select import select
 
     declared = experiments().grids
     every = expand(experiments(), list(names or declared))

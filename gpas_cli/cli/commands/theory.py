@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -14,16 +14,14 @@ from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, Cell
 from gpas_cli.cli.selection import find_cells
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import PlotJson
-
-if TYPE_CHECKING:
-    from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.evaluate.stability import Law, Simulation
-    from gpas_cli.report.figures.figure import Figure
-    from gpas_cli.spec.cell import Cell as SpecCell
+from gpas_cli.evaluate.stability import BOTH, Law, Simulation
+from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
+from gpas_cli.report.figures.plot import Sheet, check_formats, save
+from gpas_cli.spec.cell import Cell as SpecCell
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -245,7 +243,6 @@ def one_thread() -> Iterator[None]:
 
 def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figure]:
     """Return Figure 3: norms by depth, Psi by layer and gaps by depth, with a line for each tau."""
-    from gpas_cli.evaluate.stability import BOTH
 
     chosen = {f"tau {tau:g}": found for (kind, tau), found in known.items() if kind == BOTH.title}
     panels = [("norms", "L", "|F|"), ("psi", "layer", "Psi"), ("gaps", "L", "mean of Psi / |F|")]
@@ -256,7 +253,6 @@ def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figur
 
 
 def _figure(title: str, x: str, y: str, lines: dict[str, list[tuple[float, float]]], *, log: bool = False) -> Figure:
-    from gpas_cli.report.figures.figure import Figure, Line
 
     drawn = [Line(name, tuple(points), colour=number) for number, (name, points) in enumerate(lines.items())]
     return Figure(title, x, y, lines=tuple(drawn), log=log, log_x=log)
@@ -265,8 +261,6 @@ def _figure(title: str, x: str, y: str, lines: dict[str, list[tuple[float, float
 def _draw(figures: list[Figure], output: Output) -> None:
     """Draw the panels to the named files, and as text if requested."""
     if output.out:
-        from gpas_cli.report.figures.plot import Sheet, check_formats, save
-
         check_formats(output.out)
         save(Sheet(tuple(figures)), output.out, output.size)
         console().print(f"Wrote {', '.join(map(str, output.out))}.", soft_wrap=True)
@@ -283,12 +277,10 @@ def _exponent(law: Law) -> ExponentJson:
 
 
 def _panels(figures: list[Figure]) -> list[PlotJson]:
-    from gpas_cli.report.figures.figure import as_json
 
     return [as_json(figure) for figure in figures]
 
 
 def _columns(heads: tuple[str, ...], rows: list[list[str]]) -> Columns:
-    from gpas_cli.cli.views.columns import Columns
 
     return Columns(heads, rows, right=frozenset(heads[1:]) - {"network", "printed"})

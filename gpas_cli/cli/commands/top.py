@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NotRequired
+from typing import Annotated, NotRequired
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gpas_cli.cli.commands.status import observed
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
+from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.progress import sparkline, spike_mark
 from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
 from gpas_cli.cli.working import watch
 from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time
-from gpas_cli.schedule.scheduler import ProfileUse
+from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
+from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
+from gpas_cli.state.ended_index import EndedIndex
+from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import byte_size, stopwatch
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gpas_cli.cli.views.columns import Cell
-    from gpas_cli.plan.usage import Activity, GridUsage, Running
-    from gpas_cli.state.status import CellStatus
 
 Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
 BAR_WIDTH = 12  # characters
@@ -109,8 +108,6 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = Fals
 
 
 def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activity:
-    from gpas_cli.plan.usage import UsageMeter
-    from gpas_cli.state.ended_index import EndedIndex
 
     runs = project().runs
     index = EndedIndex(runs)
@@ -118,7 +115,6 @@ def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activ
 
 
 def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:
-    from gpas_cli.schedule.scheduler import used_by_profile
 
     cells = (state.entry.cell for state in observed(names, where))
     return used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
@@ -140,8 +136,6 @@ def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
 
 def render(room: Activity, height: int) -> RenderableType:
     """Return the view in about `height` lines."""
-    from rich.console import Group
-    from rich.text import Text
 
     space = max(4, height - OTHER_LINES - len(room.grids))
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
@@ -219,7 +213,6 @@ def _grids(room: Activity) -> RenderableType:
 
 def _table(rows: list[dict[str, Cell]], droppable: Sequence[str], right: set[str]) -> RenderableType:
     """Return a table without the columns that are empty in every row."""
-    from gpas_cli.cli.views.columns import Columns
 
     names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
     return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), droppable)
@@ -283,6 +276,5 @@ def _headline(room: Activity) -> str:
 
 
 def _more(count: int, what: str) -> list[RenderableType]:
-    from rich.text import Text
 
     return [Text(f"and {count} more {what}", style="dim")] if count > 0 else []

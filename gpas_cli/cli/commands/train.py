@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,12 +15,15 @@ from gpas_cli.cli.options import AsJson, Cell, Settings
 from gpas_cli.cli.outcome import Notify, finish
 from gpas_cli.cli.run_options import RETRIED
 from gpas_cli.cli.selection import find_cells, project
+from gpas_cli.cli.views.progress import make_train_reporter
 from gpas_cli.errors import GpasError
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.schedule.summary import RunSummary
-    from gpas_cli.state.status import CellStatus
+from gpas_cli.grid.entry import Entry
+from gpas_cli.schedule.scheduler import RunRequest, scheduler_named, stop_on_signals
+from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.state.claims import LOCAL
+from gpas_cli.state.observe import look
+from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
+from gpas_cli.store.refresh import ingest
 
 PROFILED_UPDATES = 5
 
@@ -49,7 +52,6 @@ def train(
 
     Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
-    from gpas_cli.state.observe import look
 
     words = [cell, *_settings(settings or [])]
     (entry,) = find_cells(words)
@@ -74,7 +76,6 @@ def _settings(words: Sequence[str]) -> Sequence[str]:
 
 def _refuse(state: CellStatus) -> None:
     """Raise GpasError for a cell that has a result or is queued or running."""
-    from gpas_cli.state.status import ALIVE, RESULTS
 
     name = state.entry.id
     if state.state in RESULTS:
@@ -85,11 +86,6 @@ def _refuse(state: CellStatus) -> None:
 
 
 def _run(entry: Entry) -> RunSummary:
-    from gpas_cli.cli.views.progress import make_train_reporter
-    from gpas_cli.schedule.scheduler import RunRequest, scheduler_named, stop_on_signals
-    from gpas_cli.state.claims import LOCAL
-    from gpas_cli.state.observe import look
-    from gpas_cli.store.refresh import ingest
 
     here = project()
     with make_train_reporter(console()) as reporter:
@@ -105,7 +101,6 @@ def _run(entry: Entry) -> RunSummary:
 
 
 def _conclude(summary: RunSummary, again: str) -> None:
-    from gpas_cli.state.status import OUTCOMES
 
     for name in (*OUTCOMES[1:], "skipped"):
         for item in getattr(summary, name):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpas_cli import trust as room
 from gpas_cli.cli.console import console
 
 
@@ -21,7 +22,6 @@ def trust(
 
     Example: [bold]gpas trust /shared/project[/bold]
     """
-    from gpas_cli import trust as room
 
     if not folders and not show:
         raise typer.BadParameter("name the folder to trust, or add --list")

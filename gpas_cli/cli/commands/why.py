@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypedDict
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
+from sqlalchemy import Engine
 
 from gpas_cli.cli.commands.table_paper import served_of
 from gpas_cli.cli.console import console, print_json, warn
@@ -23,9 +27,20 @@ from gpas_cli.cli.views.number import (
 )
 from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, plain
 from gpas_cli.errors import GpasError
-from gpas_cli.origin.provenance import Difference
+from gpas_cli.grid.entry import Entry
+from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
+from gpas_cli.origin.provenance import AttemptProvenance, Difference, ForgottenAttempt, Provenance, trace_number
+from gpas_cli.report.papers.layouts import is_printed_name
+from gpas_cli.report.recorded import Recorded, recorded
 from gpas_cli.report.result import score_json
+from gpas_cli.report.tables.paper_table import Serving, paper_table
+from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.spec.stage import called
+from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.records import Imported
+from gpas_cli.store.refresh import results_of
+from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
@@ -92,21 +107,6 @@ class WhyJson(DocumentJson):
     problem: Annotated[str | None, "why new results could not be read into the database"]
 
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from sqlalchemy import Engine
-
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.origin.number import NumberOrigin
-    from gpas_cli.origin.provenance import AttemptProvenance, ForgottenAttempt, Provenance
-    from gpas_cli.report.recorded import Recorded
-    from gpas_cli.report.tables.paper_table import Serving
-    from gpas_cli.report.tables.table_place import PlaceName
-    from gpas_cli.state.status import StageStatus
-    from gpas_cli.store.records import Imported
-
-
 GONE = "its run directory is gone"
 MOST_SPIKES = 8  # named in one line
 MOST_TASKS = 12  # named in one line
@@ -134,7 +134,6 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas why 'table2[pre+gpas,71m]'[/bold]
     """
-    from gpas_cli.report.tables.table_place import place_name
 
     places = [place for name in names if (place := place_name(name))]
     found = find_cells([name for name in names if not place_name(name)])
@@ -163,9 +162,6 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
 def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
     """Return the origins of the numbers of tables, and why results are not up to date."""
-    from gpas_cli.origin.number import trace_cell
-    from gpas_cli.report.papers.layouts import is_printed_name
-    from gpas_cli.report.recorded import recorded
 
     numbers, problems = [], []
     for name in names:
@@ -182,16 +178,12 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
 
 def _printed_number(name: PlaceName, served: Sequence[Serving], known: Recorded) -> NumberOrigin:
     """Return the origin of our number at a place in a paper's table."""
-    from gpas_cli.origin.number import trace_printed
-    from gpas_cli.report.tables.paper_table import paper_table
 
     return trace_printed(name, [paper_table(one, known.states, known.results) for one in served], known, project().runs)
 
 
 def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
     """Return the provenance of the stages of cells, and why results are not up to date."""
-    from gpas_cli.origin.provenance import trace_number
-    from gpas_cli.store.refresh import results_of
 
     here = project()
     if not here.runs.is_dir():
@@ -207,7 +199,6 @@ def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
     Raises GpasError for a cell without attempts.
     """
     from gpas_cli.report.query import stage
-    from gpas_cli.store.rundir import attempts
 
     keys: dict[str, None] = {}
     for entry in found:
@@ -223,8 +214,6 @@ def _not_run(entry: Entry) -> str:
 
 
 def _print(stage: Provenance) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
 
     say = console().print
     say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
@@ -284,7 +273,6 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
 
 def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each attempt that measured scores which the stage took over."""
-    from gpas_cli.store.rundir import AttemptDir, stage_dir
 
     for origin in dict.fromkeys(origins.values()):
         key, _, number = origin.partition("/")
@@ -322,9 +310,6 @@ def _computed(facts: Mapping[str, Any]) -> str:
 
 def _standing(attempt: AttemptProvenance) -> StageStatus:
     """Return the state of an attempt: without an outcome, concluded from its process."""
-    from gpas_cli.state.attempt import conclude_or_unknown
-    from gpas_cli.state.status import StageStatus
-    from gpas_cli.store.rundir import AttemptDir
 
     if attempt.gone:
         return StageStatus(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)

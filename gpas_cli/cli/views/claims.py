@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -14,24 +14,19 @@ from rich.table import Table
 from rich.text import Text
 
 from gpas_cli.cli.console import console
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
 from gpas_cli.documents import DocumentJson, NumberJson
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
+from gpas_cli.report.claims.campaign import Campaign, Candidate, Cost, Round, Rules
 from gpas_cli.report.claims.evaluate import SIGN
-from gpas_cli.report.claims.sequential import SEQUENTIAL
+from gpas_cli.report.claims.sequential import SEQUENTIAL, ClaimEvidence, PartEvidence
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict, VerdictWord
 from gpas_cli.report.papers import load
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.words import count, listed, verb
-
-if TYPE_CHECKING:
-    from gpas_cli.cli.views.columns import Columns
-    from gpas_cli.errors import Exit
-    from gpas_cli.report.claims.campaign import Campaign, Candidate, Cost, Round, Rules
-    from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence
-
 
 _STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
@@ -362,7 +357,6 @@ class RunClaimsJson(DocumentJson):
 
 def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
     """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
-    from gpas_cli.cli.views.columns import Columns
 
     rows: list[tuple[Any, ...]] = []
     for claim in claims:

@@ -7,20 +7,26 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
+from rich.table import Table
+from rich.text import Text
+
 from gpas_cli.cli.console import console
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import NumberJson
+from gpas_cli.events import Score
 from gpas_cli.origin.number import Code, PublishedNumber
+from gpas_cli.report.result import TaskResult
+from gpas_cli.report.tables.cell_text import cell_text
+from gpas_cli.report.tables.sheet import PLAIN
+from gpas_cli.report.tables.shown import full_title
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
+from gpas_cli.state.spent import Spent
 from gpas_cli.state.usage import HoursJson
+from gpas_cli.statistics.stats import interval
 from gpas_cli.words import count, date_and_time, listed
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from gpas_cli.events import Score
     from gpas_cli.origin.number import NumberOrigin, SeedOrigin
-    from gpas_cli.report.result import TaskResult
-    from gpas_cli.state.spent import Spent
 
 
 INDENT = 16  # characters before a fact
@@ -95,9 +101,6 @@ class TableNumberJson(TypedDict):
 
 def print_number(origin: NumberOrigin) -> None:
     """Print the origin of a number of a table."""
-    from rich.text import Text
-
-    from gpas_cli.report.tables.shown import full_title
 
     place = origin.place
     table = place.table
@@ -157,8 +160,6 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 
 def _compared(origin: NumberOrigin) -> str:
     """Return the number that is compared with the published ones, if they have another metric than the table."""
-    from gpas_cli.report.tables.cell_text import cell_text
-    from gpas_cli.report.tables.sheet import PLAIN
 
     metric = origin.compared.metric
     number = cell_text(origin.compared.cell, metric.digits, PLAIN)
@@ -166,8 +167,6 @@ def _compared(origin: NumberOrigin) -> str:
 
 
 def _number(origin: NumberOrigin) -> str:
-    from gpas_cli.report.tables.cell_text import cell_text
-    from gpas_cli.report.tables.sheet import PLAIN
 
     cell, metric = origin.place.cell, origin.place.metric
     over = origin.place.table.spec.over
@@ -181,9 +180,6 @@ def _number(origin: NumberOrigin) -> str:
 
 
 def _difference(origin: NumberOrigin) -> str:
-    from gpas_cli.report.tables.cell_text import cell_text
-    from gpas_cli.report.tables.sheet import PLAIN
-    from gpas_cli.statistics.stats import interval
 
     place = origin.place
     base, delta = place.base, place.cell.delta
@@ -216,7 +212,6 @@ def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
 
 
 def _seed_rows(origin: NumberOrigin) -> Any:
-    from gpas_cli.cli.views.columns import Columns
 
     over, metric = origin.place.table.spec.over, origin.place.metric
     digits = metric.digits + 2
@@ -302,7 +297,6 @@ def _seed_json(seed: SeedOrigin) -> SeedOriginJson:
 
 def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
     """Return a table with a row for each score: accuracies in percent, and what scored the task."""
-    from rich.table import Table
 
     drawn = Table(box=None, title_justify="left")
     for title in ("task", "score"):

@@ -6,20 +6,20 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, LabelledCellJson
 from gpas_cli.grid.variant import ShrunkSetting
-from gpas_cli.plan.costs import SizeCost
+from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, basis, described, size_label
+from gpas_cli.plan.estimate import Estimate
+from gpas_cli.plan.machine import NamedGpus
+from gpas_cli.plan.plan import Plan, PlanRow, Refusal
+from gpas_cli.spec.parse import plain
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gpas_cli.plan.costs import CostElsewhere, JobMemory
-    from gpas_cli.plan.estimate import Estimate
-    from gpas_cli.plan.plan import Plan, PlanRow, Refusal
 
 
 class PlannedCellJson(LabelledCellJson):
@@ -127,7 +127,6 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
          "action": row.action, "detail": row.detail, "will_run": row.will_run}
         for row in planned.rows
     ]  # fmt: skip
-    from gpas_cli.spec.parse import plain
 
     guess = planned.estimate
     made: PlanJson = {
@@ -176,7 +175,6 @@ def _memory_json(one: JobMemory) -> JobMemoryJson:
 
 
 def _elsewhere_json(cost: CostElsewhere) -> ElsewhereJson:
-    from gpas_cli.plan.costs import basis
 
     mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
     return {
@@ -202,8 +200,6 @@ def render(
     `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
     cells, for the commands that are proposed; by default the names of their grids.
     """
-    from rich.console import Group
-    from rich.text import Text
 
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
     parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
@@ -220,7 +216,6 @@ def render(
 
 def _memory(planned: Plan) -> list[RenderableType]:
     """Return the predicted memory of each GPU, if its kind is known."""
-    from rich.text import Text
 
     if not planned.memory:
         return []
@@ -231,9 +226,6 @@ def _memory(planned: Plan) -> list[RenderableType]:
 
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
-    from rich.text import Text
-
-    from gpas_cli.plan.costs import basis
 
     if not planned.elsewhere:
         return []
@@ -263,7 +255,6 @@ def grids_of(planned: Plan) -> list[str]:
 
 def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableType]:
     """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
-    from rich.text import Text
 
     if listed or (listed is None and len(planned.rows) <= _MOST_LISTED):
         return [_cells_table(planned.rows)]
@@ -312,7 +303,6 @@ def headline(planned: Plan) -> str:
 
 def _wall_time(planned: Plan) -> str:
     """Return how long the jobs take, as far as that is known."""
-    from gpas_cli.plan.machine import NamedGpus
 
     guess = planned.estimate
     gpus = planned.machine
@@ -361,7 +351,6 @@ def _by_size(planned: Plan) -> Columns:
 
 def _by_stage(planned: Plan) -> Columns:
     """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
-    from gpas_cli.plan.costs import described
 
     rows = [
         (one.stage, f"{one.jobs}", rounded_hours(one.hours) if one.hours else "",
@@ -426,7 +415,6 @@ def _cells_table(rows: Sequence[PlanRow]) -> Columns:
 
 def _cells_summary(planned: Plan) -> Columns:
     """Return a table with a row for each grid, size and action: the number of cells."""
-    from gpas_cli.plan.costs import size_label
 
     names = planned.size_names
     groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in planned.rows)

@@ -11,32 +11,36 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self, TypedDict
+from typing import Annotated, Self, TypedDict
+
+import rich.progress
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
 
 from gpas_cli.cli.console import console
 from gpas_cli.cli.selection import experiments
+from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import line, measured
+from gpas_cli.data.prepare import Need
+from gpas_cli.data.shards import WAITING, Totals
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
+from gpas_cli.grid.entry import Entry
 from gpas_cli.period import Period
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.report.recorded import recorded
+from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.table import build
+from gpas_cli.report.tables.terminal import Drawn
+from gpas_cli.schedule.summary import Reporter, RunSnapshot, Submitted
 from gpas_cli.spec.stage import called, main_result
+from gpas_cli.state.progress import Progress
+from gpas_cli.state.status import StageStatus
+from gpas_cli.store.journal import read
+from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, stopwatch
-
-if TYPE_CHECKING:
-    import rich.progress
-    from rich.console import Console, RenderableType
-    from rich.live import Live
-
-    from gpas_cli.data.prepare import Need
-    from gpas_cli.data.shards import Totals
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.plan.stage_jobs import StageJob
-    from gpas_cli.project import Project
-    from gpas_cli.schedule.summary import Reporter, RunSnapshot, Submitted
-    from gpas_cli.state.progress import Progress
-    from gpas_cli.state.status import StageStatus
-    from gpas_cli.store.rundir import AttemptDir
-
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
@@ -56,7 +60,6 @@ def live_view(console: Console) -> Iterator[Live | None]:
     if not console.is_terminal:
         yield None
         return
-    from rich.live import Live
 
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         yield live
@@ -106,7 +109,6 @@ class LiveReporter(PlainReporter):
         self._results: RenderableType | None = None
 
     def tick(self, board: RunSnapshot) -> None:
-        from rich.console import Group
 
         if board.ended != self._ended:
             self._ended = board.ended
@@ -117,10 +119,6 @@ class LiveReporter(PlainReporter):
 
 def render(board: RunSnapshot, elapsed: float) -> RenderableType:
     """Return a table of running and followed jobs above a line of totals."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from gpas_cli.cli.views.columns import Cell, Columns
 
     numbers = ("step", "loss", "tokens/s", "left")
     rows: list[tuple[Cell, ...]] = []
@@ -234,7 +232,6 @@ class TrainReporter(PlainReporter):
 
     def _tell(self) -> None:
         """Print a line for each new event that is shown."""
-        from gpas_cli.store.journal import read
 
         if self._attempt is None:
             return
@@ -263,8 +260,6 @@ def waiting(board: RunSnapshot) -> str:
 
 def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
     """Return the numbers, the losses as bars, and the elapsed time."""
-    from rich.console import Group
-    from rich.text import Text
 
     lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
     return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(headline(board, elapsed)))
@@ -340,7 +335,6 @@ class TokeniseView:
 
     def note(self, message: str) -> None:
         """Print a builder's message that another process holds the split; bars and lines show the others already."""
-        from gpas_cli.data.shards import WAITING
 
         if message.startswith(WAITING):
             self.notice(message)
@@ -398,7 +392,6 @@ class SubmissionReporter:
 
 def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     """Print what was submitted and why the rest was not."""
-    from rich.text import Text
 
     for text in (*(f"submitted {batch.text}" for batch in done.batches), *done.notes):
         console().print(text, markup=False)
@@ -436,11 +429,6 @@ def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType
     if grid is None or len(entries) > MOST_CELLS:
         return None
     from sqlalchemy.exc import SQLAlchemyError
-
-    from gpas_cli.report.recorded import recorded
-    from gpas_cli.report.tables.cell_text import sheet
-    from gpas_cli.report.tables.table import build
-    from gpas_cli.report.tables.terminal import Drawn
 
     spec = replace(grid.table_spec, published={})
     try:

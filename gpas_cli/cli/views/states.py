@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
-from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.progress import spike_mark
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson
+from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.spec.stage import Metric, called, main_result
-from gpas_cli.state.status import ALIVE, RESULTS
+from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
 from gpas_cli.words import clock_time, duration
-
-if TYPE_CHECKING:
-    from gpas_cli.cli.views.columns import Cell
-    from gpas_cli.plan.usage import GridUsage, UsageMeter
-    from gpas_cli.state.status import CellStatus, SchedulerJob
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
