@@ -104,21 +104,33 @@ def _json_type(field: Mapping[str, Any]) -> str:
 # The grid language
 
 
-def manual() -> str:
-    """The comment at the top of the experiments.yaml that the package ships, as one block."""
-    text = packaged("experiments.yaml").read_text("utf-8")
-    comment = text[: text.index("\nversion:")]
-    lines = (line.removeprefix("#").removeprefix(" ") for line in comment.splitlines())
-    return "\n".join(("```{.text .manual}", *lines, "```"))
+def experiments() -> str:
+    """Every grid of the experiments.yaml that the package ships, with its number of cells."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.grid.load import load
+
+    shipped = load(packaged("experiments.yaml"))
+    lines = ["| grid | cells | experiment |", "|---|--:|---|"]
+    for name, grid in shipped.grids.items():
+        lines.append(f"| `{name}` | {len(expand(shipped, [name]))} | {grid.title} |")
+    return "\n".join(lines)
 
 
 def settings() -> str:
     """Every section of a cell and of a grid: its fields with type, default and allowed values."""
     from gpas_cli.spec.cell import PRECISIONS
+    from gpas_cli.spec.data import CORPORA
+    from gpas_cli.spec.depth import DEPTHS
+    from gpas_cli.spec.model import EMBEDS, FAMILIES
 
+    named = {"gate": ("none", "gpas"), "embed": EMBEDS, "family": FAMILIES, "data": CORPORA, "depth": DEPTHS}
     lines: list[str] = []
     for title, cls in _sections().items():
-        lines += [f"### `{title}`", "", *_docstring(cls), "", *_field_rows(cls), ""]
+        lines += [f"### `{title}`", ""]
+        if title in named:
+            choices = ", ".join(f"`{name}`" for name in named[title])
+            lines += [f"One of {choices}, or a mapping of these fields; `like: NAME` extends one of the names.", ""]
+        lines += [*_docstring(cls), "", *_field_rows(cls), ""]
         if title == "optim":
             lines += _settings_of_choices(cls)
     lines += _objectives()
@@ -340,7 +352,7 @@ def notebook() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "json": json_documents,
-    "manual": manual,
+    "experiments": experiments,
     "settings": settings,
     "sizes": sizes,
     "schemes": schemes,

@@ -21,7 +21,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of updates of a checkpoint. Raises ValueError if the path is not that of one."""
+    """Return the number of updates of a checkpoint. Raises ValueError if the path does not name one."""
     match = _NAME.fullmatch(checkpoint.name)
     if match is None:
         raise ValueError(f"not a checkpoint: {checkpoint}")

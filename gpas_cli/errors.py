@@ -74,7 +74,7 @@ class Problem:
         return f"{head}: {self.message}" if head else self.message
 
     def under(self, *path: str | int) -> Problem:
-        """Return the problem with `path` before its own: that of the section or mapping that the value is in."""
+        """Return the problem with `path`, the section or mapping of the value, before its own."""
         return replace(self, path=(*path, *self.path))
 
 

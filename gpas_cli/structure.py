@@ -18,12 +18,12 @@ from typing import Annotated, Any, TypeVar
 
 from gpas_cli.errors import StoreError
 
-SHOWN_CHARACTERS = 60  # of a value that an error message quotes
-NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
+_SHOWN_CHARACTERS = 60  # of a value that an error message quotes
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")
-Convert = Callable[[Any, str], Any]
+_Convert = Callable[[Any, str], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Record:
 
 
 ABSENT = {"absent": True}  # metadata of a field that is not written while it has its default
-Number = Annotated[float, "finite or not"]  # JSON has no NaN, so this is also read from one of the WORDS
-WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-LARGEST = 2**1023  # integers up to this one are also 64-bit floats
+Number = Annotated[float, "finite or not"]  # JSON has no NaN, so this is also read from one of the _WORDS
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LARGEST = 2**1023  # integers up to this one are also 64-bit floats
 
 
 class _Mismatch(Exception):
@@ -46,39 +46,12 @@ class _Mismatch(Exception):
 @dataclasses.dataclass(frozen=True)
 class _Field:
     name: str
-    convert: Convert
+    convert: _Convert
     required: bool
     absent: bool
     default: Any
     nested: bool  # whether the value may be a dataclass
     kept: frozenset[type]  # values of these types are right as they are
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shape:
-    """The fields of a class, and how its instances are made."""
-
-    fields: Mapping[str, _Field]
-    defaults: Mapping[str, Any]
-    factories: Mapping[str, Callable[[], Any]]
-    is_record: bool
-    initialised: bool  # whether the class has a __post_init__
-
-    def instance(self, cls: type, values: dict[str, Any]) -> Any:
-        """Return the instance of `cls` with these checked values.
-
-        The `__init__` of a frozen class takes longer than the checks. It is called only if there is a `__post_init__`.
-        """
-        if self.initialised:
-            return cls(**values)
-        made: Any = object.__new__(cls)
-        own = made.__dict__
-        own.update(self.defaults)
-        own.update(values)
-        for name, make in self.factories.items():
-            if name not in values:
-                own[name] = make()
-        return made
 
 
 def from_mapping(cls: type[R], values: Mapping[str, Any], where: Path | str, *, ignored: Set[str] = frozenset()) -> R:
@@ -100,7 +73,7 @@ def to_mapping(record: Record) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = ((field, getattr(value, field.name)) for field in _shape(type(value)).fields.values())
+        found = ((field, getattr(value, field.name)) for field in _fields(type(value)).values())
         return {field.name: _plain(own) for field, own in found if not (field.absent and own == field.default)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
@@ -117,17 +90,9 @@ def _merged(values: dict[str, Any], unread: Mapping[str, Any]) -> dict[str, Any]
 
 
 @cache
-def _shape(cls: Any) -> _Shape:
-    own = dataclasses.fields(cls)
-    missing = dataclasses.MISSING
+def _fields(cls: Any) -> Mapping[str, _Field]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    return _Shape(
-        fields={field.name: _field(field, hints[field.name]) for field in own if field.name != "unread"},
-        defaults={field.name: field.default for field in own if field.default is not missing},
-        factories={field.name: made for field in own if (made := field.default_factory) is not missing},
-        is_record=issubclass(cls, Record),
-        initialised=hasattr(cls, "__post_init__"),
-    )
+    return {field.name: _field(field, hints[field.name]) for field in dataclasses.fields(cls) if field.name != "unread"}
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
@@ -146,8 +111,7 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
 def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -> Any:
     if type(values) is not dict and not isinstance(values, Mapping):
         raise _mismatch(name, "an object", values)
-    shape = _shape(cls)
-    fields = shape.fields
+    fields = _fields(cls)
     prefix = f"{name}." if name else ""
     found: dict[str, Any] = {}
     unread: dict[str, Any] = {}
@@ -164,9 +128,9 @@ def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -
             unread[key] = value
     if len(found) < len(fields) and (missing := _missing(fields, found, prefix)):
         raise _Mismatch(f"no field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    if shape.is_record:
+    if issubclass(cls, Record):
         found["unread"] = unread
-    return shape.instance(cls, found)
+    return cls(**found)
 
 
 def _missing(fields: Mapping[str, _Field], found: Mapping[str, Any], prefix: str) -> list[str]:
@@ -177,14 +141,14 @@ def _unread(value: Any, own: Any) -> dict[str, Any]:
     """Return what `value` has beyond the fields of the dataclass `own`, and of the dataclasses in it."""
     if not dataclasses.is_dataclass(own) or not isinstance(value, Mapping):
         return {}
-    fields = _shape(typing.cast(Any, type(own))).fields
+    fields = _fields(typing.cast(Any, type(own)))
     nested = {name: _unread(inner, getattr(own, name)) for name, inner in value.items() if name in fields}
     return {name: inner for name, inner in value.items() if name not in fields} | {
         name: more for name, more in nested.items() if more
     }
 
 
-def _converter(hint: Any) -> Convert:
+def _converter(hint: Any) -> _Convert:
     """Return a function that checks a value of this type, named for messages, and returns it as the type."""
     if hint is Any:
         return lambda value, name: value
@@ -208,29 +172,29 @@ def _kept(hint: Any) -> frozenset[type]:
         return frozenset({float})
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return frozenset().union(*map(_kept, typing.get_args(hint)))
-    return frozenset({hint}) & NAMES.keys()
+    return frozenset({hint}) & _NAMES.keys()
 
 
-def _scalar(cls: type) -> Convert:
+def _scalar(cls: type) -> _Convert:
     accepted = (int, float) if cls is float else cls
 
     def convert(value: Any, name: str) -> Any:
         if isinstance(value, accepted) and (cls is bool or not isinstance(value, bool)):
             return value
-        raise _mismatch(name, NAMES[cls], value)
+        raise _mismatch(name, _NAMES[cls], value)
 
     return convert
 
 
 def _number(value: Any, name: str) -> Any:
-    if type(value) is float or (type(value) is int and abs(value) <= LARGEST):
+    if type(value) is float or (type(value) is int and abs(value) <= _LARGEST):
         return value
-    if type(value) is str and value in WORDS:
-        return WORDS[value]
-    raise _mismatch(name, NAMES[float], value)
+    if type(value) is str and value in _WORDS:
+        return _WORDS[value]
+    raise _mismatch(name, _NAMES[float], value)
 
 
-def _union(options: Sequence[Any]) -> Convert:
+def _union(options: Sequence[Any]) -> _Convert:
     converters = [_converter(option) for option in options if option is not type(None)]
     nullable = type(None) in options
 
@@ -247,7 +211,7 @@ def _union(options: Sequence[Any]) -> Convert:
     return convert
 
 
-def _sequence(hint: Any) -> Convert:
+def _sequence(hint: Any) -> _Convert:
     item, kept = _converter(hint), _kept(hint)
 
     def convert(value: Any, name: str) -> Any:
@@ -259,7 +223,7 @@ def _sequence(hint: Any) -> Convert:
     return convert
 
 
-def _mapping(item: Convert) -> Convert:
+def _mapping(item: _Convert) -> _Convert:
     def convert(value: Any, name: str) -> Any:
         if not isinstance(value, Mapping):
             raise _mismatch(name, "an object", value)
@@ -270,5 +234,5 @@ def _mapping(item: Convert) -> Convert:
 
 def _mismatch(name: str, wanted: str, value: Any) -> _Mismatch:
     text = json.dumps(value, default=repr)
-    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
     return _Mismatch(f"field '{name}' is {shown}; expected {wanted}")

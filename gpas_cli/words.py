@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Sequence
 
-HALF_A_DAY_SECONDS = 43_200.0
+_HALF_A_DAY_SECONDS = 43_200.0
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
@@ -72,7 +72,7 @@ def stopwatch(seconds: float) -> str:
 
 def clock_time(moment: float) -> str:
     """Return the local time of a unix time: "14:05", with the day if that is more than half a day away."""
-    near = abs(moment - time.time()) <= HALF_A_DAY_SECONDS
+    near = abs(moment - time.time()) <= _HALF_A_DAY_SECONDS
     return time.strftime("%H:%M" if near else "%a %d %b %H:%M", time.localtime(moment))
 
 

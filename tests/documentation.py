@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import yaml
 
@@ -53,3 +55,15 @@ def written(folder: Path, text: str) -> Path:
     config = folder / "experiments.yaml"
     config.write_text(experiments(text), "utf-8")
     return config
+
+
+def hooks() -> ModuleType:
+    return script("hooks")
+
+
+def script(name: str) -> ModuleType:
+    """Return a file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -12,11 +11,10 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
-from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, name_of, written
+from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, hooks, name_of, script, written
 from typer.main import get_command
 
 from gpas_cli import __version__
@@ -28,9 +26,13 @@ from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
+from gpas_cli.report.figures.quantities import QUANTITIES
 from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
-from gpas_cli.spec.stage import TRAINING_PARTS
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
+from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS
+from gpas_cli.state.schedulers import BUILT_IN
 from gpas_cli.store.schema import Base
 
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
@@ -74,18 +76,6 @@ BASH = list(commands())
 
 def make_targets() -> list[str]:
     return re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-
-
-def hooks() -> ModuleType:
-    return script("hooks")
-
-
-def script(name: str) -> ModuleType:
-    """Return a file of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_readme_is_short_and_has_its_picture() -> None:
@@ -230,11 +220,46 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_contributing_names_files_for_ten_kinds_of_change() -> None:
+def files_to_open() -> dict[str, list[str]]:
+    """Return the files that CONTRIBUTING names by kind of change."""
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-    changes = re.findall(r"^\| (an? .*?) \| (.*) \|$", text, re.MULTILINE)
-    assert len(changes) >= 10
-    assert all(FILE.search(files) for _, files in changes)
+    rows = re.findall(r"^\| (an? .*?) \| (.*) \|$", text, re.MULTILINE)
+    return {change: FILE.findall(files) for change, files in rows}
+
+
+def test_contributing_names_files_for_ten_kinds_of_change() -> None:
+    named = files_to_open()
+    assert len(named) >= 10
+    assert all(named.values())
+
+
+def defining_files() -> Iterator[tuple[str, str]]:
+    """Yield (kind of change in CONTRIBUTING, file) of every entry of a registry that the package itself fills."""
+    constructors = [kind.constructor.partition(":")[0] for kind in OPTIMIZERS.values()]
+    modules = {
+        "a normalisation scheme": [cls.__module__ for cls in SCHEMES.values()],
+        "a learning-rate schedule": [cls.__module__ for cls in SCHEDULES.values()],
+        "an optimizer": [*constructors, *(type(kind).__module__ for kind in OPTIMIZERS.values())],
+        "a setting of a cell": [cls.__module__ for cls in hooks()._sections().values()],
+        "a curve": [type(quantity).__module__ for quantity in QUANTITIES.values()],
+        "a kind of stage": [str(kind.runner).partition(":")[0] for kind in STAGE_KINDS.values()],
+        "a scheduler": [point.module for point in BUILT_IN.values()],
+    }
+    for change, named in modules.items():
+        yield from ((change, f"{name.replace('.', '/')}.py") for name in named)
+    papers = ROOT / "gpas_cli/report/papers"
+    for change, folder in (("a claim of a paper", "claims"), ("a figure of a paper", "figures")):
+        yield from ((change, str(path.relative_to(ROOT))) for path in (papers / folder).glob("*.yaml"))
+
+
+def test_every_registry_lies_in_the_files_that_contributing_names() -> None:
+    named = files_to_open()
+    # A scheduler is a folder beside the one that the table names.
+    named["a scheduler"] = [f"{ROOT.joinpath(named['a scheduler'][0]).parent.relative_to(ROOT)}/"]
+    found = list(defining_files())
+    assert len(found) > 50
+    astray = {(change, file) for change, file in found if not any(file.startswith(place) for place in named[change])}
+    assert not astray
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -285,7 +310,8 @@ def test_generated_parts_name_everything() -> None:
     own = {*TRAINING_PARTS, *LATER_STAGES}
     for section in own | {"size", "gate", "embed", "init", "family", "cadence", "watch", "resources"}:
         assert f"`{section}`" in re.search(rf"^### .*`{section}`.*$", settings, re.MULTILINE)[0]
-    assert "pretrain" in parts["manual"]()
+    grids = parts["experiments"]()
+    assert all(f"| `{name}` |" in grids for name in load(packaged("experiments.yaml")).grids)
     assert "| `71m` | 512 | 1,368 | 8 | 12 |" in parts["sizes"]()
     assert "| `b2t` | B2T |" in parts["schemes"]()
     assert "| `mean_importance` |" in parts["metrics"]()

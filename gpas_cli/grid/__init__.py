@@ -4,7 +4,7 @@
     load       tree -> `Experiments`: named sizes, corpora, recipes, resources and declared grids
     readers    values of the file by type: mappings, lists, texts, dataclasses
     read       one grid: its axes (values by rule, too), labels, conditions and settings
-    resources  resources of jobs by size, grid and kind of job, over those of the site
+    resources  resources of jobs by size, grid and kind of job, over the site's
     validate   rules across grids: includes, and the labels that conditions and tables name
     settings   layers of settings: merging, labels, names of cells, positions of problems
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels

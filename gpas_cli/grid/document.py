@@ -34,7 +34,7 @@ _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
 _OCTAL = re.compile(r"0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-MAX_DIGITS = 40
+_MAX_DIGITS = 40
 
 # Booleans in YAML 1.1 and strings here, with the boolean that error messages suggest.
 WORDS_FOR_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
@@ -48,7 +48,7 @@ def resolve(text: str) -> Scalar:
         return text
     is_decimal = _INTEGER.fullmatch(text) is not None
     if is_decimal or _HEXADECIMAL.fullmatch(text) or _OCTAL.fullmatch(text):
-        if len(text) > MAX_DIGITS:
+        if len(text) > _MAX_DIGITS:
             raise ValueError(f"a number of {len(text)} digits is too long")
         return int(text, 10 if is_decimal else 0)
     if _FLOAT.fullmatch(text):
@@ -77,9 +77,9 @@ def same(a: Label, b: Label) -> bool:
     return identity(a) == identity(b)
 
 
-MAX_BYTES = 4_000_000
-MAX_DEPTH = 24
-MAX_NODES = 500_000
+_MAX_BYTES = 4_000_000
+_MAX_DEPTH = 24
+_MAX_NODES = 500_000
 
 # libyaml is about ten times faster than the parser in Python; not every build of PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -125,7 +125,7 @@ def mapping(children: dict[str, Node], mark: Mark, key: Mark | None = None) -> N
     return Node(children, mark, key, depth, count)
 
 
-def sequence(items: tuple[Node, ...], mark: Mark) -> Node:
+def _sequence(items: tuple[Node, ...], mark: Mark) -> Node:
     """Return a list node. Raises InvalidExperiments if it is too deep or too large."""
     depth, count = _extent(items, mark)
     return Node(items, mark, None, depth, count)
@@ -138,8 +138,8 @@ def read_document(path: Path) -> Node:
         raw = path.read_bytes()
     except OSError as error:
         raise GpasError(f"{name}: {error.strerror}") from None
-    if len(raw) > MAX_BYTES:
-        raise GpasError(f"{name}: {len(raw):,} bytes; at most {MAX_BYTES:,}")
+    if len(raw) > _MAX_BYTES:
+        raise GpasError(f"{name}: {len(raw):,} bytes; at most {_MAX_BYTES:,}")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -189,7 +189,7 @@ def _invalid(mark: Mark, message: str) -> InvalidExperiments:
 
 
 def _too_deep(mark: Mark) -> InvalidExperiments:
-    return _invalid(mark, f"is nested more than {MAX_DEPTH} levels deep")
+    return _invalid(mark, f"is nested more than {_MAX_DEPTH} levels deep")
 
 
 def _extent(children: Iterable[Node], mark: Mark) -> tuple[int, int]:
@@ -200,10 +200,10 @@ def _extent(children: Iterable[Node], mark: Mark) -> tuple[int, int]:
         count += child.count
         if child.depth >= depth:
             depth = child.depth + 1
-    if depth > MAX_DEPTH:
+    if depth > _MAX_DEPTH:
         raise _too_deep(mark)
-    if count > MAX_NODES:
-        raise _invalid(mark, f"its aliases expand to more than {MAX_NODES:,} values")
+    if count > _MAX_NODES:
+        raise _invalid(mark, f"its aliases expand to more than {_MAX_NODES:,} values")
     return depth, count
 
 
@@ -249,7 +249,7 @@ class _Composer:
         if event.anchor is not None:
             self.anchors[event.anchor] = None
         self.level += 1
-        if self.level > MAX_DEPTH:
+        if self.level > _MAX_DEPTH:
             raise _too_deep(mark)
         node = self.content(event, mark)
         self.level -= 1
@@ -270,7 +270,7 @@ class _Composer:
         if isinstance(event, yaml.ScalarEvent):
             return Node(self.scalar(event, mark), mark)
         if isinstance(event, yaml.SequenceStartEvent):
-            return sequence(tuple(self.items()), mark)
+            return _sequence(tuple(self.items()), mark)
         return mapping(self.pairs(), mark)
 
     def scalar(self, event: Any, mark: Mark) -> Scalar:

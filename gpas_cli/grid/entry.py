@@ -43,7 +43,7 @@ class Entry:
     """One cell of one grid.
 
     axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
-    resources: those of a training. kind_resources: the declared ones of other kinds of job.
+    resources: a training's. kind_resources: declared for other kinds of job.
     notes: the reasons of the overrides that changed this cell, one sentence each.
     declared: the declaration; None for a recorded cell that no grid declares.
     """
@@ -70,7 +70,7 @@ class Entry:
         return self.cell.key
 
     def resources_of(self, stage: Stage) -> Resources:
-        """Return the resources of a stage's job, by default those of the training.
+        """Return the resources of a stage's job, by default the training's.
 
         A stage that does not train has one process of them by default.
         """

@@ -49,7 +49,7 @@ class _Choice:
     labels: dict[str, Label]
 
 
-def product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
+def _product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
     """Return each draft with each combination of values; the last axis varies fastest."""
     if _commute([name for axis in axes for name in axis.names]):
         for axis in axes:  # one after the other, so that drafts share the settings of all but the last
@@ -82,11 +82,11 @@ def _with(draft: Draft, choice: _Choice) -> Draft:
     return Draft({**draft.labels, **choice.labels}, settings, draft.notes)
 
 
-ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
+_ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
 
 
 def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list[Entry]:
-    """Return the cells of the named grids in declared order; those of the default grid if `names` is empty.
+    """Return the cells of the named grids in declared order; of the default grid if `names` is empty.
 
     Raises GpasError for an unknown grid, and InvalidExperiments with every problem of the grids' cells.
     """
@@ -163,10 +163,10 @@ class Expansion:
 
     def drafts(self, grid: Grid) -> list[Draft]:
         """Return the product of the axes, extended by conditional axes and without excluded cells."""
-        drafts = product_of([Draft(fixed_labels(grid.base), grid.base)], grid.axes)
+        drafts = _product_of([Draft(fixed_labels(grid.base), grid.base)], grid.axes)
         for step in grid.when:
             matching = self.matching(step.where, drafts, "when", grid)
-            drafts = [new for d in drafts for new in (product_of([d], step.axes) if id(d) in matching else [d])]
+            drafts = [new for d in drafts for new in (_product_of([d], step.axes) if id(d) in matching else [d])]
         excluded: set[int] = set()
         for where in grid.exclude:
             excluded |= self.matching(where, drafts, "exclude", grid)
@@ -301,7 +301,7 @@ class Expansion:
                 self.report(Problem(path, uneven, str(at.mark)))
 
     def resources(self, grid: Grid, settings: Node) -> Resources:
-        """Return the resources of a training: those of its size, then those of its grid."""
+        """Return the resources of a training: its size's, overridden by its grid's."""
         size = _size_name(settings)
         by_size = self.experiments.resources
         base = by_size.get(size) or by_size.get(ALL, Resources())
@@ -310,7 +310,7 @@ class Expansion:
         return self.overlaid((grid.name, size, PRETRAIN), base, layers)
 
     def kind_resources(self, grid: Grid, entry: Entry, size: str) -> dict[str, Resources]:
-        """Return the declared resources of the entry's other jobs, by kind: those of the file, then of the grid."""
+        """Return the declared resources of the entry's other jobs, by kind: the file's, overridden by the grid's."""
         defaults = {stage.kind: entry.resources_of(stage) for stage in entry.cell.stages[1:]}
         defaults[TOKENISE] = entry.text_resources
         trained = {stage.kind for stage in entry.cell.stages if stage.declared.trains}
@@ -393,7 +393,7 @@ def _with_seed(draft: Draft, seed: Node) -> Draft:
     """Return the cell with another seed, before overrides."""
     assert isinstance(seed.value, int)  # checked when the file of added seeds was read
     labels = {**draft.labels, "seed": seed.value}
-    return Draft(labels, put(draft.settings, ["seed"], seed), (*draft.notes, ADDED_SEED), added=True)
+    return Draft(labels, put(draft.settings, ["seed"], seed), (*draft.notes, _ADDED_SEED), added=True)
 
 
 def _size_name(settings: Node) -> str:

@@ -25,11 +25,11 @@ from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plug
 from gpas_cli.spec.stage import StageKind
 from gpas_cli.trust import suspicion
 
-PLUGINS = ("plugins",)
-Added = TypeVar("Added", type[Scheme], StageKind)
+_PLUGINS = ("plugins",)
+_Added = TypeVar("_Added", type[Scheme], StageKind)
 T = TypeVar("T")
 TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
-VERSION = 1
+_VERSION = 1
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
@@ -40,7 +40,7 @@ def load(path: Path, *, run_plugins: bool = True, check: Check | None = None, si
 
     `check` returns further problems, of parts that this package does not know.
 
-    Raises InvalidExperiments with all problems, including those of the cells; GpasError if the file cannot be read.
+    Raises InvalidExperiments with all problems, including the cells' problems; GpasError if the file cannot be read.
     Cells are checked only if the file has another problem: otherwise `expand` checks them.
     """
     return interpret(read_document(path), path, run_plugins=run_plugins, check=check, site=site)
@@ -53,8 +53,8 @@ def interpret(
     problems: list[Problem] = []
     parts = read_mapping(root, (), problems, TOP_LEVEL_KEYS)
     _check_version(parts.get("version"), root, problems)
-    plugins = known_plugins(parts.get("plugins") if run_plugins else None, path, problems)
-    unloaded = any(problem.path == PLUGINS for problem in problems)
+    plugins = _known_plugins(parts.get("plugins") if run_plugins else None, path, problems)
+    unloaded = any(problem.path == _PLUGINS for problem in problems)
     catalogue = Catalogue(
         schemes=plugins.schemes,
         stage_kinds=plugins.stage_kinds,
@@ -96,10 +96,10 @@ def _causes(problems: Iterable[Problem]) -> list[Problem]:
 def _check_version(node: Node | None, root: Node, problems: list[Problem]) -> None:
     if node is None:
         if isinstance(root.value, dict):
-            add_problem(problems, ("version",), f"is required; write version: {VERSION}", root)
-    elif node.value != VERSION or isinstance(node.value, bool):
+            add_problem(problems, ("version",), f"is required; write version: {_VERSION}", root)
+    elif node.value != _VERSION or isinstance(node.value, bool):
         add_problem(
-            problems, ("version",), f"{node.plain()!r} is unknown; this version of gpas reads version {VERSION}", node
+            problems, ("version",), f"{node.plain()!r} is unknown; this version of gpas reads version {_VERSION}", node
         )
 
 
@@ -151,26 +151,26 @@ def _read_grids(
     return valid_grids(read, problems)
 
 
-def known_plugins(node: Node | None, config: Path, problems: list[Problem]) -> Plugin:
+def _known_plugins(node: Node | None, config: Path, problems: list[Problem]) -> Plugin:
     """Return the schemes and stage kinds of the package, of installed packages and of the files that `node` names.
 
     The files are executed; what is wrong with them is added to `problems`.
     """
     schemes, kinds = known_schemes(), known_stage_kinds()
-    for item in read_list(node, PLUGINS, problems):
-        name = read_text(item, PLUGINS, problems)
+    for item in read_list(node, _PLUGINS, problems):
+        name = read_text(item, _PLUGINS, problems)
         plugin = _plugin(name, config, item, problems) if name else Plugin()
         _add(plugin.schemes, schemes, f"{name}: the scheme", item, problems)
         _add(plugin.stage_kinds, kinds, f"{name}: the stage", item, problems)
     return Plugin(schemes, kinds)
 
 
-def _add(new: Mapping[str, Added], found: dict[str, Added], what: str, item: Node, problems: list[Problem]) -> None:
+def _add(new: Mapping[str, _Added], found: dict[str, _Added], what: str, item: Node, problems: list[Problem]) -> None:
     for name, one in new.items():
         if name in found:
             origin = found[name].origin
             owner = origin.name if origin else "gpas_cli"
-            add_problem(problems, PLUGINS, f"{what} '{name}' already exists in {owner}", item)
+            add_problem(problems, _PLUGINS, f"{what} '{name}' already exists in {owner}", item)
         else:
             found[name] = one
 
@@ -180,18 +180,18 @@ def _plugin(name: str, config: Path, item: Node, problems: list[Problem]) -> Plu
     try:
         path = (config.parent / name).resolve()  # what is checked is what is executed, wherever a link leads later
         if reason := suspicion(config, path):
-            add_problem(problems, PLUGINS, f"{name} was not executed: {reason}", item)
+            add_problem(problems, _PLUGINS, f"{name} was not executed: {reason}", item)
         elif not path.is_file():
-            add_problem(problems, PLUGINS, f"{name} is not a file", item)
+            add_problem(problems, _PLUGINS, f"{name} is not a file", item)
         else:
             return plugin_of(name, path.read_text("utf-8"))
     except OSError as error:
-        add_problem(problems, PLUGINS, f"{name}: {error.strerror}", item)
+        add_problem(problems, _PLUGINS, f"{name}: {error.strerror}", item)
     except RuntimeError as error:  # from `resolve` before Python 3.13; what a plugin raises is an InvalidExperiments
-        add_problem(problems, PLUGINS, f"{name}: {error}", item)
+        add_problem(problems, _PLUGINS, f"{name}: {error}", item)
     except UnicodeDecodeError:
-        add_problem(problems, PLUGINS, f"{name} is not UTF-8 text", item)
+        add_problem(problems, _PLUGINS, f"{name} is not UTF-8 text", item)
     except InvalidExperiments as error:
         for problem in error.problems:
-            add_problem(problems, PLUGINS, problem.message, item)
+            add_problem(problems, _PLUGINS, problem.message, item)
     return Plugin()

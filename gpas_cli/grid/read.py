@@ -44,7 +44,7 @@ GRID_KEYS = (
     *("stages", "cadence", "watch", "resources", "table"),
 )
 # Default labels: every cell has these, so that tables and conditions can use them.
-DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
+_DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
 AxisLabels = dict[str, tuple[Label, ...]]
 
@@ -60,7 +60,7 @@ def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Probl
     if message := name_fault(name):
         add_problem(aside, path, message, node.key or node.mark)
     parts = read_mapping(node, path, aside, GRID_KEYS)
-    if may_lack_cells(node, GRID_KEYS):
+    if _may_lack_cells(node, GRID_KEYS):
         problems += aside
         aside = []
     base = _read_base(parts, path, stages, problems, node.mark)
@@ -80,10 +80,10 @@ def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Probl
         exclude=_read_exclude(parts.get("exclude"), (*path, "exclude"), labels, problems),
         override=_read_override(parts.get("override"), (*path, "override"), labels, stages, problems),
         include=_read_include(parts.get("include"), (*path, "include"), problems),
-        cadence=read_cadence(parts.get("cadence"), (*path, "cadence"), aside),
-        watch=read_watch(parts.get("watch"), (*path, "watch"), aside),
+        cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), aside),
+        watch=_read_watch(parts.get("watch"), (*path, "watch"), aside),
         resources=read_grid_resources(parts.get("resources"), stages, (*path, "resources"), aside),
-        table=read_table(parts.get("table"), (*path, "table"), title, aside),
+        table=_read_table(parts.get("table"), (*path, "table"), title, aside),
         table_node=parts.get("table"),
     )
     if not grid.has_own_cells and not grid.include and len(problems) == before:
@@ -179,19 +179,19 @@ def _read_values(
 
 def _listed(node: Node, path: SettingPath, problems: list[Problem]) -> list[Node]:
     """Return the values of an axis, with rules such as `{range: [1, 5]}` expanded."""
-    if is_range(node):
-        return list(values_of(node, path, problems))
-    if message := spelling_of(node):
+    if _is_range(node):
+        return list(_values_of(node, path, problems))
+    if message := _spelling_of(node):
         add_problem(problems, path, f"'{node.plain()}' is not a list; {message}", node)
         return []
     if node.value == ():
         add_problem(problems, path, "is an empty list: the grid would have no cells", node)
     found: list[Node] = []
     for item in read_list(node, path, problems):
-        if message := spelling_of(item):
+        if message := _spelling_of(item):
             add_problem(problems, path, f"'{item.plain()}' is not a value; {message}", item)
         else:
-            found.extend(values_of(item, path, problems) if is_range(item) else [item])
+            found.extend(_values_of(item, path, problems) if _is_range(item) else [item])
     return found
 
 
@@ -207,11 +207,11 @@ def _read_label(axis: str, node: Node, path: SettingPath, problems: list[Problem
 def fixed_labels(base: Node) -> dict[str, Label]:
     """Return the labels of a grid's own settings; `size: 71m` has one, `optim: {lr: 1e-3}` has none."""
     named = {name: node for name, node in children(base).items() if has_label(node, name)}
-    return DEFAULT_LABELS | {name: label(node, name) for name, node in named.items()}
+    return _DEFAULT_LABELS | {name: label(node, name) for name, node in named.items()}
 
 
 def known_labels(base: Node, axes: tuple[Axis, ...]) -> AxisLabels:
-    """Return the labels that a condition may use: those of the axes and of fixed settings."""
+    """Return the labels that a condition may use: of the axes and of fixed settings."""
     return {name: (value,) for name, value in fixed_labels(base).items()} | _labels_of(axes)
 
 
@@ -224,7 +224,7 @@ def _labels_of(axes: tuple[Axis, ...]) -> AxisLabels:
 
 
 def with_axes(labels: AxisLabels, axes: tuple[Axis, ...]) -> AxisLabels:
-    """Return `labels` with those of conditional axes; cells outside the condition keep theirs."""
+    """Return `labels` with the labels of conditional axes; cells outside the condition keep theirs."""
     return labels | {name: (*labels.get(name, ()), *values) for name, values in _labels_of(axes).items()}
 
 
@@ -325,25 +325,25 @@ def _read_include(node: Node | None, path: SettingPath, problems: list[Problem])
     return tuple(found)
 
 
-BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
+_BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
 
 
-def may_lack_cells(node: Node, known: Collection[str]) -> bool:
+def _may_lack_cells(node: Node, known: Collection[str]) -> bool:
     """Return whether a key of a grid that is not `known` may be a misspelt part of its cells."""
-    return any(not get_close_matches(key, BESIDE_CELLS) for key in children(node) if key not in known)
+    return any(not get_close_matches(key, _BESIDE_CELLS) for key in children(node) if key not in known)
 
 
-def read_cadence(node: Node | None, path: SettingPath, problems: list[Problem]) -> Cadence:
+def _read_cadence(node: Node | None, path: SettingPath, problems: list[Problem]) -> Cadence:
     """Return how often a training evaluates and writes checkpoints."""
     return (read_dataclass(Cadence, node, path, problems) if node else None) or Cadence()
 
 
-def read_watch(node: Node | None, path: SettingPath, problems: list[Problem]) -> Monitoring:
+def _read_watch(node: Node | None, path: SettingPath, problems: list[Problem]) -> Monitoring:
     """Return when a training counts as diverged."""
     return (read_dataclass(Monitoring, node, path, problems) if node else None) or Monitoring()
 
 
-def read_table(node: Node | None, path: SettingPath, title: str, problems: list[Problem]) -> TableSpec | None:
+def _read_table(node: Node | None, path: SettingPath, title: str, problems: list[Problem]) -> TableSpec | None:
     """Return the table, or None if there is none or after adding to `problems`."""
     if node is None:
         return None
@@ -363,18 +363,18 @@ def read_table(node: Node | None, path: SettingPath, title: str, problems: list[
 
 
 RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
-MAX_VALUES = 10_000  # of one axis
-SIGNIFICANT_DIGITS = 6
+_MAX_VALUES = 10_000  # of one axis
+_SIGNIFICANT_DIGITS = 6
 _SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+)\s*\)")
 _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
 
 
-def is_range(node: Node) -> bool:
+def _is_range(node: Node) -> bool:
     """Return whether the node is a rule for values rather than a value."""
     return bool(RULES.keys() & children(node).keys())
 
 
-def values_of(node: Node, path: SettingPath, problems: list[Problem]) -> tuple[Node, ...]:
+def _values_of(node: Node, path: SettingPath, problems: list[Problem]) -> tuple[Node, ...]:
     """Return the values of a rule, each at the rule's position; none after adding to `problems`."""
     entries = children(node)
     kind = next(name for name in RULES if name in entries)
@@ -392,7 +392,7 @@ def values_of(node: Node, path: SettingPath, problems: list[Problem]) -> tuple[N
     return tuple(replace(node, value=value, depth=1, count=1) for value in made)
 
 
-def spelling_of(node: Node) -> str:
+def _spelling_of(node: Node) -> str:
     """Return the rule to write instead of Python's `range(3)` or `logspace(1e-3, 1, 4)`; "" for any other value."""
     if isinstance(node.value, str) and (spaced := _SPACE.fullmatch(node.value)):
         kind, first, last, n = (part.strip() for part in spaced.groups())
@@ -423,8 +423,8 @@ def _values(kind: str, ends: tuple[int | float, int | float], second: object) ->
         return f"{RULES[kind]}: {second!r} is not a whole number"
     if kind == "range":
         return _whole(ends, 1 if second is None else second)
-    if second is None or not 2 <= second <= MAX_VALUES:
-        return f"needs n, the number of values, from 2 to {MAX_VALUES:,}"
+    if second is None or not 2 <= second <= _MAX_VALUES:
+        return f"needs n, the number of values, from 2 to {_MAX_VALUES:,}"
     if kind == "log" and min(ends) <= 0:
         return "log: both numbers must be greater than 0"
     return _spread(kind, ends, second)
@@ -439,7 +439,7 @@ def _whole(ends: tuple[int | float, int | float], step: int) -> list[int] | str:
     if last < first:
         return f"range: {last} is smaller than {first}; write range: [{last}, {first}]"
     values = range(first, last + 1, step)
-    return list(values) if len(values) <= MAX_VALUES else f"range: {len(values):,} values; at most {MAX_VALUES:,}"
+    return list(values) if len(values) <= _MAX_VALUES else f"range: {len(values):,} values; at most {_MAX_VALUES:,}"
 
 
 def _spread(kind: str, ends: tuple[int | float, int | float], n: int) -> list[int] | list[float]:
@@ -449,5 +449,5 @@ def _spread(kind: str, ends: tuple[int | float, int | float], n: int) -> list[in
         between = [math.exp(math.log(first) * (1 - share) + math.log(last) * share) for share in shares]
     else:
         between = [first + (last - first) * share for share in shares]
-    values = [float(first), *(float(f"{value:.{SIGNIFICANT_DIGITS}g}") for value in between), float(last)]
+    values = [float(first), *(float(f"{value:.{_SIGNIFICANT_DIGITS}g}") for value in between), float(last)]
     return [int(value) for value in values] if all(value.is_integer() for value in values) else values

@@ -23,21 +23,21 @@ from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.trust import config_folder, suspicion
 
 ALL = "all"  # in `resources`: settings of the jobs of every size
-VARIABLE = "GPAS_SITE"
+_VARIABLE = "GPAS_SITE"
 
 
 def site_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the path of the site's profile, None without one. Raises GpasError for a file that does not exist, or that
     others can change: its `setup` is executed.
     """
-    named = environ.get(VARIABLE)
+    named = environ.get(_VARIABLE)
     path = Path(named).expanduser() if named else config_folder(environ) / "site.yaml"
     if named == "" or (named is None and not os.path.isfile(path)):  # noqa: PTH113  (a home may be unreadable)
         return None
     try:
         reason = suspicion(path, path, environ)
     except OSError as error:
-        raise GpasError(f"{VARIABLE}: {path}: {error.strerror}") from None
+        raise GpasError(f"{_VARIABLE}: {path}: {error.strerror}") from None
     if reason:
         raise GpasError(reason)
     return path
@@ -49,7 +49,7 @@ def read_site(path: Path | None, problems: list[Problem]) -> dict[str, Node]:
     return read_mapping(parts.get("resources"), ("resources",), problems)
 
 
-def layered(*nodes: Node | None) -> Node | None:
+def _layered(*nodes: Node | None) -> Node | None:
     """Return the settings of sections, of which each overrides the ones before; None without a section, and the first
     that is not a mapping, if there is one.
     """
@@ -96,7 +96,7 @@ def read_grid_resources(
 def read_resources(
     node: Node | None, sizes: Collection[str], stages: Sequence[str], problems: list[Problem], site: Mapping[str, Node]
 ) -> tuple[dict[str, Resources], ResourceSettings]:
-    """Return the resources of the whole file over those of the site: by size and for `all`, and those that override
+    """Return the resources of the whole file over the site's: by size and for `all`, and the settings that override
     them for a kind of job.
     """
     path = ("resources",)
@@ -111,12 +111,12 @@ def read_resources(
             read_dataclass(Resources, child, (*path, name), problems)
     by_size: dict[str, Resources] = {}
     for name in dict.fromkeys((ALL, *site, *parts)):
-        whole = layered(site.get(ALL), site.get(name), parts.get(ALL), parts.get(name))
+        whole = _layered(site.get(ALL), site.get(name), parts.get(ALL), parts.get(name))
         if whole is not None and isinstance(whole.value, dict) and name not in kinds:
             base = by_size.get(ALL, Resources())
             by_size[name] = parse.build(Resources, whole.plain(), (), []) or base
-            report_faults(by_size[name], base, whole, (*path, name), problems)
-    merged = {name: made for name in kinds if (made := layered(site.get(name), parts.get(name)))}
+            _report_faults(by_size[name], base, whole, (*path, name), problems)
+    merged = {name: made for name in kinds if (made := _layered(site.get(name), parts.get(name)))}
     return by_size, ResourceSettings(by_kind=_read_kinds(merged, kinds, path, problems))
 
 
@@ -124,11 +124,11 @@ def overlaid(base: Resources, node: Node, path: SettingPath, problems: list[Prob
     """Return `base` with the valid settings of `node`, after reporting the contradictions that they cause."""
     values = {name: child.plain() for name, child in children(node).items()}
     made = parse.build(Resources, {**parse.plain(base), **values}, (), []) or base
-    report_faults(made, base, node, path, problems)
+    _report_faults(made, base, node, path, problems)
     return made
 
 
-def report_faults(made: Resources, base: Resources, node: Node, path: SettingPath, problems: list[Problem]) -> None:
+def _report_faults(made: Resources, base: Resources, node: Node, path: SettingPath, problems: list[Problem]) -> None:
     """Report the contradictions between the settings of `made` that `base` does not have."""
     for name, fault in made.faults.items():
         if base.faults.get(name) != fault:

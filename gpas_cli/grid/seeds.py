@@ -23,7 +23,7 @@ from gpas_cli.grid.declared import AddedSeeds, Experiments
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.readers import add_problem, read_list, read_mapping
 
-VERSION = 1
+_VERSION = 1
 HEAD = """\
 # Seeds beyond those in {name}, added by `gpas run claims`. Keep this file beside it, under version control.
 version: 1
@@ -44,10 +44,10 @@ def read_seeds(path: Path, grids: Collection[str], problems: list[Problem]) -> d
         return {}
     parts = read_mapping(read_document(path), (), problems, ("version", "seeds"))
     version = parts.get("version")
-    if version is None or version.value != VERSION:
+    if version is None or version.value != _VERSION:
         place = version or next(iter(parts.values()), None)
         where = str(place.mark) if place else str(path.name)
-        problems.append(Problem(("version",), f"write version: {VERSION}", where))
+        problems.append(Problem(("version",), f"write version: {_VERSION}", where))
     found: dict[str, AddedSeeds] = {}
     for grid, node in read_mapping(parts.get("seeds"), ("seeds",), problems).items():
         if grid not in grids:

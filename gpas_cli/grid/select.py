@@ -161,7 +161,7 @@ def _section(cell: Cell, name: str) -> Any:
 
 
 def _flat(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], list[Label]]]:
-    """Yield every field below `path` with its values, one or those of a list."""
+    """Yield every field below `path` with its values: one, or the items of a list."""
     if isinstance(value, dict):
         for name, below in value.items():
             yield from _flat((*path, name), below)

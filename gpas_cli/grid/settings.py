@@ -17,8 +17,8 @@ from gpas_cli.spec.cell import LATER_STAGES, MODEL_PARTS
 from gpas_cli.spec.stage import TRAINING_PARTS
 
 # The key under which a section's mapping names what it extends, if it is not `like`.
-WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind"}
-WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data", "objective")
+_WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind"}
+_WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data", "objective")
 # The settings that every cell has.
 CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
 # All settings of a cell. The stages after pretraining are optional, and plugins may add to them.
@@ -46,9 +46,9 @@ def merge(under: Node, over: Node, section: str = "") -> Node:
 
 def _as_mapping(node: Node, section: str) -> Node:
     """Return a section's name as the mapping that extends it, with `like` replaced by the section's own key."""
-    if section not in WORD_SECTIONS:
+    if section not in _WORD_SECTIONS:
         return node
-    key = WORD_KEYS.get(section, "like")
+    key = _WORD_KEYS.get(section, "like")
     if isinstance(node.value, str):
         return mapping({key: node}, node.mark, node.key)
     if isinstance(node.value, dict) and "like" in node.value and key not in node.value:
@@ -114,12 +114,12 @@ def label(node: Node, section: str) -> Label:
 def has_label(node: Node, section: str) -> bool:
     """Return whether a setting has a label: a string, a number, or a mapping that extends a name or has one."""
     if isinstance(node.value, dict):
-        return not {"name", "like", WORD_KEYS.get(section, "like")}.isdisjoint(node.value)
+        return not {"name", "like", _WORD_KEYS.get(section, "like")}.isdisjoint(node.value)
     return not isinstance(node.value, tuple)
 
 
 def _label_of_mapping(entries: dict[str, Node], section: str) -> str:
-    words = [spelled(entries[key].plain()) for key in (WORD_KEYS.get(section, "like"), "like") if key in entries][:1]
+    words = [spelled(entries[key].plain()) for key in (_WORD_KEYS.get(section, "like"), "like") if key in entries][:1]
     rest = [short(key, label(child, key)) for key, child in entries.items() if key not in ("name", "like", "scheme")]
     return "-".join([*words, *rest]) or "default"
 
@@ -127,7 +127,7 @@ def _label_of_mapping(entries: dict[str, Node], section: str) -> str:
 def short(axis: str, value: Label) -> str:
     """Return a value in its short form for names: `s1` for seed 1, `lr0.001`, `no-stop-gradient`; words unchanged.
 
-    A training with the work of 6-8-10-12 is `as-6-8-10-12`, to distinguish its name from that of these stages.
+    A training with the work of 6-8-10-12 is `as-6-8-10-12`, to distinguish it from a training with these stages.
     """
     leaf = axis.rpartition(".")[2].replace("_", "-")
     if isinstance(value, bool):
@@ -146,7 +146,7 @@ def _plain_section(name: str, node: Node) -> Any:
     value = unnamed(node).plain()
     if name not in CELL_PARTS and value == "none":
         return None
-    if name in WORD_SECTIONS and isinstance(value, dict) and list(value) in ([WORD_KEYS.get(name, "like")], ["like"]):
+    if name in _WORD_SECTIONS and isinstance(value, dict) and list(value) in ([_WORD_KEYS.get(name, "like")], ["like"]):
         return next(iter(value.values()))
     return value
 
@@ -174,7 +174,7 @@ def _hint(message: str, node: Node) -> str:
 
 
 _GRID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-MAX_NAME_LENGTH = 100  # characters of a grid's name, which is part of file names
+_MAX_NAME_LENGTH = 100  # characters of a grid's name, which is part of file names
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
@@ -203,7 +203,7 @@ def safe(text: str) -> str:
 
 def name_fault(grid: str) -> str:
     """Return what is wrong with the name of a grid, or "". It is part of cell names, file names and commands."""
-    if _GRID.fullmatch(grid) and len(grid) <= MAX_NAME_LENGTH:
+    if _GRID.fullmatch(grid) and len(grid) <= _MAX_NAME_LENGTH:
         return ""
-    allowed = f"at most {MAX_NAME_LENGTH} letters, digits and . _ + -, and starts with a letter, a digit or _"
-    return f"a grid's name has {allowed}; write {safe(grid)[:MAX_NAME_LENGTH]}"
+    allowed = f"at most {_MAX_NAME_LENGTH} letters, digits and . _ + -, and starts with a letter, a digit or _"
+    return f"a grid's name has {allowed}; write {safe(grid)[:_MAX_NAME_LENGTH]}"

@@ -12,15 +12,15 @@ from gpas_cli.grid.readers import add_problem
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.stage import MEASURED_COLUMNS
 
-MAX_CELLS = 100_000
-MAX_INCLUDE_DEPTH = 50
+_MAX_CELLS = 100_000
+_MAX_INCLUDE_DEPTH = 50
 
 
 def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) -> dict[str, Grid]:
-    """Return the grids whose includes end, whose conditions name what exists, and that are not too large.
+    """Return the grids without cyclic includes, unknown labels in conditions, or too many cells.
 
-    `declared` has None for a grid that could not be read. Adds the faults of all others to `problems`, also those of
-    tables, which leave a grid's cells as they are.
+    `declared` has None for a grid that could not be read. Adds the faults of all others to `problems`, also the faults
+    of tables, which leave a grid's cells as they are.
     """
     grids = {name: grid for name, grid in declared.items() if grid and _includes_known(grid, declared, problems)}
     kept: dict[str, Grid] = {}
@@ -63,8 +63,8 @@ def _include_fault(grids: Mapping[str, Grid], start: str) -> str:
         elif include.grid in grids and include.grid not in finished:
             trail.append(include.grid)
             pending.append(iter(grids[include.grid].include))
-            if len(trail) > MAX_INCLUDE_DEPTH:
-                return f"the includes are nested more than {MAX_INCLUDE_DEPTH} grids deep"
+            if len(trail) > _MAX_INCLUDE_DEPTH:
+                return f"the includes are nested more than {_MAX_INCLUDE_DEPTH} grids deep"
     return ""
 
 
@@ -82,9 +82,9 @@ def _reached(grids: Mapping[str, Grid], grid: Grid) -> list[Grid]:
 
 def _small_enough(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
     total = sum(part.max_cells() for part in _reached(grids, grid))
-    if total > MAX_CELLS:
-        add_problem(problems, ("grids", grid.name), f"up to {total:,} cells; at most {MAX_CELLS:,}", grid.mark)
-    return total <= MAX_CELLS
+    if total > _MAX_CELLS:
+        add_problem(problems, ("grids", grid.name), f"up to {total:,} cells; at most {_MAX_CELLS:,}", grid.mark)
+    return total <= _MAX_CELLS
 
 
 def _includes_exist(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:

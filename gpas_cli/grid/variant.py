@@ -1,6 +1,6 @@
 """Variants of declared cells: settings on the command line, and cells shrunk to a smoke test.
 
-`gpas train pre-s1 optim.lr=3e-3 gate=gpas` merges settings over those of the cell.
+`gpas train pre-s1 optim.lr=3e-3 gate=gpas` merges settings over the cell's.
 
 `--shrink` keeps the structure of a cell: the number of layers, scheme, gate, embedding, initialisation, family,
 objective, depth schedule, optimizer, learning rate and its schedule, precision, seed and the stages. Tiny become widths
@@ -154,13 +154,13 @@ def _declared(experiments: Experiments) -> dict[str, Entry]:
 
 
 UPDATES = 2
-BATCH_ROWS = 4
-ROW_TOKENS = 16
-EVAL_TOKENS = 256
-SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
-VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
-EMBEDDED = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
-CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
+_BATCH_ROWS = 4
+_ROW_TOKENS = 16
+_EVAL_TOKENS = 256
+_SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
+_VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
+_EMBEDDED = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
+_CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[P
     return replace(
         entry,
         cell=cell,
-        cadence=CADENCE,
+        cadence=_CADENCE,
         watch=Monitoring(),
         resources=Resources(compile="off"),
         kind_resources={},
@@ -238,7 +238,7 @@ def shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     values = cell.to_mapping()
     tiny = {
         **values,
-        "size": {**values["size"], **SIZE, "vocab": VOCABULARY + cell.objective.reserved},
+        "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
         "objective": {**values["objective"], **_objective(cell)},
         "data": {**values["data"], **_data(text)},
         "optim": {**values["optim"], **_optim(cell)},
@@ -252,10 +252,10 @@ def shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     if cell.parameters("texts") is not None:
         tiny["texts"] = {**values["texts"], "texts": [f"sample={text.validation}"], "max_length": 0, "limit": 2}
     if cell.parameters("downstream") is not None:
-        tiny["downstream"] = {**values["downstream"], **EMBEDDED, "shots": 0}
+        tiny["downstream"] = {**values["downstream"], **_EMBEDDED, "shots": 0}
     if cell.parameters("importance") is not None:
-        tasks = EMBEDDED if cell.parameters("importance").tasks else {}
-        tiny["importance"] = {**values["importance"], "eval_tokens": EVAL_TOKENS, **tasks}
+        tasks = _EMBEDDED if cell.parameters("importance").tasks else {}
+        tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **tasks}
     return tiny
 
 
@@ -266,7 +266,7 @@ def _objective(cell: Cell) -> dict[str, Any]:
 
 def _data(text: TinyText) -> dict[str, Any]:
     paths = {"source": "files", "path": text.training, "validation": text.validation, "text_field": "text"}
-    return {**paths, "tokenizer": "bpe", "length": ROW_TOKENS, "eval_tokens": EVAL_TOKENS}
+    return {**paths, "tokenizer": "bpe", "length": _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}
 
 
 def _optim(cell: Cell) -> dict[str, Any]:
@@ -277,9 +277,9 @@ def _optim(cell: Cell) -> dict[str, Any]:
         "steps": 2 * updates if optim.stop else updates,
         "stop": updates if optim.stop else 0,
         "warmup": min(1, optim.warmup),
-        "batch": BATCH_ROWS,
-        "mean_rows": BATCH_ROWS // 2 if optim.mean_rows else 0,
-        "validation_rows": BATCH_ROWS // 2 if optim.validation_rows else 0,
+        "batch": _BATCH_ROWS,
+        "mean_rows": _BATCH_ROWS // 2 if optim.mean_rows else 0,
+        "validation_rows": _BATCH_ROWS // 2 if optim.validation_rows else 0,
     }
     if isinstance(optim.decay_of_rate, WarmupStableDecay):
         found["decay"] = 1
@@ -310,9 +310,9 @@ def _finetune(text: TinyText) -> dict[str, Any]:
     return {
         "data": text.records,
         "validation": "",
-        "length": 4 * ROW_TOKENS,
+        "length": 4 * _ROW_TOKENS,
         "epochs": 1,
-        "batch": BATCH_ROWS,
+        "batch": _BATCH_ROWS,
         "warmup": 0,
     }
 

@@ -21,22 +21,22 @@ from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
-KEY_VERSION = "gpas-cell-1"
+_KEY_VERSION = "gpas-cell-1"
 
 
 def digest(spec: Mapping[str, Any]) -> str:
     """Return the key of a specification: 16 hexadecimal digits."""
-    return hashed(_text([KEY_VERSION, spec]))
+    return _hashed(_text([_KEY_VERSION, spec]))
 
 
-def hashed(text: str) -> str:
+def _hashed(text: str) -> str:
     """Return the key of a specification's canonical text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def text_around(spec: Mapping[str, Any], name: str) -> tuple[str, str]:
+def _text_around(spec: Mapping[str, Any], name: str) -> tuple[str, str]:
     """Return the canonical text before and after the value of `name`, which is neither the first nor the last name."""
-    before = _text([KEY_VERSION, {other: value for other, value in spec.items() if other < name}])
+    before = _text([_KEY_VERSION, {other: value for other, value in spec.items() if other < name}])
     after = _text({other: value for other, value in spec.items() if other > name})
     return f"{before[:-2]},{_text(name)}:", f",{after[1:]}]"
 
@@ -47,7 +47,7 @@ def _text(value: Any) -> str:
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
 # Parts that were added after keys were published: the key omits them while they have these values.
-USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth()}
+_USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth()}
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
 
 
@@ -99,7 +99,7 @@ class Cell:
         """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it."""
         teacher = self.teacher()
         before, after = self._text_around_seed
-        first = hashed(f"{before}{self.seed}{after}")
+        first = _hashed(f"{before}{self.seed}{after}")
         chain = [Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ())]
         for stage in self.later:
             trained = _last_training(chain).key
@@ -110,7 +110,7 @@ class Cell:
     @cached_property
     def _text_around_seed(self) -> tuple[str, str]:
         """The text that the first stage's key hashes, before and after the seed. Cells that differ in it share both."""
-        return text_around(self._without_later(for_key=True), "seed")
+        return _text_around(self._without_later(for_key=True), "seed")
 
     @cached_property
     def seedless(self) -> Hashable:
@@ -119,7 +119,7 @@ class Cell:
 
     @property
     def text_vocab(self) -> int:
-        """The number of ids that the tokenizer has: those of the network without the objective's own."""
+        """The number of ids that the tokenizer has: the network's without the objective's own."""
         return self.model.size.vocab - self.objective.reserved
 
     @property
@@ -148,7 +148,7 @@ class Cell:
 
     @property
     def trained_precision(self) -> str:
-        """The precision of the last training: its own if its parameters have one, else that of pretraining."""
+        """The precision of the last training: its own if its parameters have one, else pretraining's."""
         own = getattr(self.parameters(self.trained.kind), "precision", None)
         return own or self.precision
 
@@ -178,12 +178,14 @@ class Cell:
     def _without_later(self, *, for_key: bool = False) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in TRAINING_PARTS}
         if for_key:
-            parts = {name: part for name, part in parts.items() if name not in USUAL_PARTS or part != USUAL_PARTS[name]}
-        training = {name: part_as_mapping(part, for_key=for_key) for name, part in parts.items()}
+            parts = {
+                name: part for name, part in parts.items() if name not in _USUAL_PARTS or part != _USUAL_PARTS[name]
+            }
+        training = {name: _part_as_mapping(part, for_key=for_key) for name, part in parts.items()}
         return {**self.model.to_mapping(for_key=for_key), **training}
 
 
-def part_as_mapping(part: Any, *, for_key: bool = False) -> Any:
+def _part_as_mapping(part: Any, *, for_key: bool = False) -> Any:
     """Return a part of a cell as JSON-ready data."""
     return part.to_mapping(for_key=for_key) if isinstance(part, Depth) else parse.plain(part, for_key=for_key)
 

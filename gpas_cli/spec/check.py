@@ -28,7 +28,7 @@ from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.objective import Masked, Objective
 from gpas_cli.spec.optim import Optim, unread_settings
 
-GPT2_IDS = 50_257
+_GPT2_IDS = 50_257
 
 
 def canonical_model(model: Model) -> Model:
@@ -277,8 +277,10 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
     family = model.family
     if family.positions == "learned" and family.context < data.length:
         yield Problem(("family", "context"), f"{family.context} is shorter than a row of {data.length} tokens")
-    if data.tokenizer == "gpt2" and vocab < GPT2_IDS:
-        yield Problem(("size", "vocab"), f"{vocab} is smaller than GPT-2's {GPT2_IDS} ids; set size.vocab: {GPT2_IDS}")
+    if data.tokenizer == "gpt2" and vocab < _GPT2_IDS:
+        yield Problem(
+            ("size", "vocab"), f"{vocab} is smaller than GPT-2's {_GPT2_IDS} ids; set size.vocab: {_GPT2_IDS}"
+        )
     if data.tokenizer == "t5" and vocab < 32_000:
         remedy = f"set size.vocab: {32_000 + own}" if own else "set data.tokenizer: bpe"
         remedy += " (unless set, data is c4 and its tokenizer t5)"

@@ -91,7 +91,7 @@ def whole_flops_per_token(cell: CellParts) -> float:
 
 
 def relative_flops(cell: CellParts, first: int = 1, last: int = 0) -> float:
-    """Return the cost of the updates first..last (by default all) as a share of that of as many with all layers.
+    """Return the cost of the updates first..last (by default all) over the cost of as many with all layers.
 
     Counted as RaPTr counts it, by the expected number of layers alone (appendix C): without the head.
     """
@@ -99,7 +99,7 @@ def relative_flops(cell: CellParts, first: int = 1, last: int = 0) -> float:
 
 
 def computed_flops(cell: CellParts, first: int = 1, last: int = 0) -> float:
-    """Return the FLOPs of the updates first..last (by default all) as a share of those of as many with all layers."""
+    """Return the FLOPs of the updates first..last (by default all) over the FLOPs of as many with all layers."""
     return flops_per_token(cell, cell.layer_schedule.average(first, last)) / whole_flops_per_token(cell)
 
 
@@ -131,17 +131,17 @@ def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
     return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)
 
 
-WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
 _PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # per element of the factors of a matrix product
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
-STATE_FRACTION = 0.4
+_STATE_FRACTION = 0.4
 USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
 # Logits that exist at once on a GPU, which needs larger products than a CPU: 2,097 tokens of 32,000 logits, 128 MB of
 # bfloat16 or 256 MB of float32.
 GPU_LOGITS = 2**26
 # With fewer tokens at once a GPU is poorly used, and under fsdp communication takes too much of the time.
-EFFICIENT_TOKENS = 4096
-_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides those of a table
+_EFFICIENT_TOKENS = 4096
+_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides the gradient of a table
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,12 @@ class DeviceMemory:
 
 def state_bytes(cell: CellParts) -> int:
     """Return the bytes of weights, gradients and optimizer state, over all devices."""
-    return 2 * WEIGHT_BYTES[cell.precision] * parameters(cell) + _optimizer_bytes(cell)
+    return 2 * _WEIGHT_BYTES[cell.precision] * parameters(cell) + _optimizer_bytes(cell)
 
 
 def _optimizer_bytes(cell: CellParts) -> int:
     kind = cell.optim.kind
-    weight = WEIGHT_BYTES[cell.precision]
+    weight = _WEIGHT_BYTES[cell.precision]
     return sum(count * kind.state_bytes(what, shape, weight) for what, shape, count in _matrices(cell.model))
 
 
@@ -200,7 +200,7 @@ def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
 def activation_bytes(model: Model, precision: str, *, recompute: bool = False) -> int:
     """Return the bytes per token that a forward pass saves for the backward pass; with `recompute` only the inputs of
     the layers. Logits are computed in chunks and do not count."""
-    wide = WEIGHT_BYTES[precision]
+    wide = _WEIGHT_BYTES[precision]
     layers = model.size.layers
     saved = [wide * model.size.hidden] * layers
     if not recompute:
@@ -211,7 +211,7 @@ def activation_bytes(model: Model, precision: str, *, recompute: bool = False) -
 def _layer_bytes(model: Model, precision: str, layer: int) -> int:
     """Return the bytes per token that a layer saves: the inputs of its norms and of its products, q, k, v, the output
     of attention and the logarithms of its sums, and what enters the last product of the feed-forward network."""
-    wide, narrow = WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
+    wide, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
     wiring = model.wiring(layer)
     # Autocast casts the input of every product by itself.
     inputs = 2 if wide == narrow else 5 if model.family.ffn == "swiglu" else 4
@@ -251,7 +251,7 @@ def _in_layer(cell: CellParts) -> int:
 def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
     """Return `gathered`, `activations` and `working` of `DeviceMemory`."""
     model, precision = cell.model, cell.precision
-    weight, narrow = WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
+    weight, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
     tokens = rows * cell.data.length
     table = model.size.vocab * model.size.hidden
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
@@ -284,7 +284,7 @@ def _head_bytes(precision: str, table: int, logits: int) -> int:
 
 
 def predicted(cell: CellParts, resources: Resources, device_bytes: int, devices: int = 0) -> DeviceMemory:
-    """Return the memory of each of `devices` GPUs (0: those of `resources`) with `device_bytes` of memory, and how the
+    """Return the memory of each of `devices` GPUs (0: as in `resources`) with `device_bytes` of memory, and how the
     trainer distributes the network over them.
 
     A network whose weights, gradients and optimizer state leave most of a device free is replicated, any other sharded.
@@ -297,7 +297,7 @@ def predicted(cell: CellParts, resources: Resources, device_bytes: int, devices:
     recomputed = _on_device(cell, resources, device_bytes, devices, recompute=True)
     if resources.activation_checkpointing == "blocks":
         return recomputed
-    enough = min(most_rows(cell, devices, resources.micro_batch), math.ceil(EFFICIENT_TOKENS / cell.data.length))
+    enough = min(most_rows(cell, devices, resources.micro_batch), math.ceil(_EFFICIENT_TOKENS / cell.data.length))
     return kept if kept.fits and kept.micro_batch >= enough else recomputed
 
 
@@ -323,7 +323,7 @@ def _on_device(
 ) -> DeviceMemory:
     strategy = _strategy(cell, resources, device_bytes, devices)
     shards = devices if strategy == "fsdp" else 1
-    weights = WEIGHT_BYTES[cell.precision] * parameters(cell) // shards
+    weights = _WEIGHT_BYTES[cell.precision] * parameters(cell) // shards
     state = _optimizer_bytes(cell) // shards
     most = most_rows(cell, devices, resources.micro_batch)
     free = int(USABLE_FRACTION * device_bytes) - 2 * weights - state
@@ -338,4 +338,4 @@ def _strategy(cell: CellParts, resources: Resources, device_bytes: int, devices:
         return "none"
     if resources.strategy != "auto":
         return resources.strategy
-    return "fsdp" if state_bytes(cell) > STATE_FRACTION * device_bytes else "ddp"
+    return "fsdp" if state_bytes(cell) > _STATE_FRACTION * device_bytes else "ddp"

@@ -24,7 +24,7 @@ class Data:
     layout: `pack` joins the documents and cuts them into rows; `pad` makes one row of each document, truncated or
     padded, like the reference. The default of `source: files` is `pack`, since `pad` truncates long documents.
     documents: of `pack`, whether the documents of a row are `joined`, so that a token attends to all tokens before it,
-    or `separate`: it attends to those of its own document, and positions start again with every document.
+    or `separate`: it attends only to its own document, and positions start again with every document.
     length: tokens per row. eval_tokens: predicted validation tokens per evaluation, at most.
     """
 

@@ -203,8 +203,8 @@ def limit_of(depth: Depth, layers: int, steps: int) -> float:
 class ResolvedDepth:
     """The canonical spelling of a section, without `average` and `work_of`, and what it decides about the recipe.
 
-    steps: the number of updates; with `work_of`, that of equal work. last_stage: the updates of the last stage, None
-    without stages; with `work_of`, its share of the updates is that in the stages that `work_of` names.
+    steps: the number of updates; with `work_of`, as many as cost the same work. last_stage: the updates of the last
+    stage, None without stages; with `work_of`, its share of the updates is as in the stages that `work_of` names.
     """
 
     depth: Depth

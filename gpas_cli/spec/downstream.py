@@ -19,8 +19,8 @@ from gpas_cli.spec.parse import setting
 
 DIGEST_DIGITS = 12
 LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
-LOCAL_QUESTIONS = 2000  # assumed for a local file, to estimate the cost before the file is read
-LOCAL_TOKENS = 150  # assumed for a question and all its choices
+_LOCAL_QUESTIONS = 2000  # assumed for a local file, to estimate the cost before the file is read
+_LOCAL_TOKENS = 150  # assumed for a question and all its choices
 EMBEDDED_QUESTIONS = 1200
 
 
@@ -75,10 +75,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "spike": ("wikitext", "lambada_openai"),  # the evaluation texts of Spike No More
     "embedded": tuple(name for name, task in KNOWN_TASKS.items() if task.embedded),
 }
-AVERAGES = {"average_paper": PAPER, "average_poster": POSTER}
-AVERAGE = "average"  # the average over any other list of tasks
-OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # titles of tasks that are always local files
-AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", AVERAGE: "average"}
+_AVERAGES = {"average_paper": PAPER, "average_poster": POSTER}
+_AVERAGE = "average"  # the average over any other list of tasks
+_OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # titles of tasks that are always local files
+AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average"}
 
 
 def task_problem(name: str) -> str:
@@ -107,7 +107,7 @@ def local_file(task: str) -> str:
 
 
 def measure_of(task: str) -> str:
-    """Return the score of a task that tables show; that of local tasks is acc."""
+    """Return the score of a task that tables show; local tasks have acc."""
     known = KNOWN_TASKS.get(base_name(task))
     return known.measure if known else "acc"
 
@@ -117,20 +117,20 @@ def task_title(task: str) -> str:
     if task in AVERAGE_TITLES:
         return AVERAGE_TITLES[task]
     known = KNOWN_TASKS.get(base_name(task))
-    title = known.title if known else OTHER_TITLES.get(base_name(task), base_name(task))
+    title = known.title if known else _OTHER_TITLES.get(base_name(task), base_name(task))
     return f"{title} (local)" if known and is_local(task) else title
 
 
 def averages(tasks: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the averages of accuracy that a list of tasks has: name -> the tasks in it.
 
-    They are those of the paper and of the poster if all their tasks are in the list, otherwise one over all tasks.
+    The averages of the paper and of the poster if all their tasks are in the list, otherwise one over all tasks.
     """
     mine = {base_name(task): task for task in tasks if measure_of(task) == "acc"}
-    whole = {name: needed for name, needed in AVERAGES.items() if mine.keys() >= set(needed)}
+    whole = {name: needed for name, needed in _AVERAGES.items() if mine.keys() >= set(needed)}
     if whole:
         return {name: tuple(mine[task] for task in needed) for name, needed in whole.items()}
-    return {AVERAGE: tuple(mine.values())} if mine else {}
+    return {_AVERAGE: tuple(mine.values())} if mine else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Downstream:
 
     tasks: names of tasks and groups; groups are replaced by their tasks. shots: answered examples before each question.
     max_length: tokens of a question with a choice; longer ones lose their beginning. limit: score only the first
-    questions of each task, for a quick look; 0 scores all.
+    questions of each task, for a quick check; 0 scores all.
     """
 
     tasks: tuple[str, ...] = setting(PAPER, check=task_problem)
@@ -189,13 +189,13 @@ def skipped_note(task: str, skipped: float, scored: int) -> str:
 
 
 # Metrics that are reported for each task -> the names of the scores that they show.
-ACCURACY = "accuracy"
-BY_TASK = {ACCURACY: ("acc",), "accuracy_norm": ("acc_norm",), "task_perplexity": ("perplexity", "word_perplexity")}
+_ACCURACY = "accuracy"
+BY_TASK = {_ACCURACY: ("acc",), "accuracy_norm": ("acc_norm",), "task_perplexity": ("perplexity", "word_perplexity")}
 
 
 def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
     """Return the tasks that report `metric`, one of BY_TASK, and their averages if there are several."""
-    if metric == ACCURACY:
+    if metric == _ACCURACY:
         mine = tuple(task for task in tasks if measure_of(task) == "acc")
         return (*mine, *averages(tasks)) if len(mine) > 1 else mine
     if metric == "accuracy_norm":
@@ -205,7 +205,7 @@ def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
 
 def headline(tasks: Sequence[str], metric: str) -> str:
     """Return the task or average that a table without a column for each task shows: the last of its columns."""
-    return next(reversed(columns(tasks, metric)), AVERAGE)
+    return next(reversed(columns(tasks, metric)), _AVERAGE)
 
 
 def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) -> dict[str, float]:
@@ -220,10 +220,10 @@ def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) ->
             if value is not None and task in columns([task], metric):
                 found[f"{metric}/{task}"] = value if metric == "task_perplexity" else 100 * value
     for name, needed in averages(tasks).items():
-        values = [found.get(f"{ACCURACY}/{task}") for task in needed]
+        values = [found.get(f"{_ACCURACY}/{task}") for task in needed]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            found[f"{ACCURACY}/{name}"] = sum(known) / len(known)
+            found[f"{_ACCURACY}/{name}"] = sum(known) / len(known)
     return found
 
 
@@ -232,13 +232,13 @@ def downstream_tokens(section: Downstream) -> float:
     total = 0.0
     for name in section.tasks:
         known = KNOWN_TASKS.get(name)
-        questions = known.questions if known else LOCAL_QUESTIONS
-        tokens = known.tokens if known else LOCAL_TOKENS
+        questions = known.questions if known else _LOCAL_QUESTIONS
+        tokens = known.tokens if known else _LOCAL_TOKENS
         total += min(questions, section.limit or questions) * tokens * (1 + section.shots)
     return total
 
 
-LOCAL_TEXT_TOKENS = 250_000  # assumed for a local text, to estimate the cost before the text is read
+_LOCAL_TEXT_TOKENS = 250_000  # assumed for a local text, to estimate the cost before the text is read
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 
 
@@ -281,7 +281,7 @@ KNOWN_TEXTS: dict[str, KnownText] = {
 }
 
 
-def text_problem(text: str) -> str:
+def _text_problem(text: str) -> str:
     """Return what is wrong with the name of a text, "" if nothing is."""
     if text in KNOWN_TEXTS or local_path(text):
         return ""
@@ -310,10 +310,10 @@ class Texts:
     texts: names, or paths of local .txt, .jsonl, .jsonl.gz and .parquet files, relative to experiments.yaml.
     max_length: tokens that the network is given at once, 0 for the length of the rows that it was trained on; longer
     documents are divided, and every token is predicted once. limit: score only the first documents of each text, for a
-    quick look; 0 scores all.
+    quick check; 0 scores all.
     """
 
-    texts: tuple[str, ...] = setting(tuple(KNOWN_TEXTS), check=text_problem)
+    texts: tuple[str, ...] = setting(tuple(KNOWN_TEXTS), check=_text_problem)
     max_length: int = setting(0, low=0, high=1_048_576)
     limit: int = setting(0, low=0)
 
@@ -341,4 +341,4 @@ BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
 
 def tokens_of(texts: Sequence[str]) -> float:
     """Return about how many tokens the texts have."""
-    return float(sum(KNOWN_TEXTS[text].tokens if text in KNOWN_TEXTS else LOCAL_TEXT_TOKENS for text in texts))
+    return float(sum(KNOWN_TEXTS[text].tokens if text in KNOWN_TEXTS else _LOCAL_TEXT_TOKENS for text in texts))

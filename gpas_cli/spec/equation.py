@@ -96,7 +96,7 @@ def family(model: Model) -> str:
     return "; ".join(text for name, text in descriptions.items() if getattr(parts, name) != getattr(llama, name))
 
 
-def norm_starts(wiring: Wiring) -> str:
+def _norm_starts(wiring: Wiring) -> str:
     """Describe the initial values of a layer's norm weights that are not 1."""
     norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
     starts = {norm.init for norm in norms if norm is not None and norm.init != 1}
@@ -109,7 +109,7 @@ def description(model: Model) -> list[str]:
     for first, last, text in equations(model):
         where = f"layers {first}-{last}" if last > first else f"layer {first}"
         lines.append(f"{where:<14} x <- {text}")
-    starts = norm_starts(model.wiring(model.size.layers))
+    starts = _norm_starts(model.wiring(model.size.layers))
     rest = (f"last layer: {starts}" if starts else "", family(model), _gate_line(model) if model.gate else "")
     return [*lines, *filter(None, rest)]
 

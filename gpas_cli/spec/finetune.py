@@ -16,10 +16,10 @@ COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"
 # Commonsense170K: records, and tokens of T5's tokenizer with the template `alpaca` (four of its tasks measured: 84 to
 # 100 a record).
-COMMONSENSE_EXAMPLES = 170_420
+_COMMONSENSE_EXAMPLES = 170_420
 COMMONSENSE_TOKENS = 16_000_000
 EMBEDDED_EXAMPLES = 6_000
-EMBEDDED_TOKENS_PER_EXAMPLE = 110
+_EMBEDDED_TOKENS_PER_EXAMPLE = 110
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class Finetune:
     uniformly and again every `lisa_interval` updates; `full` trains all layers. lisa_state: the optimizer state of a
     layer that is no longer drawn is kept until it is drawn again (`keep`, as in the reference), or dropped (`reset`).
 
-    The number of updates is epochs * rows / batch, rounded up. precision and seed: by default those of pretraining; the
-    seed decides the order of the rows and the layers that are drawn. The other fields are those of a recipe.
+    The number of updates is epochs * rows / batch, rounded up. precision and seed: by default pretraining's; the
+    seed decides the order of the rows and the layers that are drawn. The other fields are as in a recipe.
     """
 
     data: str = setting(COMMONSENSE)
@@ -128,7 +128,7 @@ class Finetune:
 
     def with_cost_of(self, examples: int, tokens: int) -> Finetune:
         """Return settings that cost with Commonsense170K what these cost with data of this size."""
-        share = examples / COMMONSENSE_EXAMPLES if self.layout == "pad" else tokens / COMMONSENSE_TOKENS
+        share = examples / _COMMONSENSE_EXAMPLES if self.layout == "pad" else tokens / COMMONSENSE_TOKENS
         return replace(self, epochs=self.epochs * share)  # type: ignore[arg-type]
 
     def optim(self, steps: int) -> Optim:
@@ -172,5 +172,5 @@ def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
 def _amount(spec: Finetune) -> tuple[int, int]:
     """Return the examples and tokens of an epoch; other data count as Commonsense170K (see `with_cost_of`)."""
     if spec.data == EMBEDDED:
-        return EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * EMBEDDED_TOKENS_PER_EXAMPLE
-    return COMMONSENSE_EXAMPLES, COMMONSENSE_TOKENS
+        return EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * _EMBEDDED_TOKENS_PER_EXAMPLE
+    return _COMMONSENSE_EXAMPLES, COMMONSENSE_TOKENS

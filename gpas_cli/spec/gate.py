@@ -17,8 +17,8 @@ from gpas_cli.errors import nearest
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.spec.parse import setting
 
-ALPHA = "alpha"
-MAX_LENGTH = 200  # characters of a formula, which bound the depth of its tree
+_ALPHA = "alpha"
+_MAX_LENGTH = 200  # characters of a formula, which bound the depth of its tree
 SAMPLES = [0.37 * step for step in range(-54, 55)]  # where a formula is compared with the named activations
 
 ACTIVATIONS: dict[str, str] = {
@@ -52,7 +52,7 @@ FUNCTIONS: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] 
 }
 # Functions of two arguments that return one of them: the first if this holds, otherwise the second.
 CHOICES: dict[str, Callable[[float, float], bool]] = {"max": lambda a, b: a > b, "min": lambda a, b: a < b}
-OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ def activation_fault(text: str) -> str:
     """Return what is wrong with the name or formula of an activation, or ""."""
     if text in ACTIVATIONS:
         return ""
-    if text.replace("-", "").replace("_", "").isalnum() and ALPHA not in text:
+    if text.replace("-", "").replace("_", "").isalnum() and _ALPHA not in text:
         return f"unknown value '{text}'; {nearest(text, (*ACTIVATIONS, 'a formula of alpha'))}"
-    if len(text) > MAX_LENGTH:
-        return f"a formula has at most {MAX_LENGTH} characters, this one {len(text)}"
+    if len(text) > _MAX_LENGTH:
+        return f"a formula has at most {_MAX_LENGTH} characters, this one {len(text)}"
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
@@ -150,7 +150,7 @@ def activation_fault(text: str) -> str:
     if fault := next(_faults(tree), ""):
         return fault
     if not _contains_alpha(tree):
-        return f"the formula '{text}' does not contain {ALPHA}"
+        return f"the formula '{text}' does not contain {_ALPHA}"
     same = next((name for name in ACTIVATIONS if _equal(activation(name), activation(text))), "")
     return f"the formula '{text}' is {same}; write activation: {same}" if same else ""
 
@@ -160,19 +160,19 @@ def _equal(one: Activation, other: Activation) -> bool:
 
 
 def _contains_alpha(tree: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == ALPHA for node in ast.walk(tree))
+    return any(isinstance(node, ast.Name) and node.id == _ALPHA for node in ast.walk(tree))
 
 
 def _faults(node: ast.expr) -> Iterator[str]:
     match node:
         case ast.Name(id=name):
-            if name != ALPHA:
-                yield f"unknown name '{name}' in a formula; write {ALPHA}, numbers and functions such as tanh(alpha)"
+            if name != _ALPHA:
+                yield f"unknown name '{name}' in a formula; write {_ALPHA}, numbers and functions such as tanh(alpha)"
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool) and abs(number) <= 1e100:
             pass
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             yield from _faults(inner)
-        case ast.BinOp(left=left, op=operator, right=right) if isinstance(operator, OPERATORS):
+        case ast.BinOp(left=left, op=operator, right=right) if isinstance(operator, _OPERATORS):
             if isinstance(operator, ast.Pow) and _contains_alpha(right):
                 yield f"the exponent {ast.unparse(right)} is not a number; write exp(...)"
             yield from (*_faults(left), *_faults(right))

@@ -3,7 +3,7 @@
 size: the shape. Parameter count = 2 V d + L (4 d^2 + 3 d f + norms d) + d, without gates.
 embed: the stages after the embedding's lookup (Spike No More, section 4 and appendix).
 init: the choice of initialisation, whose rules `gpas_cli.model.init` implements.
-family: the parts of a decoder other than the wiring of its norms: those of LLaMA (the GPAS experiments), GPT or BERT.
+family: the parts of a decoder other than the wiring of its norms: LLaMA's (the GPAS experiments), GPT's or BERT's.
 
 At the end stand the two conditions of Spike No More for a stable network at initialisation: a large shortcut, the
 stream that enters the first layer with a standard deviation close to 1, and small sub-layers, whose output matrices
@@ -24,7 +24,7 @@ from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.norm import Norm, Scheme, Wiring
 from gpas_cli.spec.parse import setting
 
-NORMS = ("rmsnorm", "layernorm")
+_NORMS = ("rmsnorm", "layernorm")
 FFNS = ("swiglu", "gelu", "relu", "silu")
 
 
@@ -46,17 +46,17 @@ class Family:
     tokens have the first type: the same vector is added to all of them. head_transform: N(gelu(W x)) between the final
     norm and the head, the transform of BERT's head.
 
-    `bert` is the network of Devlin et al. 2018; the place of its norms is that of the scheme (`norm: post` in the
+    `bert` is the network of Devlin et al. 2018; the scheme decides the place of its norms (`norm: post` in the
     paper, `pre` in Megatron-LM). As with all schemes, a final norm follows the last layer. Its head has no bias, and
     dropout is not implemented. BERT's eps is `size: {eps: 1e-12}`.
 
     `gpt` is the network of Spike No More. The paper names the GPT series and Megatron-LM, shows biases (footnote 2),
     W_1 and W_2, and its 350M network (24 layers of 1024, ffn 4096) has 350M parameters only if head and embedding are
-    tied. It does not state the positions; those of GPT and Megatron-LM are learned. Its dropout of 0.1 is not
+    tied. It does not state the positions; GPT and Megatron-LM learn them. Its dropout of 0.1 is not
     implemented. GPT's eps is `size: {eps: 1e-5}`.
     """
 
-    norm: str = setting("rmsnorm", choices=NORMS, omit_default_from_key=True)
+    norm: str = setting("rmsnorm", choices=_NORMS, omit_default_from_key=True)
     ffn: str = setting("swiglu", choices=FFNS, omit_default_from_key=True)
     positions: str = setting("rotary", choices=("rotary", "learned"), omit_default_from_key=True)
     context: int = setting(2048, low=1, high=1_048_576, omit_default_from_key=True)
@@ -121,7 +121,7 @@ def small_std(hidden: int) -> float:
 
 
 def usual_embed_std(preset: str, std: float, hidden: int, *, tied: bool) -> float:
-    """Return the default of `embed_std`: that of the matrices if the embedding is also the head, else sqrt(2/5)."""
+    """Return the default of `embed_std`: the matrices' if the embedding is also the head, else sqrt(2/5)."""
     if not tied:
         return Init().embed_std
     return small_std(hidden) if preset == "small" else std
@@ -205,7 +205,7 @@ _REFERENCE_ROWS = {
 
 
 def usual_validation_rows(size: Size, batch: int) -> int:
-    """Return the rows of a validation batch: the reference's for its sizes, else those of a training batch."""
+    """Return the rows of a validation batch: the reference's for its sizes, else as many as a training batch has."""
     return _REFERENCE_ROWS.get(size, batch)
 
 
@@ -272,12 +272,12 @@ def _plain(value: Any) -> Any:
 
 
 # In the paper Scaled Embed, at sqrt(2/5) = 0.63, and Embed LN, at 1, have a large shortcut; vanilla has 0.02 to 0.013.
-LARGE = 0.5
-TOO_LARGE = 2.0  # the paper's networks with 5 and 50 are worse than with 1 (Figure 11)
-SMALL_PRESETS = ("scaled", "small")
+_LARGE = 0.5
+_TOO_LARGE = 2.0  # the paper's networks with 5 and 50 are worse than with 1 (Figure 11)
+_SMALL_PRESETS = ("scaled", "small")
 
 
-def embedding_std(model: Model) -> float:
+def _embedding_std(model: Model) -> float:
     """Return the standard deviation of the embedding table's elements at initialisation."""
     return _xavier(model.size.vocab, model.size.hidden) if model.init.everywhere else model.init.embed_std
 
@@ -286,7 +286,7 @@ def shortcut_std(model: Model) -> float:
     """Return the standard deviation of the stream that enters the first layer, after the stages and with positions."""
     if model.family.input_norm:
         return 1.0
-    std = embedding_std(model)
+    std = _embedding_std(model)
     for stage in model.embed.stages:
         if stage == "scale":
             std *= model.embed.factor(model.size.hidden)
@@ -297,12 +297,12 @@ def shortcut_std(model: Model) -> float:
 
 def has_large_shortcut(model: Model) -> bool:
     """Return whether the stream starts with a standard deviation of about 1, or more."""
-    return shortcut_std(model) >= LARGE
+    return shortcut_std(model) >= _LARGE
 
 
 def has_small_sublayers(model: Model) -> bool:
     """Return whether the initialisation scales the output matrices of sub-layers by 1/sqrt(2L)."""
-    return model.init.preset in SMALL_PRESETS
+    return model.init.preset in _SMALL_PRESETS
 
 
 def conditions(model: Model) -> str:
@@ -315,15 +315,15 @@ def conditions(model: Model) -> str:
 def remark(model: Model) -> str:
     """Return how the shortcut differs from what the names of the settings suggest, "" if it does not."""
     std = shortcut_std(model)
-    if "scale" in model.embed.stages and model.embed.multiplier is None and std > TOO_LARGE:
+    if "scale" in model.embed.stages and model.embed.multiplier is None and std > _TOO_LARGE:
         return (
-            f"embed: scaled multiplies an embedding of std {embedding_std(model):.3g}, so the stream starts at "
+            f"embed: scaled multiplies an embedding of std {_embedding_std(model):.3g}, so the stream starts at "
             f"{std:.3g}; Scaled Embed of Spike No More starts at 0.632: set init.embed_std or embed.multiplier"
         )
-    if model.init.preset == "small" and model.embed.stages in ((), ("detach",)) and std >= LARGE:
+    if model.init.preset == "small" and model.embed.stages in ((), ("detach",)) and std >= _LARGE:
         small = small_std(model.size.hidden)
         return (
-            f"init: small starts the embedding at std {embedding_std(model):.3g}, a large shortcut; the vanilla of "
+            f"init: small starts the embedding at std {_embedding_std(model):.3g}, a large shortcut; the vanilla of "
             f"Spike No More starts at sqrt(2/(5d)) = {small:.3g}: set init.embed_std or use family: gpt"
         )
     return ""

@@ -17,8 +17,8 @@ from gpas_cli.spec.parse import setting
 # The first tokens of rows by denoiser, in the order of their ids.
 MODES = ("r", "s", "x")
 # Two tokens, one of them replaced by a sentinel and predicted after it, an end token and a mode.
-SHORTEST_ROW = 8
-LONGEST_MEAN = 10_000  # tokens of a span
+_SHORTEST_ROW = 8
+_LONGEST_MEAN = 10_000  # tokens of a span
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def parse_denoiser(text: str) -> Denoiser:
         raise ValueError(text)
     rate = float(numbers[-1])
     mean = float(numbers[0]) if mode != "s" else 0.0
-    if not 0 < rate < 1 or (mode != "s" and not 1 <= mean <= LONGEST_MEAN):
+    if not 0 < rate < 1 or (mode != "s" and not 1 <= mean <= _LONGEST_MEAN):
         raise ValueError(text)
     return Denoiser(mode, mean, rate)
 
 
-def denoiser_problem(text: str) -> str:
+def _denoiser_problem(text: str) -> str:
     """Return what is wrong with the description of a denoiser, "" if nothing is."""
     try:
         parse_denoiser(text)
@@ -205,7 +205,7 @@ class Spans(Objective):
     """
 
     kind: str = setting("span", choices=("span",))
-    denoisers: tuple[str, ...] = setting(("r 3 0.15",), check=denoiser_problem)
+    denoisers: tuple[str, ...] = setting(("r 3 0.15",), check=_denoiser_problem)
     modes: bool = setting(False)
     sentinels: int = setting(100, low=1, high=10_000)
 
@@ -238,8 +238,8 @@ class Spans(Objective):
             yield Problem(("denoisers",), "names no denoiser")
 
     def problems_in(self, length: int) -> Iterator[Problem]:
-        if length < SHORTEST_ROW:
-            yield Problem((), f"{self.kind} needs rows of at least {SHORTEST_ROW} tokens; data.length is {length}")
+        if length < _SHORTEST_ROW:
+            yield Problem((), f"{self.kind} needs rows of at least {_SHORTEST_ROW} tokens; data.length is {length}")
             return
         needed = max(one.spans(one.fitting(length, length + 1 - self.overhead)) for one in self.each)
         if needed > self.sentinels:

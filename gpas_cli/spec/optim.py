@@ -16,7 +16,7 @@ from gpas_cli.errors import Problem
 from gpas_cli.spec.parse import setting, settings_of
 
 MATRIX, TABLE, VECTOR = "matrix", "table", "vector"
-ROLES = (MATRIX, TABLE, VECTOR)
+_ROLES = (MATRIX, TABLE, VECTOR)
 
 
 def role(name: str, dimensions: int) -> str:
@@ -31,12 +31,12 @@ def role(name: str, dimensions: int) -> str:
 class StateTensor:
     """A state tensor that an optimizer keeps for each parameter of some roles.
 
-    shape: that of the `parameter`; `rows`, a number for each row, (rows, 1); or `columns`, (1, columns). It has the
+    shape: the `parameter`'s; `rows`, a number for each row, (rows, 1); or `columns`, (1, columns). It has the
     dtype of its parameter, or float32 if `wide`.
     """
 
     name: str
-    roles: tuple[str, ...] = ROLES
+    roles: tuple[str, ...] = _ROLES
     shape: str = "parameter"
     wide: bool = False
 
@@ -158,7 +158,7 @@ def unread_settings(kind: OptimizerKind) -> set[str]:
     return {name for other in OPTIMIZERS.values() for name in other.settings} - set(kind.settings)
 
 
-LAST_STAGE = "last-stage"  # a decay as long as the last stage of `depth`
+_LAST_STAGE = "last-stage"  # a decay as long as the last stage of `depth`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class Constant(Schedule):
 class InverseSqrt(Schedule):
     """sqrt(timescale / k) of the peak rate (Vaswani et al. 2017; T5 and UL2 with Adafactor).
 
-    timescale: the update until which the rate is at its peak and after which it falls; 0: that of the warm-up.
+    timescale: the update until which the rate is at its peak and after which it falls; 0: the end of the warm-up.
     """
 
     reads_min_ratio = False
@@ -243,7 +243,7 @@ class WarmupStableDecay(Schedule):
     or `exponential`, min_ratio^p.
     """
 
-    decay: float | str = setting(0.2, choices=(LAST_STAGE,), above=0, high=100_000_000)
+    decay: float | str = setting(0.2, choices=(_LAST_STAGE,), above=0, high=100_000_000)
     decay_shape: str = setting("linear", choices=("linear", "cosine", "sqrt", "exponential"))
 
     def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
@@ -257,13 +257,13 @@ class WarmupStableDecay(Schedule):
         return floor + (1 - floor) * shape[self.decay_shape]
 
     def canonical(self, warmup: int, steps: int, last_stage: int | None = None) -> Schedule:
-        if self.decay == LAST_STAGE and last_stage is None:
+        if self.decay == _LAST_STAGE and last_stage is None:
             return self
-        updates = last_stage if self.decay == LAST_STAGE and last_stage else self._updates(steps)
+        updates = last_stage if self.decay == _LAST_STAGE and last_stage else self._updates(steps)
         return replace(self, decay=updates / steps) if updates < steps else replace(self, decay=float(updates))
 
     def problems(self, warmup: int, steps: int | None, floor: float) -> Iterator[Problem]:
-        if self.decay == LAST_STAGE:
+        if self.decay == _LAST_STAGE:
             yield Problem(("decay",), "last-stage needs a depth with stages; write a share of the steps, as in 0.25")
         elif steps is not None and steps - self._updates(steps) <= warmup:
             yield Problem(
@@ -353,7 +353,7 @@ class Optim:
 
     @property
     def rows(self) -> int:
-        """The number of sequences in the whole schedule, from which those of every update are drawn."""
+        """The number of sequences in the whole schedule, from which every update draws its sequences."""
         return self.steps * self.batch
 
     @property
@@ -380,7 +380,7 @@ class Optim:
         return f"{rows} rows cannot be shared evenly by {processes} processes; nearest: {nearest}"
 
     def learning_rate(self, update: int) -> float:
-        """Return the learning rate of update `update` = 1, 2, ..., `steps`; with warm-up, that of update 1 is 0.
+        """Return the learning rate of update `update` = 1, 2, ..., `steps`; with warm-up, update 1 has 0.
 
         The reference performs `steps` + 1 updates, the last one at 1e-7 of the rate.
         """

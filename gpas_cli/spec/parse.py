@@ -20,14 +20,14 @@ from gpas_cli.errors import Problem, nearest
 
 T = TypeVar("T")
 SettingPath = tuple[str | int, ...]
-MISSING = dataclasses.MISSING
+_MISSING = dataclasses.MISSING
 _CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")
 _DIRECTION_CHANGES = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def setting(
-    default: Any = MISSING,
+    default: Any = _MISSING,
     *,
     choices: Collection[str] = (),
     low: float | None = None,
@@ -129,7 +129,7 @@ def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
     for name, f in fields.items():
         if name in values:
             kwargs[name] = _convert(hints[name], values[name], f.metadata, (name,), problems)
-        elif f.default is MISSING and f.default_factory is MISSING:
+        elif f.default is _MISSING and f.default_factory is _MISSING:
             problems.append(Problem((name,), "is required"))
     made = None if problems else typing.cast(Any, cls)(**kwargs, **dependent)
     return made, tuple(problems)
@@ -160,7 +160,7 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
         return None
     for option in options:
         converted = _as(option, value)
-        if converted is not MISSING:
+        if converted is not _MISSING:
             _check(converted, bounds, path, problems)
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
@@ -173,15 +173,15 @@ def _as(option: Any, value: Any) -> Any:
     """Return `value` as an `option`, or MISSING. A bool is never a number, 1 is a float, 1e3 is a whole number."""
     if typing.get_origin(option) is tuple:
         item = typing.get_args(option)[0]
-        converted = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [MISSING]
-        return MISSING if MISSING in converted else tuple(converted)
+        converted = [_as(item, v) for v in value] if isinstance(value, list | tuple) else [_MISSING]
+        return _MISSING if _MISSING in converted else tuple(converted)
     if option is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if option is int and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, bool) and option is not bool:
-        return MISSING
-    return value if isinstance(value, option) else MISSING
+        return _MISSING
+    return value if isinstance(value, option) else _MISSING
 
 
 def supported(hint: Any) -> bool:

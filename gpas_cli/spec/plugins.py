@@ -30,8 +30,8 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, PluginOrigin, Scheme
 from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE, TRAINING_PARTS, StageKind
 
-SCHEME_GROUP = "gpas_cli.schemes"
-STAGE_KIND_GROUP = "gpas_cli.stage_kinds"
+_SCHEME_GROUP = "gpas_cli.schemes"
+_STAGE_KIND_GROUP = "gpas_cli.stage_kinds"
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Plugin:
 
 
 def known_schemes() -> dict[str, type[Scheme]]:
-    """Return the built-in schemes and those of installed packages. Raises GpasError if one of these is unusable."""
+    """Return the schemes of this and of installed packages. Raises GpasError if an installed one is unusable."""
     return {**SCHEMES, **installed().schemes}
 
 
 def known_stage_kinds() -> dict[str, StageKind]:
-    """Return the built-in stage kinds and those of installed packages. Raises GpasError if one of these is unusable."""
+    """Return the stage kinds of this and of installed packages. Raises GpasError if an installed one is unusable."""
     return {**STAGE_KINDS, **installed().stage_kinds}
 
 
@@ -71,10 +71,10 @@ def plugin_of(name: str, source: str) -> Plugin:
 def installed() -> Plugin:
     """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
     schemes: dict[str, type[Scheme]] = {}
-    for point, package in _points(SCHEME_GROUP, "scheme"):
+    for point, package in _points(_SCHEME_GROUP, "scheme"):
         schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
     kinds: dict[str, StageKind] = {}
-    for point, package in _points(STAGE_KIND_GROUP, "stage kind"):
+    for point, package in _points(_STAGE_KIND_GROUP, "stage kind"):
         kinds |= _kinds_with_origin({point.name: _loaded(point, package, "stage kind")}, PluginOrigin(package))
     return Plugin(schemes, kinds)
 

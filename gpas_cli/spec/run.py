@@ -11,7 +11,7 @@ from gpas_cli.spec.parse import setting
 _MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
 _TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
 # Options of sbatch that gpas sets itself -> the setting to use instead, or "".
-SET_BY_GPAS = {
+_SET_BY_GPAS = {
     **dict.fromkeys(
         ("chdir", "dependency", "error", "kill-on-invalid-dep", "no-requeue", "open-mode", "output", "parsable",
          "requeue", "test-only", "wait", "wrap"), "",
@@ -22,7 +22,7 @@ SET_BY_GPAS = {
 }  # fmt: skip
 
 
-def memory_fault(text: str) -> str:
+def _memory_fault(text: str) -> str:
     """Check the memory of a node: 48G, 500M."""
     if not text or _MEMORY.fullmatch(text):
         return ""
@@ -30,7 +30,7 @@ def memory_fault(text: str) -> str:
     return f"'{text}' is not an amount of memory; write {digits[0] if digits else 48}G: a number with K, M, G or T"
 
 
-def time_fault(text: str) -> str:
+def _time_fault(text: str) -> str:
     """Check a time limit: 90, 1:30:00, 2-12:00:00."""
     if not text or _TIME.fullmatch(text):
         return ""
@@ -39,7 +39,7 @@ def time_fault(text: str) -> str:
 
 def time_seconds(text: str) -> int | None:
     """Return a time limit as sbatch reads it, in seconds: 90 and 1:30:00 are 5400. None without a valid limit."""
-    if not re.fullmatch(r"[\d:-]+", text) or time_fault(text):
+    if not re.fullmatch(r"[\d:-]+", text) or _time_fault(text):
         return None
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
@@ -52,7 +52,7 @@ def time_seconds(text: str) -> int | None:
     return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
-def notice_fault(notice: int, time: str) -> str:
+def _notice_fault(notice: int, time: str) -> str:
     """Check a warning `notice` seconds before the time limit `time`."""
     limit = time_seconds(time)
     if limit is None or notice < limit:
@@ -60,7 +60,7 @@ def notice_fault(notice: int, time: str) -> str:
     return f"{notice} s is not shorter than the time limit of {time}"
 
 
-def growth_fault(name: str, value: str | tuple[str, ...], other: str | tuple[str, ...], retries: int) -> str:
+def _growth_fault(name: str, value: str | tuple[str, ...], other: str | tuple[str, ...], retries: int) -> str:
     """Check a list with an entry for each attempt. `other` is the other setting that may be a list."""
     if isinstance(value, str):
         return ""
@@ -79,30 +79,30 @@ def option(text: str) -> tuple[str, str | bool]:
     return name.strip().replace("_", "-"), value if equals else True
 
 
-def requests_gpus(text: str) -> bool:
+def _requests_gpus(text: str) -> bool:
     """Return whether an option of sbatch requests GPUs: --gres=gpu:a100:2, --gpus-per-task=1."""
     name, value = option(text)
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 
 
-def option_fault(text: str) -> str:
+def _option_fault(text: str) -> str:
     """Check a further option of sbatch, which must not be one that gpas sets."""
     name, _ = option(text)
     if not text.strip().startswith("--") or not name.replace("-", "").isalnum():
         return f"'{text}' is not an option; write it as --name=value or --name"
-    if name not in SET_BY_GPAS:
+    if name not in _SET_BY_GPAS:
         return ""
-    setting = SET_BY_GPAS[name]
+    setting = _SET_BY_GPAS[name]
     return f"--{name} is set by gpas itself; {f'use resources.{setting}' if setting else 'remove it'}"
 
 
-def variable_fault(text: str) -> str:
+def _variable_fault(text: str) -> str:
     """Check an environment variable: NCCL_DEBUG=WARN."""
     name, equals, _ = text.partition("=")
     return "" if equals and name.isidentifier() else f"'{text}' is not NAME=VALUE"
 
 
-def spread_fault(processes: int, nodes: int) -> str:
+def _spread_fault(processes: int, nodes: int) -> str:
     """Check that every node gets the same number of processes."""
     if processes % nodes == 0:
         return ""
@@ -157,7 +157,7 @@ class Monitoring:
 
     window, spike: a value is a spike if it exceeds the median of the `window` updates before it by `spike` robust
     standard deviations (`train.health`); 0 turns detection off. margin, patience: a training has diverged, and ends, if
-    its loss stays `margin` nats above both its first value and that of guessing for `patience` updates in a row. A
+    its loss stays `margin` nats above both its first value and the loss of guessing for `patience` updates in a row. A
     network that merely stops learning stays below that bound: at worst it guesses by frequency.
     tensorboard: a folder, relative to the experiments file. wandb: a project of Weights & Biases. profile: how many
     updates to profile, after the first few.
@@ -196,8 +196,8 @@ class Resources:
 
     gpus: int = setting(0, low=0, high=4096)
     cpus: int = setting(1, low=1, high=4096)
-    mem: str | tuple[str, ...] = setting("", check=memory_fault)
-    time: str | tuple[str, ...] = setting("", check=time_fault)
+    mem: str | tuple[str, ...] = setting("", check=_memory_fault)
+    time: str | tuple[str, ...] = setting("", check=_time_fault)
     micro_batch: int = setting(0, low=0)
     compile: str = setting("auto", choices=("auto", "on", "off"))
     ranks: int = setting(0, low=0, high=4096)
@@ -208,9 +208,9 @@ class Resources:
     qos: str = setting("")
     constraint: str = setting("")
     nodes: int = setting(1, low=1, high=4096, omit_default_from_key=True)
-    sbatch: tuple[str, ...] = setting((), omit_default_from_key=True, check=option_fault)
+    sbatch: tuple[str, ...] = setting((), omit_default_from_key=True, check=_option_fault)
     setup: tuple[str, ...] = setting((), omit_default_from_key=True, lines=True)
-    environment: tuple[str, ...] = setting((), omit_default_from_key=True, check=variable_fault)
+    environment: tuple[str, ...] = setting((), omit_default_from_key=True, check=_variable_fault)
     python: str = setting("", omit_default_from_key=True)
     pack: int = setting(1, low=1, high=256, omit_default_from_key=True)
     at_once: int = setting(0, low=0, omit_default_from_key=True)
@@ -226,7 +226,7 @@ class Resources:
     @property
     def gpus_in_slurm(self) -> int:
         """The number of GPUs of a SLURM job; at least 1 if an option of sbatch requests GPUs."""
-        return self.gpus or int(any(map(requests_gpus, self.sbatch)))
+        return self.gpus or int(any(map(_requests_gpus, self.sbatch)))
 
     @property
     def cpus_per_task(self) -> int:
@@ -242,10 +242,10 @@ class Resources:
     def faults(self) -> dict[str, str]:
         """Contradictions between settings: name of the setting to change -> message."""
         found = {
-            "nodes": spread_fault(self.processes, self.nodes),
-            "notice": next(filter(None, (notice_fault(self.notice, each) for each in _listed(self.time))), ""),
-            "mem": growth_fault("mem", self.mem, self.time, self.retries),
-            "time": growth_fault("time", self.time, self.mem, self.retries),
+            "nodes": _spread_fault(self.processes, self.nodes),
+            "notice": next(filter(None, (_notice_fault(self.notice, each) for each in _listed(self.time))), ""),
+            "mem": _growth_fault("mem", self.mem, self.time, self.retries),
+            "time": _growth_fault("time", self.time, self.mem, self.retries),
         }
         return {name: fault for name, fault in found.items() if fault}
 

@@ -19,14 +19,14 @@ from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
 
 PRETRAIN = "pretrain"
-PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
+_PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
 # The fields of a cell that pretraining reads besides the network.
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "precision", "seed")
 NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
 # Columns of a table that are not an axis of its grid: one for each task, or text, of a later stage.
 MEASURED_COLUMNS = ("task", "text")
-EXTERNAL = "external"  # no stage of a cell either: the scores of a network that was not trained here
+EXTERNAL = "external"  # no stage of a cell either: the scores of an external network
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Importance:
 
 
 def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return the tokens of the remaining updates, plus a third of those of the evaluations between and after them.
+    """Return the tokens of the remaining updates, plus a third of the tokens of the evaluations between and after them.
 
     Tokens of updates that skip layers count as the tokens of all layers that cost the same.
     """
@@ -154,17 +154,17 @@ def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float
     return whole * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
 
 
-def scoring_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+def _scoring_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return a third of the tokens of the questions of all tasks."""
     return downstream_tokens(cell.parameters("downstream")) / EVALUATED_PER_TRAINED
 
 
-def text_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+def _text_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return a third of the tokens of all texts. The limit is ignored, because it counts documents."""
     return tokens_of(cell.parameters("texts").texts) / EVALUATED_PER_TRAINED
 
 
-def importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+def _importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return a third of the tokens of one evaluation of the whole network, and one without each layer.
 
     An evaluation is of the validation text and of the questions of all tasks.
@@ -193,9 +193,9 @@ STAGE_KINDS: dict[str, StageKind] = {
                     "loss_batch_mean", "validation loss, mean of batch means", digits=3, unit="nats/token", kind="loss"
                 ),
                 Metric("bits_per_byte", "validation bits per byte", digits=3),
-                Metric("masked_loss", "validation loss at masked tokens", digits=3, unit=PER_TARGET, kind="loss"),
+                Metric("masked_loss", "validation loss at masked tokens", digits=3, unit=_PER_TARGET, kind="loss"),
                 Metric("masked_perplexity", "validation perplexity at masked tokens", main=True),
-                Metric("denoising_loss", "validation loss at corrupted spans", digits=3, unit=PER_TARGET, kind="loss"),
+                Metric("denoising_loss", "validation loss at corrupted spans", digits=3, unit=_PER_TARGET, kind="loss"),
                 Metric("denoising_perplexity", "validation perplexity at corrupted spans", main=True),
                 # Counted by report/query.py: each is an event of the training, by the rule of train/health.py.
                 Metric("loss_spikes", "spikes of the loss", digits=1),
@@ -226,7 +226,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="downstream",
             parameters=Downstream,
             causal=True,
-            cost=scoring_tokens,
+            cost=_scoring_tokens,
             runner="gpas_cli.worker.stages.scoring:run_downstream",
             metrics=(
                 Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),
@@ -244,7 +244,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="texts",
             parameters=Texts,
             causal=True,
-            cost=text_tokens,
+            cost=_text_tokens,
             runner="gpas_cli.worker.stages.scoring:run_texts",
             metrics=(
                 Metric("text_perplexity", "perplexity by word", by_task=True, kind="perplexity"),
@@ -255,7 +255,7 @@ STAGE_KINDS: dict[str, StageKind] = {
         StageKind(
             name="importance",
             parameters=Importance,
-            cost=importance_tokens,
+            cost=_importance_tokens,
             runner="gpas_cli.worker.stages.scoring:run_importance",
             metrics=(
                 Metric("mean_importance", "mean rise without a layer", better="higher", digits=4, unit="nats/token"),

@@ -1,11 +1,13 @@
-"""The manual at the top of experiments.yaml names every key and choice of the language."""
+"""The page of the grid language names every key and choice; the examples at the top of experiments.yaml are valid."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import yaml
+from documentation import DOCS, hooks
 
 from gpas_cli.grid.claims import (
     BOUNDS,
@@ -18,7 +20,8 @@ from gpas_cli.grid.claims import (
     TESTS,
     UPDATES,
 )
-from gpas_cli.grid.load import TOP_LEVEL_KEYS
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import TOP_LEVEL_KEYS, load
 from gpas_cli.grid.read import GRID_KEYS, RULES
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.project import packaged
@@ -38,8 +41,8 @@ from gpas_cli.spec.parse import own_fields, setting_classes
 from gpas_cli.spec.run import Cadence, Monitoring
 
 TEXT = packaged("experiments.yaml").read_text()
-MANUAL = TEXT[: TEXT.index("\nversion:")]
-WORDS = set(re.findall(r"[A-Za-z0-9_-]+", MANUAL))
+HEAD = TEXT[: TEXT.index("\nversion:")]
+WORDS = set(re.findall(r"[A-Za-z0-9_-]+", hooks().on_page_markdown((DOCS / "reference/grid.md").read_text("utf-8"))))
 SECTIONS = (Size, Gate, Embed, Init, Family, Data, Masked, Spans, Optim, Depth, Finetune, Cadence, Monitoring)
 UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective or a depth is its name
 NAMES = {
@@ -73,15 +76,30 @@ CHOICES = [
 ]
 
 
-def test_every_name_is_in_the_manual() -> None:
+def test_the_page_has_every_name() -> None:
     absent = {part: names - WORDS for part, names in NAMES.items() if names - WORDS}
     assert not absent
 
 
-def test_every_choice_is_in_the_manual() -> None:
+def test_the_page_has_every_choice() -> None:
     assert [name for name in CHOICES if name[-1] not in WORDS] == []
 
 
-def test_the_manual_is_comment_and_the_file_is_plain_yaml() -> None:
-    assert all(line.startswith("#") for line in MANUAL.splitlines())
+def test_the_head_of_the_file_is_comment_and_the_rest_plain_yaml() -> None:
+    assert all(line.startswith("#") for line in HEAD.splitlines())
     assert set(yaml.safe_load(TEXT)) <= set(TOP_LEVEL_KEYS)
+
+
+def test_the_examples_at_the_top_of_the_file_are_valid(tmp_path: Path) -> None:
+    settings, _, grid = HEAD.replace("\n#", "\n").partition(" A grid of your own\n")
+    sections = re.findall(r"^   (\w+) .*?(\{.*?\})", settings, re.MULTILINE)
+    assert len(sections) >= 14
+    text = TEXT + grid.rpartition("\n")[0].replace("\n   ", "\n  ")[1:] + "\n"
+    for name, example in sections:
+        rest = {"size": "71m", "data": "quickstart"} | {name: example}
+        text += f"  {name}-head: {{base: {{{', '.join(f'{key}: {value}' for key, value in rest.items())}}}}}\n"
+    config = tmp_path / "experiments.yaml"
+    config.write_text(text)
+    experiments = load(config)
+    assert len(expand(experiments, ["mine"])) > 20
+    assert all(expand(experiments, [f"{name}-head"]) for name, _ in sections)
