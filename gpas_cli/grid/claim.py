@@ -17,9 +17,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpas_cli.grid.document import Label, Mark, identity
+from gpas_cli.spec.parse import setting
 
 PAIRED_T = "t"
 EACH_RUN = "each-run"
+
+_TAKES = (
+    *("mean", "max", "min", "first", "last", "slope", "log-slope", "exponential-aic", "early-change"),
+    *("share-positive", "count"),
+)
+_LAYER_GROUPS = ("all", "first", "later", "shallower", "deeper", "pre", "post")
 
 NOWHERE = Mark("", 0, 0)
 
@@ -31,8 +38,8 @@ class Source:
     """Where a claim is made: a source of published numbers (`gpas`), the place in it, and its words."""
 
     paper: str = ""
-    where: str = ""
-    quote: str = ""
+    where: str = setting("", lines=True)
+    quote: str = setting("", lines=True)
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,9 @@ class Feature:
 
     metric: str = ""
     curve: str = ""
-    take: str = "mean"
-    layers: tuple[str | int, ...] = ("all",)
-    updates: str | int = "last"
+    take: str = setting("mean", choices=_TAKES)
+    layers: tuple[str | int, ...] = setting(("all",), choices=_LAYER_GROUPS, low=1)
+    updates: str | int = setting("last", choices=("last", "all"), low=0)
 
     @property
     def title(self) -> str:

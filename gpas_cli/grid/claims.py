@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.claim import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Source
@@ -13,6 +13,7 @@ from gpas_cli.grid.document import Label, Mark, Node
 from gpas_cli.grid.read import AxisLabels, check_choice, read_where
 from gpas_cli.grid.readers import (
     add_problem,
+    read_dataclass,
     read_list,
     read_mapping,
     read_sentence,
@@ -20,7 +21,7 @@ from gpas_cli.grid.readers import (
     read_text_mapping,
     read_texts,
 )
-from gpas_cli.grid.settings import label, name_fault
+from gpas_cli.grid.settings import children, label, name_fault
 from gpas_cli.grid.validate import labels_of
 from gpas_cli.spec.parse import SettingPath
 
@@ -34,12 +35,6 @@ TESTS = (PAIRED_T, EACH_RUN)
 # Words for `expect` by kind of comparison: which side of the neutral number the effect is on.
 SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
 BOUNDS = ("below", "above", "between")
-TAKES = (
-    *("mean", "max", "min", "first", "last", "slope", "log-slope", "exponential-aic", "early-change"),
-    *("share-positive", "count"),
-)
-LAYER_GROUPS = ("all", "first", "later", "shallower", "deeper", "pre", "post")
-UPDATES = ("last", "all")
 
 Layer = tuple[SettingPath, dict[str, Node]]  # settings of a comparison, and their positions in the file
 
@@ -122,12 +117,8 @@ def _read_parts(node: Node | None, path: SettingPath, problems: list[Problem]) -
 def _read_source(node: Node | None, path: SettingPath, problems: list[Problem]) -> Source:
     if node is not None and isinstance(node.value, str):
         return Source(where=read_sentence(node, path, problems))
-    parts = read_mapping(node, path, problems, ("paper", "where", "quote"))
-    return Source(
-        paper=read_text(parts.get("paper"), (*path, "paper"), problems),
-        where=read_sentence(parts.get("where"), (*path, "where"), problems),
-        quote=read_sentence(parts.get("quote"), (*path, "quote"), problems),
-    )
+    found = (read_dataclass(Source, node, path, problems) if node is not None else None) or Source()
+    return replace(found, where=" ".join(found.where.split()), quote=" ".join(found.quote.split()))
 
 
 def _read_all(layers: list[list[Layer]], node: Node, context: _Context) -> tuple[Comparison, ...]:
@@ -306,43 +297,10 @@ class _Reader:
             return Feature(metric="perplexity")
         if isinstance(node.value, str):
             return Feature(metric=node.value)
-        path = self._path("value")
-        parts = read_mapping(node, path, self.problems, ("curve", "take", "layers", "updates"))
-        if "curve" not in parts and isinstance(node.value, dict):
+        parts = children(node)
+        if parts and ("curve" not in parts or "metric" in parts):
             self._problem("value", "needs 'curve', a name as in `gpas figure --what`; a metric is written as a word")
-        take = read_text(parts.get("take"), (*path, "take"), self.problems, "mean")
-        if take not in TAKES:
-            add_problem(self.problems, (*path, "take"), f"unknown word '{take}'; {nearest(take, TAKES)}", parts["take"])
-        return Feature(
-            curve=read_text(parts.get("curve"), (*path, "curve"), self.problems),
-            take=take,
-            layers=self._layers(parts.get("layers"), (*path, "layers")),
-            updates=self._updates(parts.get("updates"), (*path, "updates")),
-        )
-
-    def _layers(self, node: Node | None, path: SettingPath) -> tuple[str | int, ...]:
-        if node is None:
-            return ("all",)
-        items = node.value if isinstance(node.value, tuple) else (node,)
-        found: list[str | int] = []
-        for item in items:
-            if isinstance(item.value, int) and not isinstance(item.value, bool) and item.value > 0:
-                found.append(item.value)
-            elif item.value in LAYER_GROUPS:
-                found.append(str(item.value))
-            else:
-                hint = nearest(item.plain(), LAYER_GROUPS)
-                add_problem(
-                    self.problems, path, f"'{item.plain()}' is neither a group of layers nor a layer; {hint}", item
-                )
-        return tuple(found)
-
-    def _updates(self, node: Node | None, path: SettingPath) -> str | int:
-        if node is None:
-            return "last"
-        if isinstance(node.value, int) and not isinstance(node.value, bool) and node.value >= 0:
-            return node.value
-        if node.value not in UPDATES:
-            hint = nearest(node.plain(), UPDATES)
-            add_problem(self.problems, path, f"'{node.plain()}' is neither an update nor last or all; {hint}", node)
-        return str(node.value)
+        layers = parts.get("layers")
+        if layers is not None and not isinstance(layers.value, tuple):
+            node = replace(node, value={**parts, "layers": replace(layers, value=(layers,))})
+        return read_dataclass(Feature, node, self._path("value"), self.problems) or Feature()
