@@ -20,8 +20,8 @@ from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, write_record
 from gpas_cli.words import listed
 
-PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
-ISOLATED = {"PYTHONSAFEPATH": "1"}  # no process that a job starts imports modules from its working directory
+_PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
+_ISOLATED = {"PYTHONSAFEPATH": "1"}  # no process that a job starts imports modules from its working directory
 JOB = (sys.executable, "-P", "-m", "gpas_cli.worker.job")  # -P: modules are not imported from the working directory
 
 
@@ -48,7 +48,7 @@ def record_exit(attempt: AttemptDir, code: int | None, number: int | None, **mor
 
 def without_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return `environ` without the URL of the database: jobs never open it and need not know its password."""
-    return {name: value for name, value in environ.items() if name not in PRIVATE_VARIABLES}
+    return {name: value for name, value in environ.items() if name not in _PRIVATE_VARIABLES}
 
 
 def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, str]:
@@ -59,21 +59,21 @@ def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, st
     """
     more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     search_path = os.pathsep.join([str(package), *(str(Path(folder).absolute()) for folder in more if folder)])
-    return {**without_secrets(), **variables, "PYTHONPATH": search_path, **ISOLATED, "PYTHONUNBUFFERED": "1"}
+    return {**without_secrets(), **variables, "PYTHONPATH": search_path, **_ISOLATED, "PYTHONUNBUFFERED": "1"}
 
 
-OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name of the setting, the module and the extra
+_OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name of the setting, the module and the extra
 
 
 def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
     """Raise GpasError if a job asks for a library that is not installed. `wanted` has each job's `watch` by its id."""
     missing: dict[str, list[str]] = {}
     for who, watch in wanted.items():
-        for name in OPTIONAL:
+        for name in _OPTIONAL:
             if getattr(watch, name) and find_spec(name) is None:
                 missing.setdefault(name, []).append(who)
     lines = [
-        f"{listed(jobs, 1)}: watch.{name} asks for {OPTIONAL[name]}, "
+        f"{listed(jobs, 1)}: watch.{name} asks for {_OPTIONAL[name]}, "
         f"which is not installed: pip install 'gpas-cli[{name}]'"
         for name, jobs in missing.items()
     ]

@@ -32,8 +32,8 @@ from gpas_cli.worker.ranks import LOST_PEER
 OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
 )
-EARLY_SECONDS = 70.0  # by which SLURM may send the warning of a time limit too early
-BEGINNING_BYTES = 4 << 20  # bytes of a journal within which training begins, however long tokenisation took
+_EARLY_SECONDS = 70.0  # by which SLURM may send the warning of a time limit too early
+_BEGINNING_BYTES = 4 << 20  # bytes of a journal within which training begins, however long tokenisation took
 
 
 class End(Enum):
@@ -111,7 +111,7 @@ def given_up(status: StageStatus, in_vain: int) -> StageStatus:
 def reached_limit(asked: Resources, seconds: float) -> bool:
     """Return whether a job that ended after `seconds` was ended, or warned, because of its time limit."""
     limit = time_seconds(str(asked.first.time))
-    return limit is not None and seconds >= max(limit - asked.notice - EARLY_SECONDS, limit / 2)
+    return limit is not None and seconds >= max(limit - asked.notice - _EARLY_SECONDS, limit / 2)
 
 
 def is_memory(text: str) -> bool:
@@ -129,7 +129,7 @@ def halved_micro_batch(attempt: AttemptDir) -> int:
 
     0 if it was a single row or is unknown: if memory ran out before training began, the rows did not use it.
     """
-    lines, _, _ = read(attempt.journal_path, limit=BEGINNING_BYTES)
+    lines, _, _ = read(attempt.journal_path, limit=_BEGINNING_BYTES)
     events = (line.event for line in reversed(lines))
     began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
     used = began.micro_batch if began else None

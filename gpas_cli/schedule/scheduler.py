@@ -38,7 +38,7 @@ class Finding:
     remedy: str = ""
 
 
-AUTO = "auto"
+_AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +191,10 @@ def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
     auto is the first registered scheduler that chooses itself (SLURM does if its controller answers), else this
     machine.
     """
-    names = (AUTO, *scheduler_names())
+    names = (_AUTO, *scheduler_names())
     if word not in names:
         raise GpasError(f"unknown executor '{word}'; {nearest(word, names)}")
-    if word == AUTO:
+    if word == _AUTO:
         return _automatic(environ)
     if isinstance(found := scheduler_class(word), Selectable):
         found.require(environ)

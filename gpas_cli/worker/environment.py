@@ -11,7 +11,7 @@ from importlib import metadata
 from gpas_cli import __version__
 from gpas_cli.processor import cpu_model, usable_cores
 
-PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors", "transformers", "lm_eval")
+_PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors", "transformers", "lm_eval")
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -42,7 +42,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "cpu": cpu_model(),
         "cores": str(len(usable_cores())),
         "gpas": __version__,
-        **{name: _version(name) for name in PACKAGES},
+        **{name: _version(name) for name in _PACKAGES},
         **{name.lower(): environ.get(name, "") for name in VARIABLES},
     }
     return {name: value for name, value in known.items() if value}

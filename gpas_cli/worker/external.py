@@ -37,7 +37,7 @@ from gpas_cli.worker.environment import environment
 from gpas_cli.worker.job import STOP_SIGNALS, StopFlag
 from gpas_cli.worker.stages.scoring import score_section
 
-KEY_VERSION = 1
+_KEY_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _stopped_by_signals(flag: StopFlag) -> Iterator[Stop]:
 def _key(model: ExternalModel, section: Downstream) -> str:
     """Return the content key of all scores of a network under the settings of the section, whatever its tasks."""
     settings = {name: value for name, value in parse.plain(section).items() if name != "tasks"}
-    text = json.dumps([EXTERNAL, KEY_VERSION, model.weights, model.files, settings], sort_keys=True)
+    text = json.dumps([EXTERNAL, _KEY_VERSION, model.weights, model.files, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -41,7 +41,7 @@ from gpas_cli.worker import ranks
 from gpas_cli.worker.ranks import ALONE, RENDEZVOUS, RankEnv, outlive_log, place
 from gpas_cli.worker.stages.context import StageContext, runner
 
-DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -156,7 +156,7 @@ def _outcome_of(run: AttemptProcess, error: Exception) -> Outcome:
 
 def _no_disk(error: BaseException | None) -> bool:
     """Return whether a disk is full, read-only or failing. That is a fault of the machine, so the job is retried."""
-    return isinstance(error, OSError) and error.errno in DISK
+    return isinstance(error, OSError) and error.errno in _DISK
 
 
 def _threads(attempt: AttemptRecord, processes: int) -> int:
@@ -184,8 +184,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
         from gpas_cli.train.parallel import World, joined
         from gpas_cli.train.precision import make_deterministic, missing_gpus, node_name, use_expandable_segments
     resources = run.attempt.resources
-    gpus = resources.gpus_in_slurm if run.attempt.executor == "slurm" else resources.gpus
-    if missing := missing_gpus(gpus):
+    if missing := missing_gpus(int(os.environ.get(ranks.GPUS) or resources.gpus)):
         print(missing, file=sys.stderr)
         return Outcome("interrupted", cause=missing, node=node_name())
     cell = run.attempt.resolve_cell()

@@ -37,6 +37,7 @@ from gpas_cli.store.records import RankFailure
 from gpas_cli.store.rundir import AttemptDir, read_record, write_record
 
 RENDEZVOUS = "GPAS_RENDEZVOUS"
+GPUS = "GPAS_GPUS"  # how many GPUs the job has, where its scheduler gives it another number than its resources name
 PORTS = range(15000, 32000)  # ports for rendezvous, below the ephemeral ports of Linux
 
 
@@ -78,8 +79,7 @@ def meeting(environ: Mapping[str, str]) -> str:
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
         address = address or first_host(nodes)
     if job := environ.get("SLURM_JOB_ID"):
-        # This port is the same in every task of a step and after a requeue. Jobs of gpas choose a free port instead
-        # (`schedule.slurm.allocation`).
+        # This port is the same in every task of a step and after a requeue. Jobs of gpas set a free port instead.
         port = port or str(PORTS[zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % len(PORTS)])
     if not address or not port:
         raise GpasError("several processes need an address at which they connect; set MASTER_ADDR and MASTER_PORT")
@@ -102,9 +102,9 @@ def _names(environ: Mapping[str, str]) -> tuple[str, str, str]:
     return "SLURM_PROCID", size, "SLURM_LOCALID"
 
 
-GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
-POLL_SECONDS = 0.05
-UNFINISHED = (JobExit.INTERRUPTED, JobExit.FAULTY_NODE, JobExit.CANCELLED)  # how a job ended that has not failed
+_GRACE_SECONDS = 20.0  # from the end of the first process until the others are killed
+_POLL_SECONDS = 0.05
+_UNFINISHED = (JobExit.INTERRUPTED, JobExit.FAULTY_NODE, JobExit.CANCELLED)  # how a job ended that has not failed
 LOST_PEER = "another process of the job was killed"  # the cause of an interrupted job of several processes
 
 
@@ -137,7 +137,7 @@ def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], si
     return _conclude(attempt, [child.returncode for child in children], first)
 
 
-def failed_path(attempt: AttemptDir, rank: int) -> Path:
+def _failed_path(attempt: AttemptDir, rank: int) -> Path:
     """Return the file in which a process other than the first records why it failed."""
     return attempt.path / f"failed-{rank}.json"
 
@@ -145,7 +145,7 @@ def failed_path(attempt: AttemptDir, rank: int) -> Path:
 def record_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
     """Record why process `rank` failed, for the first process or the parent to journal."""
     with suppress(OSError):
-        write_record(failed_path(attempt, rank), RankFailure(rank=rank, cause=cause))
+        write_record(_failed_path(attempt, rank), RankFailure(rank=rank, cause=cause))
 
 
 def recorded_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
@@ -157,7 +157,7 @@ def recorded_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:
             return f"process {failure.rank}: {failure.cause}"
         if time.monotonic() >= until:
             return None
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def watch_parent(act: Callable[[], None]) -> None:
@@ -190,10 +190,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
         codes = [child.poll() for child in children]
         first = first or next((code for code in codes if code), 0)
         if until is None and any(code is not None for code in codes):
-            until = time.monotonic() + GRACE_SECONDS
+            until = time.monotonic() + _GRACE_SECONDS
         if None not in codes or (until is not None and time.monotonic() > until):
             return first
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
@@ -208,7 +208,7 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     cause = recorded_failure(attempt)
     if not cause and first < 0:
         _die_of(-first)
-    if not cause and first in UNFINISHED:
+    if not cause and first in _UNFINISHED:
         return first
     journal = Journal(attempt.journal_path)
     journal.append(Outcome("failed", cause=cause or f"a process exited with code {first}"))

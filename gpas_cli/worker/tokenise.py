@@ -15,8 +15,8 @@ from gpas_cli.period import Period
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.worker.environment import environment
 
-REPORT_SECONDS = 2.0  # between two progress reports
-REPORTED_STEPS = 1000  # of a split whose size is known
+_REPORT_SECONDS = 2.0  # between two progress reports
+_REPORTED_STEPS = 1000  # of a split whose size is known
 
 
 def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
@@ -54,7 +54,7 @@ class _ProgressReporter:
     def __init__(self, emit: Emit, stop: Stop):
         self._emit = emit
         self._stop = stop
-        self._reports = Period(REPORT_SECONDS, at_once=True)
+        self._reports = Period(_REPORT_SECONDS, at_once=True)
         self._made: dict[str, int] = {}
 
     def notice(self, message: str) -> None:
@@ -76,8 +76,8 @@ class _ProgressReporter:
         if need is not None:
             self._emit(
                 Step(
-                    min(REPORTED_STEPS, REPORTED_STEPS * need.of(totals) // need.amount),
-                    steps=REPORTED_STEPS,
+                    min(_REPORTED_STEPS, _REPORTED_STEPS * need.of(totals) // need.amount),
+                    steps=_REPORTED_STEPS,
                     split=split,
                 )
             )

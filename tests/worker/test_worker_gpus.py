@@ -44,9 +44,10 @@ def test_missing_gpus_are_described(
 
 def test_a_job_without_its_requested_gpus_is_interrupted(tmp_path: Path) -> None:
     resources = Resources(sbatch=("--mail-type=END", "--gres=gpu:a100:1"))
+    assert resources.gpus_in_slurm == 1
     facts = {"stage": "pretrain", "executor": "slurm", "resources": plain(resources)}
     made = make_attempt(tmp_path, "0123456789abcdef", facts)
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SLURMD_NODENAME": "n7"}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SLURMD_NODENAME": "n7", "GPAS_GPUS": "1"}
     command = [sys.executable, "-m", "gpas_cli.worker.job", str(made.path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 76, done.stderr

@@ -30,7 +30,7 @@ from gpas_cli.store.records import BenchRequest, bench_request
 from gpas_cli.store.rundir import write_json
 from gpas_cli.structure import to_mapping
 
-PACKAGE = Path(gpas_cli.__file__).parents[1]
+_PACKAGE = Path(gpas_cli.__file__).parents[1]
 COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
 
 
@@ -121,7 +121,7 @@ class _Failed(Exception):
 
 def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[str], None]) -> dict[str, Any]:
     """Return the last record that the measuring process printed."""
-    environment = job_environment(PACKAGE, lease.variables)
+    environment = job_environment(_PACKAGE, lease.variables)
     last: dict[str, Any] = {}
     with (
         tempfile.TemporaryFile("w+") as errors,

@@ -93,8 +93,8 @@ class Slots:
         return Lease(fds=tuple(taken.values()), devices=tuple(taken), threads=threads, variables=variables)
 
 
-GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed
-NOT_STARTED = 127  # the shell's exit code for a command that could not be run
+_GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed
+_NOT_STARTED = 127  # the shell's exit code for a command that could not be run
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Process:
         if locks.probe(alive_path(self.attempt)) is not Lock.HELD:
             return False
         self._died = self._died or time.monotonic()
-        if time.monotonic() - self._died > GRACE_SECONDS:
+        if time.monotonic() - self._died > _GRACE_SECONDS:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child.pid, signal.SIGKILL)
             return False
@@ -163,7 +163,7 @@ class Spawner:
         try:
             child = self._launch(attempt, lease, alive)
         except OSError as error:
-            record_exit(attempt, NOT_STARTED, None, error=f"could not be started: {error}")
+            record_exit(attempt, _NOT_STARTED, None, error=f"could not be started: {error}")
             raise
         finally:
             os.close(alive)

@@ -35,11 +35,11 @@ from gpas_cli.store.snapshot import snapshot
 
 POLL_SECONDS = 0.1  # between two checks of this run's processes
 TICK_SECONDS = 1.0  # between two checks of other runs and of requests
-UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state, because file systems can fail briefly
+_UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state, because file systems can fail briefly
 
 
 @dataclass
-class StageRun:
+class _StageRun:
     """One stage in this run. `phase` is waiting (claimed, to be run here), running, followed or ended."""
 
     job: StageJob
@@ -59,7 +59,7 @@ class StageRun:
     @property
     def long_unknown(self) -> bool:
         """Whether the state has been unknown for too long to keep waiting."""
-        return self.unknown_since is not None and time.monotonic() - self.unknown_since > UNKNOWN_SECONDS
+        return self.unknown_since is not None and time.monotonic() - self.unknown_since > _UNKNOWN_SECONDS
 
 
 class LocalRun:
@@ -77,7 +77,7 @@ class LocalRun:
         self.jobs = stage_jobs(request.entries)
         self._command = command
         self._reporter = request.reporter
-        self._tasks: dict[str, StageRun] = {}
+        self._tasks: dict[str, _StageRun] = {}
         self._claims: ClaimSet | None = None
         self._stops = 0  # calls of `stop`
         self._stops_carried_out = 0
@@ -106,7 +106,7 @@ class LocalRun:
         try:
             for key, status in self._claims.take(self.jobs).items():
                 phase = "waiting" if key in self._claims.held else "followed" if status.state in ALIVE else "ended"
-                self._tasks[key] = StageRun(self.jobs[key], phase, status, before=phase == "ended")
+                self._tasks[key] = _StageRun(self.jobs[key], phase, status, before=phase == "ended")
             machines.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
             require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
@@ -152,7 +152,7 @@ class LocalRun:
             self._next_tick = time.monotonic() + max(TICK_SECONDS, 9 * (time.monotonic() - began))
         return not all(task.settled for task in self._tasks.values())
 
-    def _in(self, phase: str) -> Iterator[StageRun]:
+    def _in(self, phase: str) -> Iterator[_StageRun]:
         return (task for task in list(self._tasks.values()) if task.phase == phase)
 
     def _reap(self) -> None:
@@ -165,7 +165,7 @@ class LocalRun:
         if ended:
             self._refresh()
 
-    def _start_again(self, task: StageRun, attempt: AttemptDir, status: StageStatus) -> bool:
+    def _start_again(self, task: _StageRun, attempt: AttemptDir, status: StageStatus) -> bool:
         """Queue a job again that was killed, or that ran out of memory with more than one row at once. Return whether
         it ended so."""
         end = end_of(status)
@@ -191,7 +191,7 @@ class LocalRun:
         self._reporter.notice(f"{task.job.id}: attempt {status.attempt} {why}")
         return True
 
-    def _end(self, task: StageRun, status: StageStatus, *, skipped: bool = False) -> None:
+    def _end(self, task: _StageRun, status: StageStatus, *, skipped: bool = False) -> None:
         task.phase = "ended"
         task.status = status
         task.process = None
@@ -230,7 +230,7 @@ class LocalRun:
                     self._end(task, replace(task.status, state="cancelled", cause=cause))
                     break
 
-    def _parents(self, task: StageRun) -> list[StageRun]:
+    def _parents(self, task: _StageRun) -> list[_StageRun]:
         return [self._tasks[key] for key in task.job.parents if key in self._tasks]
 
     def _start_ready(self) -> None:
@@ -244,7 +244,7 @@ class LocalRun:
             if ready:
                 running += self._start(task)
 
-    def _start(self, task: StageRun) -> bool:
+    def _start(self, task: _StageRun) -> bool:
         if any(map(lives, attempts(self.project.runs, task.job.key)[-1:])):
             return False  # the process of the previous attempt is still exiting
         lease = self._slots.take(task.job.resources)
@@ -293,7 +293,7 @@ class LocalRun:
         for task in followed:
             self._settle_followed(task)
 
-    def _settle_followed(self, task: StageRun) -> None:
+    def _settle_followed(self, task: _StageRun) -> None:
         state = task.status.state
         key = task.job.key
         task.unknown_since = (task.unknown_since or time.monotonic()) if state == "unknown" else None
@@ -326,7 +326,7 @@ class LocalRun:
         return summarise(self.request.entries, endings)
 
 
-def _reason(task: StageRun) -> str:
+def _reason(task: _StageRun) -> str:
     status = task.status
     why = reason_of(status)
     if not task.before:

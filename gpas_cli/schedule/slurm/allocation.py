@@ -143,7 +143,7 @@ class ElementStart:
                 job=self.job,
                 restart=self.restart,
                 nodes=self.environ.get("SLURM_JOB_NODELIST", ""),
-                port=free_port() if self.tasks > 1 else None,
+                port=_free_port() if self.tasks > 1 else None,
             ),
             devices=tuple(devices),
             cache=about.project.cache,
@@ -153,7 +153,7 @@ class ElementStart:
         )
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Return a free port for the rendezvous of an attempt's processes. Raises GpasError if none is free."""
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe, suppress(OSError):
@@ -162,9 +162,9 @@ def free_port() -> int:
     raise GpasError(f"no port from {PORTS.start} to {PORTS.stop} is free")
 
 
-NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
-GROUPS = Path("/proc/self/cgroup")
-MOUNT = Path("/sys/fs/cgroup")
+_NEAR_LIMIT = 0.9  # share of the memory limit at which jobs count as having filled it: checks are seconds apart
+_GROUPS = Path("/proc/self/cgroup")
+_MOUNT = Path("/sys/fs/cgroup")
 
 
 class MemoryWatch:
@@ -189,7 +189,7 @@ class MemoryWatch:
         """Return why jobs that were killed since `reset` count as out of memory, "" without evidence."""
         if kernel_kills() > self._kills:
             return "the kernel's out-of-memory killer ended a process of the job"
-        if self.limit and self._used >= NEAR_LIMIT * self.limit:
+        if self.limit and self._used >= _NEAR_LIMIT * self.limit:
             who = f"the {self._cells} cells of its job used" if self._cells > 1 else "it used"
             return f"{who} {self._used >> 20} MiB of {self.limit >> 20} MiB"
         return ""
@@ -213,7 +213,7 @@ def resident(pid: int) -> int:
     return found
 
 
-def kernel_kills(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
+def kernel_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     """Return how many processes of this control group the kernel's out-of-memory killer has ended, 0 if unknown."""
     with suppress(OSError):
         for line in groups.read_text().splitlines():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.schedule.slurm.script import parameters
 
-Element = tuple[StageJob, ...]
+_Element = tuple[StageJob, ...]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ArrayIndex:
 class Array:
     """A job array to submit. Index i runs `elements[i]`; empty elements are not submitted."""
 
-    elements: tuple[Element, ...]
+    elements: tuple[_Element, ...]
     dependency: str = ""
 
     @property

@@ -13,11 +13,11 @@ from gpas_cli.schedule.process import without_secrets
 from gpas_cli.schedule.scheduler import Choice
 from gpas_cli.state.claims import LOCAL, SLURM
 
-TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
+_TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
 # Variables of a job must not leak into jobs submitted from inside it, and a user's defaults for these programs must
 # not change their output; the two that select the cluster are kept. `script.overriding` handles defaults for sbatch.
-DROPPED = ("SLURM_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_", "SRUN_")
-KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_DROPPED = ("SLURM_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_", "SRUN_")
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 class SlurmError(GpasError):
@@ -28,7 +28,7 @@ class SlurmError(GpasError):
         self.answered = answered
 
 
-UNREACHED = (
+_UNREACHED = (
     "unable to contact slurm controller",
     "socket timed out",
     "connection refused",
@@ -60,14 +60,14 @@ def environment(
     kept = {
         name: value
         for name, value in without_secrets(environ).items()
-        if name in KEPT or not (name.startswith(DROPPED) or name in drop)
+        if name in _KEPT or not (name.startswith(_DROPPED) or name in drop)
     }
     # By default, long lists of array indices are cut and cannot be parsed, and the format of times varies by site.
     return {**kept, "SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": times}
 
 
 def run(
-    *words: str, patience: float = TIMEOUT_SECONDS, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
+    *words: str, patience: float = _TIMEOUT_SECONDS, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
 ) -> str:
     """Return the output of a command, with `errors` also that on stderr. `drop` and `times` are those of `environment`.
 
@@ -93,7 +93,7 @@ def failure(program: str, said: str) -> SlurmError:
     lines = [line for line in lines if line]
     # A command without output was killed, for instance by a time limit: its request may be carried out nevertheless.
     # The reason comes last; lines that a site's own filter printed before it may contain any text.
-    reached = bool(lines) and not any(words in "; ".join(lines[-2:]).lower() for words in UNREACHED)
+    reached = bool(lines) and not any(words in "; ".join(lines[-2:]).lower() for words in _UNREACHED)
     return SlurmError(f"{program}: {'; '.join(lines) or 'failed'}", answered=reached)
 
 
@@ -108,7 +108,7 @@ def user() -> str:
     return str(os.getuid())
 
 
-PING_SECONDS = 20.0  # time limit of `scontrol ping`
+_PING_SECONDS = 20.0  # time limit of `scontrol ping`
 
 
 def require(environ: Mapping[str, str]) -> None:
@@ -134,7 +134,7 @@ def _controller_answers(environ: Mapping[str, str]) -> bool:
     command = ["scontrol", "ping"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PING_SECONDS, env=dict(environ), check=False
+            command, capture_output=True, text=True, timeout=_PING_SECONDS, env=dict(environ), check=False
         )
     except (OSError, subprocess.SubprocessError):
         return False

@@ -38,18 +38,18 @@ from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import all_attempts
 from gpas_cli.words import listed
 
-PATIENCE_SECONDS = 120.0  # for a node to become available
+_PATIENCE_SECONDS = 120.0  # for a node to become available
 POLL_SECONDS = 1.0
 LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files written on other nodes appear late
 # Pending reasons that only an administrator, or another request, can resolve.
-PERMANENT_REASONS = (
+_PERMANENT_REASONS = (
     *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"),
     *("InvalidAccount", "InvalidQOS", "AccountNotAllowed", "QOSNotAllowed"),
 )
 
 
 @dataclass
-class NodeProbe:
+class _NodeProbe:
     """A probe: the cells whose resources it has, the name and log of its job, and its answer or its problem."""
 
     label: str
@@ -66,14 +66,14 @@ class NodeProbe:
 
 
 def ask(
-    project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = PATIENCE_SECONDS
-) -> list[NodeProbe]:
+    project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = _PATIENCE_SECONDS
+) -> list[_NodeProbe]:
     """Submit one probe per profile, all at once, and wait at most `patience` seconds for their answers.
 
     `lock` is a file that this process holds locked, in a folder that nodes should see; the logs are written beside it.
     """
     name = f"gpas-doctor-{secrets.token_hex(4)}"
-    probes = [NodeProbe(label, f"{name}-{i}", lock.parent / f"{i}.out") for i, label in enumerate(profiles)]
+    probes = [_NodeProbe(label, f"{name}-{i}", lock.parent / f"{i}.out") for i, label in enumerate(profiles)]
     try:
         for asked, resources in zip(probes, profiles.values(), strict=True):
             _submit(project, asked, resources, lock)
@@ -91,7 +91,7 @@ def ask(
     return probes
 
 
-def _submit(project: Project, asked: NodeProbe, resources: Resources, lock: Path) -> None:
+def _submit(project: Project, asked: _NodeProbe, resources: Resources, lock: Path) -> None:
     words = [probe.__file__, str(lock), str(min(1, resources.gpus))]
     path = asked.log.with_suffix(".sh")
     path.write_text(script.single(project, asked.name, asked.log, resources, shlex.join(words)))
@@ -102,7 +102,7 @@ def _submit(project: Project, asked: NodeProbe, resources: Resources, lock: Path
         asked.problem = str(error)
 
 
-def _look(probes: Sequence[NodeProbe]) -> None:
+def _look(probes: Sequence[_NodeProbe]) -> None:
     for asked in probes:
         answers = [line for line in end_of(asked.log).splitlines() if line.startswith("{")]
         with suppress(ValueError, IndexError):
@@ -115,10 +115,10 @@ def _look(probes: Sequence[NodeProbe]) -> None:
             _record_state(asked, *rows.get(asked.name, ("COMPLETED", "")))
 
 
-def _record_state(asked: NodeProbe, state: str, reason: str) -> None:
+def _record_state(asked: _NodeProbe, state: str, reason: str) -> None:
     """Record the state of a probe's job: pending for a reason, or ended."""
     asked.reason = "" if reason == "None" else reason
-    if state == "PENDING" and reason.startswith(PERMANENT_REASONS):
+    if state == "PENDING" and reason.startswith(_PERMANENT_REASONS):
         asked.problem = f"its job cannot start: {reason}"
     elif reports.plain(state) in reports.ENDED:
         asked.ended = asked.ended or time.monotonic()
@@ -126,7 +126,7 @@ def _record_state(asked: NodeProbe, state: str, reason: str) -> None:
             asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"
 
 
-SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
+_SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
 
 
 def warning_findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
@@ -134,9 +134,9 @@ def warning_findings(config: Mapping[str, str], runs: Path, notices: Collection[
 
     `notices` has the values of `resources.notice` among the cells, in seconds.
     """
-    save = slowest_save(runs)
+    save = _slowest_save(runs)
     took = "no checkpoint measured yet" if save is None else f"an update and a checkpoint took up to {save:.1f} s here"
-    need = 0.0 if save is None else save + SLACK_SECONDS
+    need = 0.0 if save is None else save + _SLACK_SECONDS
     yield _preemption(config, took, need)
     if notices:
         least, most = min(notices), max(notices)
@@ -167,7 +167,7 @@ def _preemption(config: Mapping[str, str], took: str, need: float) -> Finding:
     return Finding("SLURM preemption", "ok", detail)
 
 
-def slowest_save(runs: Path) -> float | None:
+def _slowest_save(runs: Path) -> float | None:
     """Return the longest time that an update and a checkpoint took together, in seconds; None if none is recorded.
 
     Reads only the end of each journal.
@@ -202,7 +202,7 @@ def _of_qos() -> dict[str, float]:
     return {name: seconds(grace) for name, grace, *_ in rows if name in victims}
 
 
-MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
+_MAX_SKEW_SECONDS = 5.0  # largest difference between clocks at which ages in `gpas status` are useful
 
 
 def findings(project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterator[Finding]:
@@ -321,7 +321,7 @@ def _node(answer: Mapping[str, Any], before: float, after: float, whose: str, gp
         yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
     skew = max(before - answer["time"], answer["time"] - after, 0.0)
     remedy = (
-        "synchronise both clocks (NTP): ages in `gpas status` are off by that much" if skew > MAX_SKEW_SECONDS else ""
+        "synchronise both clocks (NTP): ages in `gpas status` are off by that much" if skew > _MAX_SKEW_SECONDS else ""
     )
     yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
     if answer["scontrol"]:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 
-def lock_of(path: Path) -> str:
+def _lock_of(path: Path) -> str:
     """Return "held" if this node sees the lock that the submitting host holds, "free" if it does not, or the error."""
     try:
         with path.open("rb") as file:
@@ -27,7 +27,7 @@ def lock_of(path: Path) -> str:
     return "free"
 
 
-def torch_version() -> str | None:
+def _torch_version() -> str | None:
     """Return the version of the installed torch, without importing it."""
     try:
         return importlib.metadata.version("torch")
@@ -37,7 +37,7 @@ def torch_version() -> str | None:
 
 def gpus(asked: bool) -> int:
     """Return how many GPUs torch sees if one was `asked` for and torch is installed, else how many nvidia-smi lists."""
-    if asked and torch_version():
+    if asked and _torch_version():
         question = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
         done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=False)
         return int(done.stdout) if done.stdout.strip().isdigit() else 0
@@ -53,10 +53,10 @@ if __name__ == "__main__":
         "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "time": time.time(),
         "shared": path.exists(),
-        "lock": lock_of(path),
+        "lock": _lock_of(path),
         "scontrol": shutil.which("scontrol") is not None,
         "python": platform.python_version(),
-        "torch": torch_version(),
+        "torch": _torch_version(),
         "gpus": gpus(sys.argv[2:] == ["1"]),
     }
     print(json.dumps(found))

@@ -39,10 +39,10 @@ from gpas_cli.store.rundir import read_record, write_json
 from gpas_cli.structure import Record, to_mapping
 
 FRESH_SECONDS = 3.0  # seconds for which an answer is reused
-FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
+_FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
 BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is queried again; doubled each time
-LONGEST_BACK_OFF_SECONDS = 120.0
-SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
+_LONGEST_BACK_OFF_SECONDS = 120.0
+_SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
 
 
 @dataclass
@@ -91,7 +91,7 @@ def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -
     known = _load(runs)
     if _within(known.time, max_age) and not known.error and (known.line or not line):
         return known
-    back_off = min(LONGEST_BACK_OFF_SECONDS, BACK_OFF_SECONDS * 2 ** (known.failures - 1))
+    back_off = min(_LONGEST_BACK_OFF_SECONDS, BACK_OFF_SECONDS * 2 ** (known.failures - 1))
     if known.error and _within(known.tried, back_off):
         return known
     fresh = _ask(runs, known, line)
@@ -176,7 +176,7 @@ def _removed(made: Submission, known: Mapping[int, Job], *, alive: bool) -> Iter
 
     A controller that crashes loses young arrays, but whole ones. `alive`: it knows elements of this one now.
     """
-    saved = any(max(job.start, job.end) - made.since > SAVED_SECONDS for job in known.values())
+    saved = any(max(job.start, job.end) - made.since > _SAVED_SECONDS for job in known.values())
     if WHOLE in known or not (alive or saved):
         return
     started = made.started()
@@ -229,7 +229,7 @@ class SlurmView:
     def queue(self) -> Queue:
         """SLURM's report on all jobs, queried on first use."""
         if self._queue is None:
-            usual = FRESH_LINE_SECONDS if self.look.line else FRESH_SECONDS
+            usual = _FRESH_LINE_SECONDS if self.look.line else FRESH_SECONDS
             wanted = self.look.max_age_seconds
             self._ask(usual if wanted is None else wanted)
         assert self._queue is not None

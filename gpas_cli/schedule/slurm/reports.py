@@ -21,10 +21,10 @@ from gpas_cli.words import ordinal
 WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
-HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
+_HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 # Pending reasons unrelated to queue position.
 NEVER = "DependencyNeverSatisfied"
-NOT_IN_LINE = frozenset({"Dependency", NEVER, "BeginTime"})
+_NOT_IN_LINE = frozenset({"Dependency", NEVER, "BeginTime"})
 # Has processes, or may have some. COMPLETING may become PENDING again.
 AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 # Caused by the machine, not by the job, which is run again.
@@ -54,17 +54,17 @@ def exit_words(code: str) -> tuple[int, int]:
     return (0, status - 128) if status > 128 and not signal else (status, signal)
 
 
-def is_held(state: str, reason: str) -> bool:
+def _is_held(state: str, reason: str) -> bool:
     """Return whether a job waits until a person releases it."""
     # JobHeldUser, "job requeued in held state", launch_failed_requeued_held
     lowered = reason.lower()
     held = lowered.startswith("jobheld") or ("requeued" in lowered and "held" in lowered)
-    return state in HELD or (state in WAITING and held)
+    return state in _HELD or (state in WAITING and held)
 
 
-def in_line(state: str, reason: str) -> bool:
+def _in_line(state: str, reason: str) -> bool:
     """Return whether a job waits for free nodes."""
-    return state == "PENDING" and reason not in NOT_IN_LINE and not is_held(state, reason)
+    return state == "PENDING" and reason not in _NOT_IN_LINE and not _is_held(state, reason)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Job:
     @property
     def held(self) -> str:
         """Who or which command releases a held job, as text; "" if the job is not held."""
-        if not is_held(self.state, self.reason):
+        if not _is_held(self.state, self.reason):
             return ""
         if self.reason == "JobHeldAdmin":
             return "held until an administrator releases it"
@@ -119,17 +119,17 @@ class Job:
 
 
 Jobs = dict[str, dict[int, Job]]  # array's name -> index -> job
-Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of each job in line
+_Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of each job in line
 WHOLE = -1  # stands for every index of an array that has no record of its own
 # squeue pads and cuts every column to its width; no separator is safe to split at. scontrol prints the same by name.
 COLUMNS = {
     "Name": 80, "State": 24, "Partition": 48, "PriorityLong": 24, "Reason": 48, "ArrayJobID": 20, "ArrayTaskID": 16,
     "NodeList": 200, "StartTime": 24, "EndTime": 24, "exit_code": 12, "RestartCnt": 12,
 }  # fmt: skip
-ENDS = list(accumulate(COLUMNS.values()))
+_ENDS = list(accumulate(COLUMNS.values()))
 HEAD = 7  # columns that are read for the jobs of all users
-EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas inside brackets as well
-FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
+_EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas inside brackets as well
+_FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 
 
 def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
@@ -142,13 +142,13 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     ours = f"--name={','.join(names)}" if names else f"--user={client.user()}"
     whose = () if everyone else (ours,)
     output = client.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", layout)
-    lines: Lines = {}
+    lines: _Lines = {}
     jobs: Jobs = {}
     for text in output.splitlines():
-        if not (mine := text[: ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", ENDS[0])):
+        if not (mine := text[: _ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", _ENDS[0])):
             continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, HEAD)
-        if everyone and in_line(state, reason):
+        if everyone and _in_line(state, reason):
             rank = (-_number(priority), _number(array), _number(index, WHOLE))
             lines.setdefault(_first(partition), []).append(rank)
         if mine:
@@ -160,7 +160,7 @@ def scontrol(names: Collection[str]) -> Jobs:
     """Return the same from `scontrol show job`, for sites where users may not run squeue; no positions in line."""
     jobs: Jobs = {}
     for text in client.run("scontrol", "-o", "-a", "show", "job").splitlines():
-        shown = dict(FIELD.findall(text))
+        shown = dict(_FIELD.findall(text))
         if (name := shown.get("JobName", "")) in names:
             fields = ("JobState", "Partition", "Priority", "Reason", "ArrayJobId", "ArrayTaskId", "NodeList",
                       "StartTime", "EndTime", "ExitCode", "Restarts")  # fmt: skip
@@ -174,13 +174,13 @@ def scontrol(names: Collection[str]) -> Jobs:
 
 def excluded(job: str) -> list[str]:
     """Return the nodes that a job excludes, in SLURM's notation (n1, n[3-5]). Raises SlurmError."""
-    shown = dict(FIELD.findall(client.run("scontrol", "-o", "show", "job", job)))
-    return [nodes for nodes in EXCLUDED.findall(shown.get("ExcNodeList", "")) if nodes != "(null)"]
+    shown = dict(_FIELD.findall(client.run("scontrol", "-o", "show", "job", job)))
+    return [nodes for nodes in _EXCLUDED.findall(shown.get("ExcNodeList", "")) if nodes != "(null)"]
 
 
 def _cut(text: str, first: int, last: int) -> list[str]:
-    begins = [0, *ENDS]
-    return [text[begins[i] : ENDS[i]].strip() for i in range(first, last)]
+    begins = [0, *_ENDS]
+    return [text[begins[i] : _ENDS[i]].strip() for i in range(first, last)]
 
 
 def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
@@ -194,7 +194,7 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
             reason=reason,
             nodes=nodes.replace("(null)", ""),
             # The start that SLURM expected before the job was held no longer applies.
-            start=0.0 if is_held(state, reason) else _time(start),
+            start=0.0 if _is_held(state, reason) else _time(start),
             end=_time(end),
             exit=_exit_words(code) if state in ENDED else "",
             restarts=_number(again),
@@ -202,7 +202,7 @@ def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
         )
 
 
-def _placed(jobs: Jobs, lines: Lines) -> Jobs:
+def _placed(jobs: Jobs, lines: _Lines) -> Jobs:
     """Return `jobs` with the positions of those in line."""
     places = {
         f"{array}_{index}": (i, len(line))
@@ -272,8 +272,8 @@ def _time(text: str) -> float:
         return 0.0
 
 
-FIELDS = ("JobID", "JobName%300", "State", "ReqMem", "AllocCPUS", "TimelimitRaw", "ElapsedRaw", "TotalCPU", "MaxRSS")
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_FIELDS = ("JobID", "JobName%300", "State", "ReqMem", "AllocCPUS", "TimelimitRaw", "ElapsedRaw", "TotalCPU", "MaxRSS")
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
@@ -284,10 +284,10 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
         return []
     first = time.localtime(min(one.since for one in ours.values()) - 60)
     when = ("-S", time.strftime("%Y-%m-%dT%H:%M:%S", first), "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL")
-    output = client.run("sacct", "-n", "-a", "-P", *when, f"--name={','.join(ours)}", "-o", ",".join(FIELDS))
+    output = client.run("sacct", "-n", "-a", "-P", *when, f"--name={','.join(ours)}", "-o", ",".join(_FIELDS))
     jobs: dict[str, list[list[str]]] = {}
     for line in output.splitlines():
-        if len(row := line.split("|")) == len(FIELDS):
+        if len(row := line.split("|")) == len(_FIELDS):
             jobs.setdefault(row[0].partition(".")[0], []).append(row)
     groups: dict[tuple[int, int, int], list[tuple[int, float, float]]] = {}
     for whole, *steps in jobs.values():
@@ -306,4 +306,4 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
 
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"([\d.]+)([KMGT]?)\w?", text)
-    return int(float(found[1]) * 2 ** UNITS[found[2]]) if found else 0
+    return int(float(found[1]) * 2 ** _UNITS[found[2]]) if found else 0

@@ -40,10 +40,10 @@ from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, listed
 
 POLL_SECONDS = 5.0  # between two checks of the stages
-RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
+_RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
 
 
-class SlurmRun:
+class _SlurmRun:
     """The jobs submitted by one `gpas run`. `stop` only stops the waiting: the jobs belong to SLURM."""
 
     def __init__(self, submitter: ArraySubmitter, submitted: Submitted):
@@ -54,7 +54,7 @@ class SlurmRun:
         self._seen = dict(submitted.seen)
         self._held = set[str]()  # notices given about jobs that are held
         self._stopped = False
-        self._resubmission = Period(RESUBMIT_SECONDS, at_once=False)
+        self._resubmission = Period(_RESUBMIT_SECONDS, at_once=False)
         self._tries = Counter[tuple[str, int | None]]()  # submissions of a stage after its attempt of that number
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class SlurmRun:
         return summarise(self._request.entries, endings)
 
 
-TOGETHER = 1000  # elements of one array in a call of scancel
+_TOGETHER = 1000  # elements of one array in a call of scancel
 
 
 def cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool, str]]:
@@ -179,7 +179,7 @@ def cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool
 def _removed(array: str, indices: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Remove elements of an array from the queue. Yield what was done for each key."""
     keys: Sequence[str] = sorted(indices, key=lambda key: indices[key])
-    for some in (keys[i : i + TOGETHER] for i in range(0, len(keys), TOGETHER)):
+    for some in (keys[i : i + _TOGETHER] for i in range(0, len(keys), _TOGETHER)):
         numbers = ranges(sorted({indices[key] for key in some}))
         failed = ""
         try:
@@ -234,9 +234,9 @@ class SlurmScheduler(Scheduler):
     def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
         return with_texts(project, jobs)
 
-    def submit(self, request: RunRequest) -> SlurmRun:
+    def submit(self, request: RunRequest) -> _SlurmRun:
         submitter = ArraySubmitter(request)
-        return SlurmRun(submitter, submitter.submit())
+        return _SlurmRun(submitter, submitter.submit())
 
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         return findings(project, resources, nodes=nodes)

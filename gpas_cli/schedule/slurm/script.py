@@ -21,10 +21,10 @@ from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import Resources, option
 from gpas_cli.store.snapshot import Snapshot
 
-MODULE = "gpas_cli.schedule.slurm.supervisor"
+_MODULE = "gpas_cli.schedule.slurm.supervisor"
 # Environment variables that override sbatch options set in the script, by option. The variable of any other option
 # has the option's name.
-VARIABLES = {
+_VARIABLES = {
     "time": ("TIMELIMIT",),
     "array": ("ARRAY_INX",),
     "mem": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"),
@@ -42,7 +42,7 @@ CHECKED = (
 UNCHECKED = "trap - ERR"
 # Compares the copy of the code with its name, a hash (`store.snapshot.digest`), when the job starts and has imported
 # nothing from it. SLURM keeps this text since the submission.
-VERIFY = """\
+_VERIFY = """\
 import hashlib, os, sys
 root, code = sys.argv[1:]
 lines = []
@@ -59,7 +59,7 @@ if hashlib.sha256(text.encode()).hexdigest()[:16] != code:
     sys.exit(root + " has been changed since the job was submitted; delete it, and the next `gpas run` copies it again")
 """
 # With these, sbatch would wait for the end of the job or for its start, or would only test the script.
-NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
+_NEVER = ("SBATCH_WAIT", "SBATCH_IMMEDIATE", "SBATCH_TEST_ONLY")
 
 
 @cache
@@ -115,10 +115,10 @@ def text(
     if exclude:
         more["exclude"] = ",".join(filter(None, (str(more.get("exclude", "")), exclude)))
     log = f"{_literal(place)}/%A_%a_"
-    inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {MODULE} {shlex.quote(str(place))}'
+    inner = f'trap "" USR2 TERM; exec {_python(profile)} -u -P -m {_MODULE} {shlex.quote(str(place))}'
     # An empty entry of PYTHONPATH is the working directory, from which jobs import nothing.
     setup = [
-        f"{_python(profile)} -I -c {shlex.quote(VERIFY)} {shlex.quote(str(code.path))} {code.code} || exit 1",
+        f"{_python(profile)} -I -c {shlex.quote(_VERIFY)} {shlex.quote(str(code.path))} {code.code} || exit 1",
         f'PYTHONPATH=$(printf %s:%s {shlex.quote(str(code.path))} "${{PYTHONPATH:-}}" | tr -s :)',
         'export PYTHONSAFEPATH=1 PYTHONPATH="${PYTHONPATH%:}"',
     ]
@@ -201,8 +201,8 @@ def overriding(script: str) -> set[str]:
     """Return the environment variables that would make sbatch override options of the script."""
     lines = (line for line in script.splitlines() if line.startswith("#SBATCH --"))
     options = {line.removeprefix("#SBATCH --").partition("=")[0] for line in lines}
-    names = [VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]
-    return {*NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
+    names = [_VARIABLES.get(option, (option.replace("-", "_").upper(),)) for option in options]
+    return {*_NEVER, *(f"SBATCH_{name}" for each in names for name in each)}
 
 
 def _exports(project: Project, environment: Sequence[str]) -> list[str]:

@@ -29,7 +29,7 @@ from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.store.rundir import AttemptDir
 
 OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
-FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes after which a job is not resumed
+_FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes after which a job is not resumed
 
 
 def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> StageStatus:
@@ -38,7 +38,7 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
     `last` is the status that its attempts show.
     """
     own = last.submission == claim.submission
-    if own and last.state in FINAL and last.source in ("outcome", "exit"):
+    if own and last.state in _FINAL and last.source in ("outcome", "exit"):
         return last
     if not own and requested(view.runs, key):
         return replace(last, state="cancelled", evidence="cancelled before its job started", cause="", claim=claim)

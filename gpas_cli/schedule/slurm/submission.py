@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from gpas_cli.store.snapshot import Snapshot
 
 
-SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
+_SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def close_finished(runs: Path) -> None:
         made = find(runs, name)
         if (
             made is not None
-            and time.time() - made.since > SETTLED_SECONDS
+            and time.time() - made.since > _SETTLED_SECONDS
             and not any(
                 (claim := read_claim(runs, key)) and claim.submission == name for keys in made.keys for key in keys
             )
@@ -209,10 +209,10 @@ def close_finished(runs: Path) -> None:
             (made.folder / "closed").touch()
 
 
-AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
+_AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
 SAME_CAUSE_CELLS = 3  # cells of one array that fail for the same reason before the rest is held back
 # Lines that srun and slurmstepd print when a step ends, whatever the reason.
-ENDING = re.compile(
+_ENDING = re.compile(
     r"(srun|slurmstepd\S*): .*(_step_signal|Exited with exit code|Job step aborted|forcing job termination"
     r"|got SIGCONT|Terminating StepId|\*\*\* (STEP|JOB)|task \d+: (Killed|Terminated)|Waiting up to)"
 )
@@ -228,7 +228,7 @@ class AvoidedNode(Record):
 
 def last_log_line(log: Path) -> str:
     """Return the last line of a job's log, without the lines of srun and slurmstepd about the end of the step."""
-    return last_line(log, ENDING)
+    return last_line(log, _ENDING)
 
 
 def count_failure(submission: Path, index: int, cause: str) -> str:
@@ -258,7 +258,7 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
     for attempt in attempts(runs, key):
         with suppress(OSError, GpasError):
             ended = attempt.read_exit()
-            if ended.node and time.time() - (ended.t or 0.0) < AVOID_NODE_SECONDS:
+            if ended.node and time.time() - (ended.t or 0.0) < _AVOID_NODE_SECONDS:
                 found.add(ended.node)
     return found
 

@@ -40,20 +40,20 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot, snapshot
 from gpas_cli.words import count, listed
 
-TIMEOUT = "timeout"  # SLURM's state TIMEOUT, as a cause
-HELD_NAMED = 5  # held jobs named in notices
-ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
-QUEUE_FULL = (
+_TIMEOUT = "timeout"  # SLURM's state TIMEOUT, as a cause
+_HELD_NAMED = 5  # held jobs named in notices
+_ASSUMED_ARRAY = 1001  # SLURM's default MaxArraySize
+_QUEUE_FULL = (
     "submit limit",
     "submitjob",
     "maxjobcount",
     "job count limit",
 )  # text of a refusal because of too many jobs
-JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
-LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
+_JOB_ID = re.compile(r"^[ \t]*(\d+)(?:;.*)?\s*$", re.MULTILINE)  # output of sbatch --parsable: 123 or 123;cluster
+_LOOKUP_SECONDS = 12.0  # for which the queue is searched for an array after sbatch did not answer
 
 
-def adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, bool]:
+def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, bool]:
     """Return a job with the resources of its next attempt, and whether that gets half the micro-batch.
 
     `seen` is its status before. Memory and time such as `mem: [32G, 64G]` have an entry for each attempt that follows
@@ -63,7 +63,7 @@ def adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, bo
     if not asked.growing and asked.pack == 1 and end is not End.MEMORY:
         return job, False
     before, seconds, rows = _before(runs, job.key, seen)
-    if end is not End.MEMORY and (seen.cause.startswith(TIMEOUT) or (before and reached_limit(before, seconds))):
+    if end is not End.MEMORY and (seen.cause.startswith(_TIMEOUT) or (before and reached_limit(before, seconds))):
         end = End.TIME_LIMIT
     used = {name: _entry(getattr(asked, name), before, name) for name in asked.growing}
     larger = [name for name, place in used.items() if place is not None and place + 1 < len(getattr(asked, name))]
@@ -157,7 +157,7 @@ class ArraySubmitter:
         code = Snapshot("not-yet-copied", self.project.runs / ".code" / "not-yet-copied", {})
         waiting: dict[str, ArrayIndex] = {}
         for level in levels(jobs):
-            for array in arrays(level, waiting, max_array_size()):
+            for array in arrays(level, waiting, _max_array_size()):
                 name = submission.new_name(array.first.grid)
                 waiting |= {
                     job.key: ArrayIndex(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e
@@ -180,8 +180,8 @@ class ArraySubmitter:
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
         code = snapshot(self.project.runs, project=self.project.config.parent)
-        largest = max_array_size()
-        sized = [adjusted(self.project.runs, job, done.seen[job.key]) for job in mine]
+        largest = _max_array_size()
+        sized = [_adjusted(self.project.runs, job, done.seen[job.key]) for job in mine]
         self._reduced = {job.key for job, reduced in sized if reduced}
         mine = [job for job, _ in sized]
         placed = self._already_placed({key for job in mine for key in job.after} - claims.held, done)
@@ -211,7 +211,7 @@ class ArraySubmitter:
 
         Waits for stages that another command is submitting at this moment.
         """
-        deadline = time.monotonic() + LOOKUP_SECONDS
+        deadline = time.monotonic() + _LOOKUP_SECONDS
         under_way = {key for key in keys if done.seen[key].state in ALIVE}
         placed = self._queued_at(under_way, queue.FRESH_SECONDS) if under_way else {}
         while under_way - placed.keys() and time.monotonic() < deadline:
@@ -302,7 +302,7 @@ class ArraySubmitter:
             self.request.reporter.notice(f"{error}; looking for the array in the queue")
             return _look_for(made.name)
         # A site's wrapper around sbatch may print lines of its own before and after the job id.
-        found = JOB_ID.findall(output)
+        found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
 
     def _withdraw(self, made: Submission, array: Array) -> None:
@@ -321,22 +321,22 @@ def _batch(made: Submission, job: str) -> JobBatch:
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
     """Return a line for each held job, with the command that releases it; of many, only the first few."""
     held = [f"{jobs[key].id}: {now.job}" for key, now in seen.items() if key in jobs and now.job and now.job.held]
-    more = [f"and {len(held) - HELD_NAMED} more jobs are held; see `gpas status`"] if len(held) > HELD_NAMED else []
-    return [*held[:HELD_NAMED], *more]
+    more = [f"and {len(held) - _HELD_NAMED} more jobs are held; see `gpas status`"] if len(held) > _HELD_NAMED else []
+    return [*held[:_HELD_NAMED], *more]
 
 
-def max_array_size() -> int:
+def _max_array_size() -> int:
     """Return the maximum number of elements of an array, SLURM's default if it does not answer."""
     try:
         size = client.configuration().get("MaxArraySize", "")
     except SlurmError:
-        return ASSUMED_ARRAY
-    return max(1, int(size)) if size.isdigit() else ASSUMED_ARRAY
+        return _ASSUMED_ARRAY
+    return max(1, int(size)) if size.isdigit() else _ASSUMED_ARRAY
 
 
 def _look_for(name: str) -> str:
     """Return the job id of an array after sbatch did not answer, "" if the queue does not have it."""
-    deadline = time.monotonic() + LOOKUP_SECONDS
+    deadline = time.monotonic() + _LOOKUP_SECONDS
     while time.monotonic() < deadline:
         with suppress(SlurmError):
             ids = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
@@ -367,4 +367,4 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
 
 
 def _is_queue_full(error: SlurmError) -> bool:
-    return error.answered and any(words in str(error).lower() for words in QUEUE_FULL)
+    return error.answered and any(words in str(error).lower() for words in _QUEUE_FULL)

@@ -46,10 +46,10 @@ from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.logs import last_line
 from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
-from gpas_cli.worker.ranks import outlive_log, recorded_failure
+from gpas_cli.worker.ranks import GPUS, outlive_log, recorded_failure
 
-KILLED = "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"
-READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
+_KILLED = "killed by SIGKILL without a sign that memory ran out; the micro-batch stays the same"
+_READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not installed its signal handlers
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Child:
 
     def request_exit(self) -> None:
         """Ask the job to save and exit, once it has installed its signal handlers."""
-        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > READY_SECONDS
+        ready = self.attempt.journal_path.exists() or time.monotonic() - self.since > _READY_SECONDS
         if not self.exit_requested and ready:
             self.exit_requested = True
             with suppress(ProcessLookupError):
@@ -148,14 +148,14 @@ class Child:
         return JobExit.INTERRUPTED if self.superseded or code < 0 or code == JobExit.FAULTY_NODE else code
 
 
-POLL_SECONDS = 0.2  # between two checks of the children
-CHECK_SECONDS = 2.0  # between two checks of the files
-REPORT_SECONDS = 5.0  # for a failed task to report its end, which the other tasks may notice earlier
-IDLE_SECONDS = 60.0  # after which a task of higher rank exits if all its processes have ended
-WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
+_POLL_SECONDS = 0.2  # between two checks of the children
+_CHECK_SECONDS = 2.0  # between two checks of the files
+_REPORT_SECONDS = 5.0  # for a failed task to report its end, which the other tasks may notice earlier
+_IDLE_SECONDS = 60.0  # after which a task of higher rank exits if all its processes have ended
+_WARNINGS = (signal.SIGUSR2, signal.SIGTERM)
 
 
-class TaskSupervisor:
+class _TaskSupervisor:
     """The supervisor of one task of an array element: `RankZeroSupervisor` or, for a higher rank, `PeerSupervisor`."""
 
     def __init__(self, start: ElementStart):
@@ -165,21 +165,21 @@ class TaskSupervisor:
         self.children: list[Child] = []
 
     def run(self) -> int:
-        for number in WARNINGS:
+        for number in _WARNINGS:
             signal.signal(number, self._on_warning)
-        checked = -CHECK_SECONDS
+        checked = -_CHECK_SECONDS
         self._begin()
         while self._continues():
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             if self.warning:
                 for child in self.children:
                     child.request_exit()
-            if time.monotonic() - checked >= CHECK_SECONDS:
+            if time.monotonic() - checked >= _CHECK_SECONDS:
                 checked = time.monotonic()
                 self.memory.measure(child.process.pid for child in self.children if child.alive)
                 with suppress(OSError, GpasError):  # a brief failure of the file system: the next check may succeed
                     self._check()
-        for number in WARNINGS:  # a signal while Python shuts down would make a finished job a failed one
+        for number in _WARNINGS:  # a signal while Python shuts down would make a finished job a failed one
             signal.signal(number, signal.SIG_IGN)
         return self._end()
 
@@ -203,6 +203,7 @@ class TaskSupervisor:
         log = attempt.path / f"log-rank{start.rank}.txt" if start.rank else attempt.log_path
         alive = os.open(os.devnull, os.O_RDONLY) if start.rank else locks.hold(alive_path(attempt))
         env = {**start.environ, **dict.fromkeys(THREAD_VARIABLES, threads), "PYTHONUNBUFFERED": "1"}
+        env[GPUS] = str(job.resources.gpus_in_slurm)
         if start.tasks > 1:  # each attempt has its own port: cells may share a job, or start again in it
             place = attempt.read_attempt().slurm
             assert place is not None
@@ -220,7 +221,7 @@ class TaskSupervisor:
         self.children.append(Child(attempt, job, process, time.monotonic(), start.node))
 
 
-class RankZeroSupervisor(TaskSupervisor):
+class _RankZeroSupervisor(_TaskSupervisor):
     """The supervisor of rank 0, which makes every decision."""
 
     _unstarted = False
@@ -292,7 +293,7 @@ class RankZeroSupervisor(TaskSupervisor):
                 case Step.REDUCE:
                     retried.append((child, replace(child.job, reduce=evidence, again="")))
                 case Step.AGAIN:
-                    retried.append((child, replace(child.job, reduce=False, again=KILLED)))
+                    retried.append((child, replace(child.job, reduce=False, again=_KILLED)))
         for child, _ in retried:
             self.children.remove(child)
             child.record()
@@ -314,11 +315,11 @@ class RankZeroSupervisor(TaskSupervisor):
 
     def _await_peer_report(self, child: Child) -> None:
         """Wait for another task to record how its process ended, if that end interrupted the job."""
-        until = time.monotonic() + REPORT_SECONDS
+        until = time.monotonic() + _REPORT_SECONDS
         while child.process.returncode == JobExit.INTERRUPTED and not child.exit_requested and not child.peer_exit:
             if self.start.tasks == 1 or time.monotonic() > until:
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             child.kill_if_peer_ended()
 
     def _end(self) -> int:
@@ -388,7 +389,7 @@ class RankZeroSupervisor(TaskSupervisor):
         return reports.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
-class PeerSupervisor(TaskSupervisor):
+class _PeerSupervisor(_TaskSupervisor):
     """The supervisor of a higher rank, which starts the processes that rank 0 calls for and always exits with 0.
 
     If it exited with an error, SLURM would kill rank 0 before rank 0 has recorded anything.
@@ -407,7 +408,7 @@ class PeerSupervisor(TaskSupervisor):
                 self._spawn(attempt, element_of(record, record.threads))
         alive = [child.alive for child in self.children]
         self._idle = 0.0 if any(alive) or not alive else self._idle or time.monotonic()
-        return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > IDLE_SECONDS))
+        return any(alive) or not (self._over or (self._idle and time.monotonic() - self._idle > _IDLE_SECONDS))
 
     def _check(self) -> None:
         for child in [child for child in self.children if not child.alive]:
@@ -443,7 +444,7 @@ def main(place: Path, environ: Mapping[str, str] = os.environ) -> int:
     """Run this task of the submission in `place`. Return its exit code."""
     try:
         start = ElementStart(place, environ)
-        return (PeerSupervisor if start.rank else RankZeroSupervisor)(start).run()
+        return (_PeerSupervisor if start.rank else _RankZeroSupervisor)(start).run()
     except OSError as error:
         print(f"{error}; the next `gpas run` submits the remaining cells")
         return JobExit.INTERRUPTED

@@ -29,11 +29,11 @@ from gpas_cli.store.rundir import all_attempts
 from gpas_cli.train.run import prepare_text
 from gpas_cli.worker.stages.context import StageContext
 
-REPORT_SECONDS = 2.0  # between two events about the progress of a task
+_REPORT_SECONDS = 2.0  # between two events about the progress of a task
 Scores = dict[tuple[str, str], float]  # (task, metric) -> value
 
 
-def checked_tokenizer(stage: StageContext) -> Tokenizer:
+def _checked_tokenizer(stage: StageContext) -> Tokenizer:
     """Return the tokenizer of the cell's text. Raises GpasError if the network was trained with another one."""
     cell = stage.cell
     tokens = token_cache(
@@ -47,14 +47,14 @@ def checked_tokenizer(stage: StageContext) -> Tokenizer:
     return tokens.tokenizer
 
 
-def earlier_scores(stage: StageContext, checkpoint: str) -> Scores:
+def _earlier_scores(stage: StageContext, checkpoint: str) -> Scores:
     """Return the scores of this network that earlier attempts recorded."""
     known = recorded_events(stage.runs, stage.attempt.key, Score)
     return {(score.task, score.metric): score.value for score in known if score.checkpoint == checkpoint}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreSheet:
+class _ScoreSheet:
     """The tasks that a stage scores, their scores so far, and where new ones are recorded.
 
     noun: the word for a task in messages. last_metric: returns the metric of a task that is recorded last; a task with
@@ -126,14 +126,14 @@ class ScoreSheet:
         return f"{len(missing)} of {words.count(len(self.tasks), self.noun)} not scored ({names}): {reasons[0]}{others}"
 
 
-class ScoringProgress:
+class _ScoringProgress:
     """Emits how much of one of `tasks` tasks has been scored: at its start and end, and every REPORT_SECONDS."""
 
     def __init__(self, tasks: int, emit: Emit):
         self.tasks = tasks
         self.emit = emit
         self.task = ""
-        self._reports = Period(REPORT_SECONDS, at_once=True)
+        self._reports = Period(_REPORT_SECONDS, at_once=True)
 
     def report(self, task: str, place: int, done: int, total: int) -> None:
         """Emit the progress of a task if it is due."""
@@ -153,11 +153,11 @@ def run_downstream(stage: StageContext) -> Outcome:
     section: Downstream = stage.parameters
     trained = stage.trained_checkpoint()
     checkpoint = short_name(trained)
-    tokenizer = checked_tokenizer(stage)
+    tokenizer = _checked_tokenizer(stage)
     opened = stage.load_trained()
     length = stage.cell.model.family.row_length(section.max_length)
     scorer = Scorer(opened.network, opened.precision, max_length=length)
-    scores = earlier_scores(stage, checkpoint)
+    scores = _earlier_scores(stage, checkpoint)
     sheet = _sheet(section, scores, checkpoint, stage.emit, stage.stop)
     _take_over(stage, sheet, trained)
     return score_section(
@@ -165,7 +165,7 @@ def run_downstream(stage: StageContext) -> Outcome:
     )
 
 
-def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
+def _take_over(stage: StageContext, sheet: _ScoreSheet, trained: Path) -> None:
     """Take over the scores of other stages, unless this one is run again to measure its scores anew."""
     if rerun.superseded(stage.runs, stage.attempt.key):
         return
@@ -198,8 +198,8 @@ def _settings(record: AttemptRecord) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != "tasks"} if isinstance(section, Mapping) else {}
 
 
-def _sheet(section: Downstream, scores: Scores, checkpoint: str, emit: Emit, stop: Stop) -> ScoreSheet:
-    return ScoreSheet(
+def _sheet(section: Downstream, scores: Scores, checkpoint: str, emit: Emit, stop: Stop) -> _ScoreSheet:
+    return _ScoreSheet(
         noun="task", tasks=section.tasks, last_metric=measure_of, scores=scores,
         checkpoint=checkpoint, emit=emit, stop=stop,
     )  # fmt: skip
@@ -223,12 +223,12 @@ def score_section(
     sheet = _sheet(section, scores, checkpoint, emit, stop)
     found = score_tasks(
         section, scorer, tokenizer, root, skip=sheet.scored(), stop=sheet.stopped,
-        progress=ScoringProgress(len(section.tasks), emit).report,
+        progress=_ScoringProgress(len(section.tasks), emit).report,
     )  # fmt: skip
     return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
 
 
-LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
+_LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
 
 
 def run_texts(stage: StageContext) -> Outcome:
@@ -239,17 +239,17 @@ def run_texts(stage: StageContext) -> Outcome:
     """
     section: Texts = stage.parameters
     checkpoint = short_name(stage.trained_checkpoint())
-    tokenizer = checked_tokenizer(stage)
+    tokenizer = _checked_tokenizer(stage)
     opened = stage.load_trained()
     length = stage.cell.model.family.row_length(section.max_length or stage.cell.data.length)
     scorer = Scorer(opened.network, opened.precision, max_length=length)
-    sheet = ScoreSheet(
-        noun="text", tasks=section.names, last_metric=lambda _: LAST_METRIC, scores=earlier_scores(stage, checkpoint),
+    sheet = _ScoreSheet(
+        noun="text", tasks=section.names, last_metric=lambda _: _LAST_METRIC, scores=_earlier_scores(stage, checkpoint),
         checkpoint=checkpoint, emit=stage.emit, stop=stage.stop,
     )  # fmt: skip
     found = score_texts(
         section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped,
-        progress=ScoringProgress(len(section.texts), stage.emit).report,
+        progress=_ScoringProgress(len(section.texts), stage.emit).report,
     )  # fmt: skip
     return sheet.record(found, scorer, _metrics)
 

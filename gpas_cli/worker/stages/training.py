@@ -18,7 +18,7 @@ from gpas_cli.train.sinks import Subject, opened
 from gpas_cli.train.training import RunPaths
 from gpas_cli.worker.stages.context import StageContext
 
-SETTLED_SECONDS = 3600.0
+_SETTLED_SECONDS = 3600.0
 
 
 def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
@@ -39,12 +39,12 @@ def _is_over(attempt: AttemptDir) -> bool:
     if lock in (locks.Lock.FREE, locks.Lock.HELD):
         return lock is locks.Lock.FREE
     try:
-        return time.time() - attempt.checkpoints.stat().st_mtime > SETTLED_SECONDS
+        return time.time() - attempt.checkpoints.stat().st_mtime > _SETTLED_SECONDS
     except OSError:
         return False
 
 
-def run_paths(stage: StageContext) -> RunPaths:
+def _run_paths(stage: StageContext) -> RunPaths:
     """Return the folders of the attempt, after deleting the checkpoints that earlier ones did not finish."""
     here = stage.directory
     earlier = [attempt for attempt in deciding(stage.runs, stage.attempt.key) if attempt.number < here.number]
@@ -60,7 +60,7 @@ def run_paths(stage: StageContext) -> RunPaths:
 
 
 @contextmanager
-def all_recipients(stage: StageContext) -> Iterator[Emit]:
+def _all_recipients(stage: StageContext) -> Iterator[Emit]:
     """Yield an `Emit` for the journal and the sinks that the attempt asks for."""
     attempt = stage.attempt
     subject = Subject(
@@ -75,10 +75,10 @@ def run_pretraining(stage: StageContext) -> Outcome:
     """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     attempt = stage.attempt
     teacher = stage.cell.teacher()
-    with all_recipients(stage) as emit:
+    with _all_recipients(stage) as emit:
         return train(
             stage.cell,
-            run_paths(stage),
+            _run_paths(stage),
             emit,
             cadence=attempt.cadence,
             stop=stage.stop,
@@ -93,11 +93,11 @@ def run_finetuning(stage: StageContext) -> Outcome:
     """Finetune the network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     attempt = stage.attempt
     pretrained = stage.trained_checkpoint()
-    with all_recipients(stage) as emit:
+    with _all_recipients(stage) as emit:
         return finetune(
             stage.cell,
             pretrained,
-            run_paths(stage),
+            _run_paths(stage),
             emit,
             cadence=attempt.cadence,
             stop=stage.stop,
