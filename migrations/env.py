@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from alembic import context
 
-from gpas_cli.store.schema import VERSION_TABLE, Base
+from gpas_cli.store.peek import VERSION_TABLE
+from gpas_cli.store.schema import Base
 
 connection = context.config.attributes.get("connection")
 if connection is None:

@@ -151,6 +151,6 @@ def without_runs(chosen: Sequence[Entry]) -> str:
     """Return the warning that the database knows cells and the folder of run directories is missing, or ""."""
     if project().runs.is_dir():
         return ""
-    from gpas_cli.store.peek import describe_missing_runs
+    from gpas_cli.store.refresh import describe_missing_runs
 
     return describe_missing_runs(project(), {stage.key for entry in chosen for stage in entry.cell.stages})

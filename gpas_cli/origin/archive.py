@@ -46,7 +46,7 @@ from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
 from gpas_cli.spec.downstream import is_local, local_file
-from gpas_cli.store import owner
+from gpas_cli.store import peek
 from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
@@ -188,7 +188,7 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
 
 def _run_files(runs: Path, entries: Sequence[Entry]) -> dict[str, Member]:
     """Return the records of all stages of the cells, and the records and journals of their attempts."""
-    found = [runs / owner.NAME]
+    found = [runs / peek.PROJECT_FILE]
     for key in stage_keys(entries):
         found += [stage_dir(runs, key) / name for name in _OF_STAGE]
         found += [attempt.path / name for attempt in attempts(runs, key) for name in _OF_ATTEMPT]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli.plan.estimate import makespan
-from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
-from gpas_cli.state.usage import NOTHING, Usage, end_of, sum_of, usage_of
+from gpas_cli.state.usage import NOTHING, Usage, end_of, exit_time, sum_of, usage_of
 from gpas_cli.store.records import AttemptRecord
-from gpas_cli.store.rundir import AttemptDir, look_in
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,16 @@ class Activity:
 
 @dataclass
 class UsageMeter:
-    """Computes the usage of attempts. Those at a stage that has ended are read only once."""
+    """Computes the usage of attempts. One whose exit.json has the time of its end is read only once."""
 
     runs: Path
+    _ended: dict[Path, Usage] = field(default_factory=dict)
 
-    def room(self, states: Sequence[CellStatus], index: EndedIndex | None = None) -> Activity:
-        """Return the running and queued cells and the usage by grid, for cells with these states.
-
-        index: that of the look which found the states.
-        """
+    def room(self, states: Sequence[CellStatus]) -> Activity:
+        """Return the running and queued cells and the usage by grid, for cells with these states."""
         living = {state.key: state.directory for state in states if state.state == "running"}
         keys = {stage.key for state in states for stage in state.entry.cell.stages}
-        index = index or EndedIndex(self.runs)
-        spent = {key: self._stage(key, living.get(key), index) for key in sorted(keys)}
-        index.save()
+        spent = {key: self._stage(key, living.get(key)) for key in sorted(keys)}
         once = list({state.entry.cell.key: state for state in states}.values())
         runs = by_run(states)
         running = [self._running(state, spent) for state in runs if state.state == "running"]
@@ -88,39 +84,40 @@ class UsageMeter:
     def spent(self, state: CellStatus) -> Usage:
         """Return the usage of the cell so far, over all stages and attempts."""
         living = state.directory if state.state == "running" else None
-        index = EndedIndex(self.runs)
-        return sum_of(self._stage(stage.key, living, index) for stage in state.entry.cell.stages)
+        return sum_of(self._stage(stage.key, living) for stage in state.entry.cell.stages)
 
-    def _stage(self, key: str, living: Path | None, index: EndedIndex) -> Usage:
+    def _stage(self, key: str, living: Path | None) -> Usage:
         """Return the usage of the stage over all attempts; the one in the folder `living` is still running."""
-        known = index.find_usage(key) if living is None else None
-        if known is not None:
+        return sum_of(self._attempt(attempt, running=attempt.path == living) for attempt in attempts(self.runs, key))
+
+    def _attempt(self, attempt: AttemptDir, *, running: bool) -> Usage:
+        """Return the usage of an attempt; nothing for a damaged one, whose usage is unknown."""
+        known = self._ended.get(attempt.path)
+        if known is not None and not running:
             return known
-        proof = index.proof(key)
-        tries, files = look_in(self.runs, key)
-        used = index.used_files(tries)
-        each = [_used(attempt, running=attempt.path == living) for attempt in tries]
-        total = sum_of(usage for usage, _ in each)
-        if living is None and tries and all(asked is not None for _, asked in each):
-            index.keep_usage(key, total, files, proof, used)
-        return total
+        try:
+            asked = read_json(attempt.attempt_path)  # the whole record would take ten times as long
+            ended = None if running else exit_time(attempt)
+            until = time.time() if running else ended or end_of(attempt)
+            used = usage_of(max(0.0, until - asked["created"]), asked["devices"])
+        except UNREADABLE:
+            return NOTHING
+        if ended is not None:
+            self._ended[attempt.path] = used
+        return used
 
     def _running(self, state: CellStatus, spent: Mapping[str, Usage]) -> Running:
-        asked = _used(AttemptDir(state.directory), running=True)[1] if state.directory else None
+        asked = _record(AttemptDir(state.directory)) if state.directory else None
         node = state.job.nodes if state.job else ""
         if asked is not None:
             node = node or (asked.slurm.nodes if asked.slurm else "") or asked.submitter.host
         return Running(state, node, asked.devices if asked else (), _of(state, spent))
 
 
-def _used(attempt: AttemptDir, *, running: bool) -> tuple[Usage, AttemptRecord | None]:
-    """Return the usage of an attempt and its attempt.json; None for a damaged attempt, whose usage is unknown."""
-    try:
-        asked = attempt.read_attempt()
-        seconds = max(0.0, (time.time() if running else end_of(attempt)) - asked.created)
-    except UNREADABLE:
-        return NOTHING, None
-    return usage_of(seconds, asked.devices), asked
+def _record(attempt: AttemptDir) -> AttemptRecord | None:
+    with suppress(*UNREADABLE):
+        return attempt.read_attempt()
+    return None
 
 
 def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:

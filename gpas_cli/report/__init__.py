@@ -1,7 +1,8 @@
 """Tables, claims and figures, made from database rows.
 
     recorded     what is recorded of some cells: states and results, where everything here starts
-    query        the decisive result of each stage, and its attempts, from the database
+    stored_results  the decisive result of each stage, from the database with or without SQLAlchemy
+    query        attempts, stages and external networks, from the database
     result       the result of one stage; `metrics` names what it can contain
     curves       recorded curves of many stages, from the database
     labels       what a cell is called: in row titles, and in the papers

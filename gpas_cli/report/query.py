@@ -3,56 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
+from sqlalchemy import Connection, Engine, Select, func, select
 
-from gpas_cli.report.result import PARTIAL, SCORING, ExternalNetwork, Result, TaskResult
-from gpas_cli.spec.downstream import BY_TEXT, Downstream, metrics_of
-from gpas_cli.spec.stage import EXTERNAL, PRETRAIN
-from gpas_cli.store.projection import SPIKE_CURVES
-from gpas_cli.store.schema import AttemptRow, CurveRow, MetricRow, ScoreRow, StageRow
-from gpas_cli.store.session import STATEMENT_PARAMETERS
+from gpas_cli.report.result import SCORING, ExternalNetwork, Result
+from gpas_cli.report.stored_results import metrics_in, results_in, score_rows, task_result
+from gpas_cli.spec.downstream import Downstream
+from gpas_cli.spec.stage import EXTERNAL
+from gpas_cli.store.peek import STATEMENT_PARAMETERS, Rows
+from gpas_cli.store.schema import AttemptRow, StageRow
 
 DECISIVE = ("done", "diverged")
 MODULUS = 2**31 - 1  # the largest INTEGER of Postgres; sums of many numbers below it fit 64 bits
-SPIKE_METRICS = {"loss": "loss_spikes", "grad_norm": "gradient_spikes"}
-
-# Columns of an attempt that are fields of a result.
-_SAME = (
-    *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
-    *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
-)
-_RESULT = tuple(AttemptRow.__table__.c[name] for name in ("id", "stage_key", "cause", "gone", *_SAME))
-_SCORE = tuple(own.name for own in fields(TaskResult))
 
 
 def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
-    """Return the result of the latest done or diverged attempt by stage key; stages without one are left out.
-
-    They are in the order of `keys`. An attempt whose run directory is gone counts only if there is no other, and its
-    result is marked as gone. A stage that has not finished has a result if some of its tasks are scored.
-    """
-    found: dict[str, Result] = {}
-    wanted = list(keys)
+    """Return what `results_in` returns."""
     with engine.connect() as connection:
-        for part in parts(wanted):
-            rows = connection.execute(
-                select(*_RESULT, StageRow.kind)
-                .join(StageRow, StageRow.key == AttemptRow.stage_key)
-                .where(AttemptRow.stage_key.in_(part), AttemptRow.outcome.in_(DECISIVE))
-                .order_by(AttemptRow.gone.is_(None), AttemptRow.number)
-            )
-            latest = {row.stage_key: row._asdict() for row in rows}
-            metrics = _metrics(connection, [row["id"] for row in latest.values()])
-            trained = [key for key, row in latest.items() if row["kind"] == PRETRAIN and row["gone"] is None]
-            spikes = _spike_counts(connection, trained)
-            found |= {
-                key: _result(row, {**metrics.get(row["id"], {}), **spikes.get(key, {})}) for key, row in latest.items()
-            }
-            found |= _with_scores(connection, part, found)
-    return {key: found[key] for key in wanted if key in found}
+        return results_in(_plain(connection), keys)
 
 
 def ingested(engine: Engine) -> tuple[int | None, ...]:
@@ -72,7 +41,7 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
             connection,
             select(AttemptRow.__table__).where(AttemptRow.stage_key == key).order_by(AttemptRow.number),
         )
-        metrics = _metrics(connection, [row["id"] for row in rows])
+        metrics = metrics_in(_plain(connection), [row["id"] for row in rows])
     return [{**row, "metrics": metrics.get(row["id"], {})} for row in rows]
 
 
@@ -89,7 +58,7 @@ def external_networks(engine: Engine) -> list[ExternalNetwork]:
     Each is there once for each choice of settings. Scores whose run directories are gone are left out.
     """
     with engine.connect() as connection:
-        rows = _score_rows(connection, StageRow.kind == EXTERNAL)
+        rows = score_rows(_plain(connection), "stage.kind IN ({})", [EXTERNAL])
     by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in rows:
         by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
@@ -107,79 +76,22 @@ def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
         origin=last["cell"].get("external") or {},
         settings={name: recorded.get(name, getattr(usual, name)) for name in SCORING},
         precision=last["precision"],
-        scores=tuple(TaskResult(**{name: row[name] for name in _SCORE}) for row in rows),
+        scores=tuple(map(task_result, rows)),
     )
 
 
-def _with_scores(connection: Connection, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
-    """Return the results, by key, of the stages in `keys` that have scores, with these scores."""
-    rows = _score_rows(connection, AttemptRow.stage_key.in_(keys))
-    by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
-    for row in rows:
-        known = found.get(row["stage_key"])
-        # Until the stage has been run again, its earlier result counts.
-        if known is None or known.gone or row["number"] <= known.number:
-            by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
-    return {key: _scored(found.get(key), scores) for key, scores in by_key.items()}
+def _plain(connection: Connection) -> Rows:
+    place = "%s" if connection.dialect.name == "postgresql" else "?"
 
+    def rows(statement: str, parameters: Sequence[Any]) -> list[dict[str, Any]]:
+        found = connection.exec_driver_sql(statement.replace("?", place), tuple(parameters))
+        return [dict(row) for row in found.mappings()]
 
-def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Result:
-    scores = tuple(TaskResult(**{name: row[name] for name in _SCORE}) for row in rows.values())
-    if known is not None and not known.gone:
-        return replace(known, scores=scores)
-    last = max(rows.values(), key=lambda row: row["number"])
-    tasks = (last["cell"].get("downstream") or {}).get("tasks", ())
-    metrics = metrics_of({(score.task, score.metric): score.value for score in scores}, tasks)
-    metrics |= {f"{score.metric}/{score.task}": score.value for score in scores if score.metric in BY_TEXT}
-    return replace(_result(last, metrics), outcome=PARTIAL, scores=scores)
-
-
-def _spike_counts(connection: Connection, keys: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the number of spikes of each stage by metric; those of a resumed attempt count once."""
-    names = {SPIKE_CURVES[of]: metric for of, metric in SPIKE_METRICS.items()}
-    found = {key: dict.fromkeys(names.values(), 0.0) for key in keys}
-    rows = connection.execute(
-        select(AttemptRow.stage_key, CurveRow.name, func.count(CurveRow.step.distinct()))
-        .join(CurveRow, CurveRow.attempt_id == AttemptRow.id)
-        .where(AttemptRow.stage_key.in_(keys), AttemptRow.gone.is_(None), CurveRow.name.in_(list(names)))
-        .group_by(AttemptRow.stage_key, CurveRow.name)
-    )
-    for key, name, number in rows:
-        found[key][names[name]] = float(number)
-    return found
-
-
-def _score_rows(connection: Connection, which: ColumnElement[bool]) -> list[dict[str, Any]]:
-    """Return the scores of attempts that are not gone, earlier attempts first; sorted here, because servers collate."""
-    rows = _rows(
-        connection,
-        select(ScoreRow.__table__, AttemptRow.__table__, StageRow.kind, StageRow.cell)
-        .join(AttemptRow, AttemptRow.id == ScoreRow.attempt_id)
-        .join(StageRow, StageRow.key == AttemptRow.stage_key)
-        .where(which, AttemptRow.gone.is_(None)),
-    )
-    return sorted(rows, key=lambda row: (row["number"], row["task"], row["metric"]))
+    return rows
 
 
 def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(statement).mappings()]
-
-
-def _metrics(connection: Connection, ids: Iterable[int]) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
-    for part in parts(ids):
-        rows = connection.execute(
-            select(MetricRow.attempt_id, MetricRow.name, MetricRow.value).where(MetricRow.attempt_id.in_(part))
-        )
-        for attempt_id, name, value in sorted(rows, key=tuple):  # a server has an order of its own
-            found.setdefault(attempt_id, {})[name] = value
-    return found
-
-
-def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
-    same = {name: row[name] for name in _SAME}
-    own = {"key": row["stage_key"], "stage": row["kind"], "cause": row["cause"] or "", "gone": row["gone"] is not None}
-    return Result(metrics=metrics, **own, **same)
 
 
 def parts(values: Iterable[Any]) -> Iterator[list[Any]]:

@@ -1,24 +1,25 @@
 """What is recorded of some cells: their states from the run directories, their results from the database.
 
-Tables, claims, figures and the report page all start here. The results of stages that have ended are also in the index
-of ended stages (`state.ended_index`), so that a table of thousands of cells needs no database.
+Tables, claims, figures and the report page all start here.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.project import Project
-from gpas_cli.report.result import Result, from_plain, to_plain
-from gpas_cli.state.ended_index import ENDED, EndedIndex
-from gpas_cli.state.observe import observe, observe_ended
-from gpas_cli.state.status import RESULTS, UNREADABLE, StageStatus
+from gpas_cli.report.result import Result
+from gpas_cli.report.stored_results import results_in
+from gpas_cli.state.observe import observe
+from gpas_cli.state.status import StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.peek import describe_lost, describe_missing_runs, known_stages, lost_stages
+from gpas_cli.store.peek import Survey, describe_lost, lost_stages, rows_of, survey
+from gpas_cli.store.refresh import describe_missing_runs, results_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -48,96 +49,41 @@ class Recorded:
 def recorded(project: Project, entries: Sequence[Entry], *, database: bool = True) -> Iterator[Recorded]:
     """Ingest new events, then return what is recorded of `entries`. A database that cannot be written is read as it is.
 
-    With `database`, all run directories are ingested, and the database is open. Without, only those stages of the
-    entries are ingested whose results are not known, and the database may not be needed at all.
+    With `database`, all run directories are ingested, and the database is open. Without, only the stages of the entries
+    are ingested; if there is nothing new, an SQLite database is read without SQLAlchemy (`store.peek`).
 
     Raises StoreError if the database cannot be read, or is another project's.
     """
     if not project.runs.is_dir():
         yield Recorded(tuple(entries), problem=describe_missing_runs(project, stage_keys(entries)))
         return
-    look = _Look(project.runs)
-    rest = [key for key in stage_keys(entries) if not look.find(key)]
-    rest = look.without_attempts(project.database, rest)
-    lost = describe_lost(project, look.lost)
-    if not (rest or database):
-        look.save([])
-        yield look.recorded(entries)
+    keys = stage_keys(entries)
+    seen, stored = _stored(project, keys)
+    if stored is not None and not database:
+        yield Recorded(tuple(entries), _states(project.runs, keys), stored)
         return
-    from gpas_cli.store.refresh import results_of
+    from gpas_cli.report import query
 
-    with results_of(project, None if database else rest) as (engine, problem):
-        ended = look.read(engine, rest)
-        look.save([] if problem else sorted(ended))
-        yield look.recorded(entries, engine, "; ".join(filter(None, (problem, lost))))
+    with results_of(project, None if database else keys) as (engine, problem):
+        # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done
+        # stage.
+        results = query.results(engine, keys)
+        lost = describe_lost(project, lost_stages(project.runs, seen.known)) if seen else ""
+        problem = "; ".join(filter(None, (problem, lost)))
+        yield Recorded(tuple(entries), _states(project.runs, keys), results, engine, problem)
 
 
-class _Look:
-    """The states and results of stages at one moment."""
+def _stored(project: Project, keys: Sequence[str]) -> tuple[Survey | None, dict[str, Result] | None]:
+    """Return what an SQLite database knows of the stages, and their results if it has all that their journals have."""
+    with rows_of(project) as rows, suppress(sqlite3.Error):
+        seen = survey(rows, project.runs, keys) if rows else None
+        return seen, results_in(rows, keys) if rows and seen and seen.current else None
+    return None, None
 
-    def __init__(self, runs: Path) -> None:
-        self.runs = runs
-        self.alive = SchedulerView(runs)
-        self.index = EndedIndex(runs)
-        self.states: dict[str, State] = {}
-        self.results: dict[str, Result] = {}
-        self.lost: list[str] = []  # stages that the database knows and that have no run directory
 
-    def find(self, key: str) -> bool:
-        """Return whether the state and the result of a stage are in the index."""
-        try:
-            found = self.index.find_result(key)
-            if found is None:
-                return False
-            state, fraction, plain = found
-            result = from_plain(plain)
-            if state not in RESULTS:  # locks, claims and requests to cancel count, too
-                status = observe_ended(self.runs, key, self.alive, self.index)
-                if status is None:
-                    return False
-                state, fraction = _state(status)
-        except UNREADABLE:
-            return False
-        self.states[key] = (state, fraction)
-        if result is not None:
-            self.results[key] = result
-        return True
-
-    def without_attempts(self, database: str, keys: Sequence[str]) -> list[str]:
-        """Observe the stages that have no attempt, neither in the run directories nor in the database.
-
-        Return the others.
-        """
-        known = known_stages(database, keys) if keys else None
-        if known is None:
-            return list(keys)
-        self.lost = lost_stages(self.runs, known)
-        new = {key: observe(self.runs, key, self.alive) for key in keys if key not in known}
-        self.states |= {key: _state(status) for key, status in new.items() if status.attempt is None}
-        return [key for key in keys if key not in self.states]
-
-    def read(self, engine: Engine, keys: Sequence[str]) -> set[str]:
-        """Read stages from the database and from their run directories. Return those that have ended.
-
-        Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done
-        stage.
-        """
-        from gpas_cli.report import query
-
-        self.results |= query.results(engine, keys)
-        found = {key: observe(self.runs, key, self.alive, self.index) for key in keys}
-        self.states |= {key: _state(status) for key, status in found.items()}
-        return {key for key, status in found.items() if status.source in ENDED}
-
-    def save(self, ended: Iterable[str]) -> None:
-        """Add what was read to the index; states and results of the stages that have ended."""
-        for key in ended:
-            self.index.keep_result(key, [*self.states[key], to_plain(self.results.get(key))])
-        self.index.save()
-
-    def recorded(self, entries: Sequence[Entry], engine: Engine | None = None, problem: str = "") -> Recorded:
-        """Return what was found of the entries."""
-        return Recorded(tuple(entries), self.states, self.results, engine, problem)
+def _states(runs: Path, keys: Iterable[str]) -> dict[str, State]:
+    alive = SchedulerView(runs)
+    return {key: _state(observe(runs, key, alive)) for key in keys}
 
 
 def _state(status: StageStatus) -> State:

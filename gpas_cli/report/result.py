@@ -6,10 +6,8 @@ Without SQLAlchemy, so that tables can be built without a database.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 from gpas_cli.documents import ScoreJson
 from gpas_cli.events import Score
@@ -92,32 +90,6 @@ class ExternalNetwork:
     settings: Mapping[str, int]
     precision: str | None
     scores: tuple[TaskResult, ...]
-
-
-def to_plain(result: Result | None) -> list[Any]:
-    """Return a result as JSON-ready data, [] for None."""
-    if result is None:
-        return []
-    scores = [[getattr(score, name) for name in _SCORE] for score in result.scores]
-    return [_SHAPE, *(scores if name == "scores" else getattr(result, name) for name in _NAMES)]
-
-
-def from_plain(plain: Sequence[Any]) -> Result | None:
-    """Return the result that `to_plain` has made plain. Raises ValueError or TypeError for anything else."""
-    if not plain:
-        return None
-    if plain[0] != _SHAPE:
-        raise ValueError("the fields of a result have changed")
-    made = object.__new__(Result)  # not by keyword: that takes five times as long, and there may be many thousands
-    own = made.__dict__
-    own.update(zip(_NAMES, plain[1:], strict=True))
-    own["scores"] = tuple(TaskResult(**dict(zip(_SCORE, score, strict=True))) for score in own["scores"])
-    return made
-
-
-_NAMES = tuple(own.name for own in fields(Result))
-_SCORE = tuple(own.name for own in fields(TaskResult))
-_SHAPE = zlib.crc32(" ".join(_NAMES + _SCORE).encode())
 
 
 def standard_error(scores: Sequence[TaskResult], name: str) -> float | None:

@@ -2,7 +2,6 @@
 
 status       StageStatus and CellStatus: a state, its evidence and its age
 observe      run directories -> the status of each stage and cell
-ended_index  stages with a result, which are not read again
 attempt      one attempt -> its status: outcome, exit.json, alive.lock, age
 progress     the last events of a journal -> step, loss, ETA
 claims       claim.json: which submitter runs a stage next

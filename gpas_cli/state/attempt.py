@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,12 @@ from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.job_exit import JobExit
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.logs import last_line
-from gpas_cli.state.progress import checkpoint_step, progress
+from gpas_cli.state.progress import checkpoint_step
 from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus
 from gpas_cli.state.submitters import SILENCE_SECONDS
-from gpas_cli.store.journal import Line, tail
+from gpas_cli.store.journal import Line, lines_in, raw_tail, tail
 from gpas_cli.store.records import AttemptRecord, ExitRecord, ProcessRecord
-from gpas_cli.store.rundir import AttemptDir, read_json, read_record
+from gpas_cli.store.rundir import AttemptDir, read_record
 
 OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
 PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
@@ -30,56 +30,53 @@ NEWEST = {"step": 32, "layers": 1, "scoring": 32}  # the number of events of eac
 
 def conclude(attempt: AttemptDir) -> StageStatus:
     """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
-    lines = tail(attempt.journal_path, OUTCOME_BYTES)
-    last = outcome(lines)
+    raw = raw_tail(attempt.journal_path, OUTCOME_BYTES)
+    last = outcome(raw)
     if last is None:
-        lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
-        last = outcome(lines)
+        raw = raw_tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
+        last = outcome(raw)
     if last is not None:
-        found = _from_outcome(last)
-        return _complete(attempt, None if found.state in RESULTS else attempt.read_attempt(), found, lines)
+        status = _from_outcome(last)
+        return _complete(attempt, None if status.state in RESULTS else attempt.read_attempt(), status, raw)
     asked = attempt.read_attempt()
-    found = _from_process(attempt, asked, lines)
-    if found.state != "running":
+    status = _from_process(attempt, asked, lines_in(raw))
+    if status.state != "running":
         # The process may have written its outcome and exited between the reading of the journal and of the lock.
-        lines = tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
-        last = outcome(lines)
-        found = _from_outcome(last) if last else found
-    return _complete(attempt, asked, found, lines)
+        raw = raw_tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
+        last = outcome(raw)
+        status = _from_outcome(last) if last else status
+    return _complete(attempt, asked, status, raw)
 
 
 def _complete(
-    attempt: AttemptDir, asked: AttemptRecord | None, found: StageStatus, lines: Sequence[Line]
+    attempt: AttemptDir, asked: AttemptRecord | None, status: StageStatus, raw: Sequence[bytes]
 ) -> StageStatus:
-    """Return the status `found`, completed from the end of the journal and, without a result, from the submission."""
-    made = asked.slurm if asked and found.state not in RESULTS else None
+    """Return the status, completed from the end of the journal and, without a result, from the submission."""
+    made = asked.slurm if asked and status.state not in RESULTS else None
     return replace(
-        found, progress=progress(lines), age=_age(lines, found.age), attempt=attempt.number, folder=str(attempt.path),
-        submission=made.submission if made else "", grid=asked.grid if asked else _grid(attempt),
+        status, journal_end=raw, age=_age(_newest_first(raw), status.age), attempt=attempt.number,
+        folder=str(attempt.path), submission=made.submission if made else "",
     )  # fmt: skip
 
 
-def _grid(attempt: AttemptDir) -> str:
-    """Return the grid for which an attempt was made, "" if it cannot be read."""
-    with suppress(*UNREADABLE):
-        return str(read_json(attempt.attempt_path)["grid"])
-    return ""
-
-
-def outcome(lines: Sequence[Line]) -> Outcome | Malformed | None:
+def outcome(raw: Sequence[bytes]) -> Outcome | Malformed | None:
     """Return the outcome at the end of a journal, None without one. Warnings after it are ignored; any other event
     revokes it."""
-    events = (line.event for line in reversed(lines))
+    events = (line.event for line in _newest_first(raw))
     last = next((event for event in events if not isinstance(event, Warned)), None)
     if isinstance(last, Malformed):
         return last if last.name == "outcome" else None
     return last if isinstance(last, Outcome) else None
 
 
+def _newest_first(raw: Sequence[bytes]) -> Iterator[Line]:
+    return (line for each in reversed(raw) for line in lines_in([each]))
+
+
 def final_step(attempt: AttemptDir) -> int | None:
     """Return the number of updates, or other steps, of an attempt that is done; None for any other attempt."""
-    found = outcome(tail(attempt.journal_path, PROGRESS_BYTES))
-    return found.step if isinstance(found, Outcome) and found.outcome == "done" else None
+    last = outcome(raw_tail(attempt.journal_path, PROGRESS_BYTES))
+    return last.step if isinstance(last, Outcome) and last.outcome == "done" else None
 
 
 def resumable(runs: Path, key: str) -> int | None:
@@ -158,7 +155,7 @@ def _ended(attempt: AttemptDir, asked: AttemptRecord, evidence: str, source: str
 
 
 def _from_silence(asked: AttemptRecord, lines: Sequence[Line]) -> StageStatus:
-    age = _age(lines, _since_created(asked)) or 0.0
+    age = _age(reversed(lines), _since_created(asked)) or 0.0
     where = _host(asked, lines) or "a host that is not recorded"
     state = "running" if age < SILENCE_SECONDS else "unknown"
     evidence = f"events from {where}, whose locks cannot be seen from here"
@@ -194,8 +191,9 @@ def lives(attempt: AttemptDir) -> bool:
     return locks.probe(alive_path(attempt)) is Lock.HELD
 
 
-def _age(lines: Sequence[Line], otherwise: float | None) -> float | None:
-    return max(0.0, time.time() - lines[-1].t) if lines else otherwise
+def _age(newest_first: Iterator[Line], otherwise: float | None) -> float | None:
+    newest = next(newest_first, None)
+    return max(0.0, time.time() - newest.t) if newest else otherwise
 
 
 def _since_created(asked: AttemptRecord) -> float:

@@ -22,7 +22,6 @@ from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import conclude_or_unknown, lives
 from gpas_cli.state.claims import CLAIM, read_claim
-from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import (
     ALIVE,
     RESULTS,
@@ -46,19 +45,16 @@ def look(
     *,
     jobs: bool = False,
     seen: dict[str, StageStatus] | None = None,
-    index: EndedIndex | None = None,
 ) -> list[CellStatus]:
     """Return the status of each entry, in order.
 
     Each stage is read once, even if entries share it; stages in `seen` are not read again. With `jobs`, the status of a
     queued or running cell includes the scheduler's job and its position in the queue, even if the state does not depend
-    on them. `index`: that of this look, if other functions are given it too.
+    on them.
     """
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
-    index = index or EndedIndex(runs)
-    states = [_cell_state(runs, entry, seen, alive, index) for entry in entries]
-    index.save()
+    states = [_cell_state(runs, entry, seen, alive) for entry in entries]
     return [_with_job(runs, state, alive) for state in states] if jobs else states
 
 
@@ -80,50 +76,27 @@ def _with_job(runs: Path, state: CellStatus, alive: SchedulerView) -> CellStatus
 def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
     """Return the status of every stage of the entries, by key."""
     alive = SchedulerView(runs)
-    index = EndedIndex(runs)
     keys = dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages)
-    found = {key: observe(runs, key, alive, index) for key in keys}
-    index.save()
-    return found
+    return {key: observe(runs, key, alive) for key in keys}
 
 
-def _cell_state(
-    runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: SchedulerView, index: EndedIndex
-) -> CellStatus:
+def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: SchedulerView) -> CellStatus:
     for stage in entry.cell.stages:
         if stage.key not in seen:
-            seen[stage.key] = observe(runs, stage.key, alive, index)
+            seen[stage.key] = observe(runs, stage.key, alive)
         if seen[stage.key].state != "done":
             break
     return cell_status(entry, stage.kind, stage.key, seen[stage.key])
 
 
-def observe(runs: Path, key: str, alive: SchedulerView | None = None, index: EndedIndex | None = None) -> StageStatus:
-    """Return the status of the stage `key`, `unknown` if its directory cannot be read.
-
-    The attempts of a stage that has ended are read only if it is not in `index`, or has changed since.
-    """
+def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
+    """Return the status of the stage `key`, `unknown` if its directory cannot be read."""
     alive = alive or SchedulerView(runs)
     try:
-        known = observe_ended(runs, key, alive, index) if index else None
-        if known is not None:
-            return known
-        proof = index.proof(key) if index else None
         tries, files = look_in(runs, key)
-        if index:
-            index.look_at(proof, tries)
-        found = _of_attempts(runs, key, tries, files)
-        if index:
-            index.keep(key, found, files, proof)
-        return _with_claim(runs, key, alive, found, files)
+        return _with_claim(runs, key, alive, _of_attempts(runs, key, tries, files), files)
     except UNREADABLE as error:
         return StageStatus(state="unknown", evidence=f"unreadable: {explain(error)}")
-
-
-def observe_ended(runs: Path, key: str, alive: SchedulerView, index: EndedIndex) -> StageStatus | None:
-    """Return the status of the stage `key` if its attempts have ended and are in the index, else None."""
-    known = index.find(key)
-    return None if known is None else _with_claim(runs, key, alive, *known)
 
 
 def _of_attempts(runs: Path, key: str, tries: list[AttemptDir], files: frozenset[str]) -> StageStatus:
@@ -155,7 +128,7 @@ def _with_claim(runs: Path, key: str, alive: SchedulerView, last: StageStatus, f
     if claim:
         last = alive.state_of(key, last, claim)
         if claim.grid and (last.state in ALIVE or not last.grid):
-            last = replace(last, grid=claim.grid)
+            last = replace(last, claimed_for=claim.grid)
     return _cancelled(last) if cancellation.FILE in files and last.state in _CANCELLABLE else last
 
 

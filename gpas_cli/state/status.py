@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpas_cli.errors import GpasError
 from gpas_cli.state.claims import Claim
-from gpas_cli.state.progress import Progress
+from gpas_cli.state.progress import Progress, progress
+from gpas_cli.store.journal import lines_in
+from gpas_cli.store.rundir import AttemptDir, read_json
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
@@ -81,7 +85,8 @@ class StageStatus:
     `submission`: the SLURM submission that created an attempt without a result. `job`: the job as the scheduler reports
     it. `blocker`: the key of the stage whose failure keeps this one from starting. `signal`: the number of the signal
     that ended the process, if known. `stands`: the outcome of an earlier attempt whose result counts until the new run
-    has one. `grid`: the grid for which the attempt or the claim was made, "" if unknown.
+    has one. `claimed_for`: the grid for which the claim was made, "" without one. `journal_end`: the last lines of the
+    attempt's journal, for `progress`. `reached`: the progress, if it is not what they say.
     """
 
     state: str
@@ -92,7 +97,8 @@ class StageStatus:
     attempt: int | None = None
     folder: str = ""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    progress: Progress | None = None
+    journal_end: Sequence[bytes] = ()
+    reached: Progress | None = None
     claim: Claim | None = None
     source: str = ""
     submission: str = ""
@@ -100,7 +106,21 @@ class StageStatus:
     blocker: str = ""
     stands: str = ""
     signal: int | None = None
-    grid: str = ""
+    claimed_for: str = ""
+
+    @cached_property
+    def progress(self) -> Progress | None:
+        """The newest numbers at the end of the journal. Decoded on access: few of many statuses need it."""
+        return self.reached or progress(lines_in(self.journal_end))
+
+    @cached_property
+    def grid(self) -> str:
+        """The grid for which the claim or the attempt was made, "" if unknown. The attempt is read on access."""
+        if self.claimed_for or not self.folder:
+            return self.claimed_for
+        with suppress(*UNREADABLE):
+            return str(read_json(AttemptDir(Path(self.folder)).attempt_path)["grid"])
+        return ""
 
     @property
     def directory(self) -> Path | None:
@@ -141,7 +161,7 @@ def by_run(states: Iterable[CellStatus]) -> list[CellStatus]:
     for state in states:
         key = state.entry.key if state.state == "missing" else state.key
         known = found.setdefault(key, state)
-        if known.entry.grid != known.grid == state.entry.grid:
+        if state.entry.grid != known.entry.grid and state.entry.grid == known.grid:
             found[key] = state
     return list(found.values())
 

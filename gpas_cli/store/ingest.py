@@ -12,12 +12,11 @@ results; the mark is removed when the directory is back.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Engine, bindparam, select, update
 
@@ -32,6 +31,7 @@ from gpas_cli.store.attempt_rows import (
     read_lines,
     store_attempt,
 )
+from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
 
 KEY_DIGITS = 16
@@ -63,16 +63,6 @@ class Ingested:
         )
 
 
-class _Known(NamedTuple):
-    """What the database has recorded of an attempt: its row, and its journal when it was last read."""
-
-    id: int
-    directory: str
-    offset: int
-    mtime: int | None
-    gone: float | None
-
-
 def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Ingested:
     """Update the rows of all attempts under `runs`, or of those at the stages `keys`, from their journals.
 
@@ -86,7 +76,7 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     skipped: list[str] = []
     for folder, name in _listed(runs, keys, skipped):
         before = known.pop((folder[-KEY_DIGITS:], int(name)), None)
-        if before is not None and _is_unchanged(f"{folder}/{name}/{rundir.JOURNAL}", before):
+        if before is not None and is_unchanged(f"{folder}/{name}/{rundir.JOURNAL}", before):
             continue
         attempt = AttemptDir(Path(folder, name))
         try:
@@ -139,29 +129,18 @@ def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Itera
             yield folder, name
 
 
-def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], _Known]:
+def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], Journal]:
     a = ATTEMPT.c
     statement = select(a.stage_key, a.number, a.id, a.directory, a.journal_offset, a.journal_mtime, a.gone)
     wanted = None if keys is None else set(keys)
-    if wanted is not None and len(wanted) <= session.STATEMENT_PARAMETERS:
+    if wanted is not None and len(wanted) <= STATEMENT_PARAMETERS:
         statement = statement.where(a.stage_key.in_(wanted))
     with engine.connect() as connection:
         rows = connection.execute(statement).all()
-    return {(key, number): _Known(*others) for key, number, *others in rows if wanted is None or key in wanted}
+    return {(key, number): Journal(*others) for key, number, *others in rows if wanted is None or key in wanted}
 
 
-def _is_unchanged(journal_path: str, known: _Known) -> bool:
-    """Return whether a journal was read to its end and has not changed since."""
-    if known.gone is not None:
-        return False
-    try:
-        found = os.stat(journal_path)  # noqa: PTH116 - a Path takes as long to make as this does
-    except OSError:
-        return False
-    return found.st_mtime_ns == known.mtime and found.st_size == known.offset
-
-
-def _has_news(attempt: AttemptDir, known: _Known | None) -> bool:
+def _has_news(attempt: AttemptDir, known: Journal | None) -> bool:
     if known is None or known.gone is not None:
         return True
     size, mtime = journal_stat(attempt)
@@ -171,7 +150,7 @@ def _has_news(attempt: AttemptDir, known: _Known | None) -> bool:
     return size > known.offset and read_lines(attempt, known.offset, limit=1)[1] > known.offset
 
 
-def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
+def _mark_gone(writer: Engine, runs: Path, rest: Iterable[Journal]) -> int:
     """Mark the attempts of `rest` whose directories are certainly gone; return how many.
 
     The rows of forgotten attempts are deleted, as a rebuilt database would not have them.
@@ -193,6 +172,6 @@ def _mark_gone(writer: Engine, runs: Path, rest: Iterable[_Known]) -> int:
     return len(gone)
 
 
-def _is_forgotten(runs: Path, known: _Known) -> bool:
+def _is_forgotten(runs: Path, known: Journal) -> bool:
     directory = runs / known.directory
     return (directory.parent / f"{rundir.FORGOTTEN}{directory.name}").is_dir()

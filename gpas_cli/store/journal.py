@@ -20,7 +20,7 @@ import re
 import time
 import weakref
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -191,8 +191,9 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[Line], int,
     has no lines. Raises OSError if the file exists and cannot be read, but never because of its content.
     """
     data, end = read_bytes(path, offset, limit)
-    lines, damaged = _decode_lines(data)
-    return lines, end, damaged
+    raw = _raw_lines(data)
+    lines = lines_in(raw)
+    return lines, end, len(raw) - len(lines)
 
 
 def read_bytes(path: Path, offset: int = 0, limit: int = -1) -> tuple[bytes, int]:
@@ -226,10 +227,15 @@ def stretches(path: Path, offset: int = 0) -> Iterator[tuple[list[Line], int, in
         offset = end
 
 
-def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[Line]:
-    """Return the lines in the last `size` bytes, without damaged ones. A missing file has no lines.
+def tail(path: Path, size: int = 65536) -> list[Line]:
+    """Return the lines in the last `size` bytes, without damaged ones. A missing file has no lines."""
+    return lines_in(raw_tail(path, size))
 
-    `newest`: kind -> count, for frequent kinds; only the first line of such a kind and the last `count` are decoded.
+
+def raw_tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = None) -> list[bytes]:
+    """Return the lines in the last `size` bytes for `lines_in`. A missing file has no lines.
+
+    `newest`: kind -> count, for frequent kinds; of the lines of such a kind only the first and the last `count` remain.
     """
     try:
         with open_regular(path) as file:
@@ -240,7 +246,15 @@ def tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None = No
         return []
     if start:
         data = data[data.find(b"\n") + 1 :] if b"\n" in data else b""
-    return _decode_lines(data, newest or {})[0]
+    lines = _raw_lines(data)
+    for kind, count in (newest or {}).items():
+        lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
+    return lines
+
+
+def lines_in(raw: Iterable[bytes]) -> list[Line]:
+    """Return the lines, without damaged ones."""
+    return [Line(values) for line in raw if (values := decode(line)) is not None]
 
 
 def lines_of(path: Path, kinds: Collection[str]) -> Iterator[Line]:
@@ -259,11 +273,11 @@ def lines_of(path: Path, kinds: Collection[str]) -> Iterator[Line]:
             found = _KIND.match(line)
             kind = found[1].decode() if found else ""
             if before and kind == "start":
-                yield from _decode_lines(before)[0]
+                yield from lines_in([before.removesuffix(b"\n")])
             before = b"" if kind in kinds else line
             if kind in kinds:
-                yield from _decode_lines(line)[0]
-    yield from _decode_lines(before)[0]
+                yield from lines_in([line.removesuffix(b"\n")])
+    yield from lines_in([before.removesuffix(b"\n")])
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
@@ -312,14 +326,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "item"):  # numpy and torch scalars, without importing either
         return plain(value.item())
     raise TypeError(f"a journal cannot hold {type(value).__name__}: {value!r}")
-
-
-def _decode_lines(data: bytes, newest: Mapping[str, int] | None = None) -> tuple[list[Line], int]:
-    lines = _raw_lines(data)
-    for kind, count in (newest or {}).items():
-        lines = _thin(lines, b'"kind":"%s"' % kind.encode(), count)
-    decoded = [Line(values) for line in lines if (values := decode(line)) is not None]
-    return decoded, len(lines) - len(decoded)
 
 
 def _raw_lines(data: bytes) -> list[bytes]:

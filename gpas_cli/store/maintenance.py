@@ -22,8 +22,9 @@ from gpas_cli.store import driver_errors, owner, rundir, session
 from gpas_cli.store.attempt_rows import ATTEMPT, STAGE, Unreadable, store_attempt
 from gpas_cli.store.consistency import Defect, inconsistencies
 from gpas_cli.store.ingest import Ingested, counted, sync
+from gpas_cli.store.peek import HEAD
 from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC, SCORE
-from gpas_cli.store.schema import HEAD, Base
+from gpas_cli.store.schema import Base
 
 STALE_SECONDS = 600.0  # a running rebuild writes to its file more often than this
 

@@ -22,12 +22,12 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import driver_errors, session
+from gpas_cli.store.peek import PROJECT_FILE
 from gpas_cli.store.records import ProjectRecord
 from gpas_cli.store.rundir import read_record, write_record
 from gpas_cli.store.schema import Base
 
 PROJECT = Base.metadata.tables["gpas_project"]
-NAME = ".project.json"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def refuse_other(engine: Engine, runs: Path) -> None:
 
 def of(runs: Path) -> Owner:
     """Return the project in `runs`. Raises StoreError when its id cannot be read."""
-    path = runs / NAME
+    path = runs / PROJECT_FILE
     try:
         found = read_record(ProjectRecord, path).id
     except FileNotFoundError:
@@ -119,8 +119,8 @@ def _refuse(engine: Engine, before: Owner | None, own: Owner) -> None:
 
 def _write_id(runs: Path, known: str) -> str:
     """Give the run directories an id and return it; of concurrent callers the first wins. "" if they are read-only."""
-    path = runs / NAME
-    aside = runs / f".{NAME}.{os.urandom(8).hex()}"
+    path = runs / PROJECT_FILE
+    aside = runs / f".{PROJECT_FILE}.{os.urandom(8).hex()}"
     try:
         write_record(aside, ProjectRecord(id=known or secrets.token_hex(8), created=time.time()))
         with suppress(FileExistsError):

@@ -14,7 +14,8 @@ from sqlalchemy import JSON, BigInteger, Boolean, Double, Engine, Integer, Strin
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from gpas_cli.store import owner
-from gpas_cli.store.schema import HEAD, Base
+from gpas_cli.store.peek import HEAD
+from gpas_cli.store.schema import Base
 
 BATCH_ROWS = 50_000
 BOOKKEEPING = frozenset({"journal_offset", "journal_events", "journal_mtime", "journal_tail"})  # for ingest only

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.project import Project
-from gpas_cli.store.sqlite_file import may_write
+from gpas_cli.store import peek
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
@@ -54,12 +56,36 @@ def results_of(project: Project, keys: Collection[str] | None = None) -> Iterato
 
     problem = ingest(project, keys)
     path = session.file_of(session.parse(project.database))
-    in_memory = path is not None and not path.exists() and not may_write(path)
+    in_memory = path is not None and not path.exists() and not peek.may_write(path)
     engine = session.connect("sqlite://") if in_memory else session.connect(project.database, create=False)
     try:
         if in_memory:
             sync(engine, project.runs, keys)
         owner.refuse_other(engine, project.runs)
         yield engine, problem
+    finally:
+        engine.dispose()
+
+
+def describe_missing_runs(project: Project, keys: Collection[str]) -> str:
+    """Return the warning about those of the stages `keys` that the database knows, if the whole folder of run
+    directories is missing; "" if it knows none, or cannot be read."""
+    known: set[str] = set()
+    with suppress(GpasError, OSError, sqlite3.Error):
+        known = _known_stages(project)
+    return peek.describe_lost(project, known.intersection(keys))
+
+
+def _known_stages(project: Project) -> set[str]:
+    statement = "SELECT DISTINCT stage_key FROM attempt"
+    if Path(project.database).is_absolute():
+        with closing(peek.open_file(Path(project.database))) as file:
+            return {key for (key,) in file.execute(statement)}
+    from gpas_cli.store import session
+
+    engine = session.connect(project.database, create=False, busy_seconds=peek.PEEK_SECONDS)
+    try:
+        with engine.connect() as connection:
+            return {key for (key,) in connection.exec_driver_sql(statement)}
     finally:
         engine.dispose()

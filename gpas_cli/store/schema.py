@@ -22,9 +22,6 @@ from sqlalchemy import JSON, BigInteger, Dialect, Double, ForeignKey, Integer, M
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
-VERSION_TABLE = "gpas_alembic_version"  # our own, so that a Postgres database can be shared with other tools
-
 
 class Real(TypeDecorator[float]):
     """A 64-bit float that may be NaN, which is stored as NULL."""

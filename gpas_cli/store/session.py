@@ -27,14 +27,13 @@ from gpas_cli import file_systems
 from gpas_cli.errors import StoreError
 from gpas_cli.project import packaged
 from gpas_cli.store import driver_errors
-from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
-from gpas_cli.store.sqlite_file import LOG_SUFFIXES, may_write, open_to_read
+from gpas_cli.store.peek import HEAD, LOG_SUFFIXES, VERSION_TABLE, may_write, open_to_read
+from gpas_cli.store.schema import Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 BUSY_SECONDS = 30.0  # a statement waits this long for another process's lock
-STATEMENT_PARAMETERS = 500  # in one statement; older SQLite refuses more than 999
 DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
 _ENCODE = "(in a password write @ as %40, / as %2F, : as %3A, # as %23, % as %25)"

@@ -32,7 +32,7 @@ from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.state.attempt import outcome
 from gpas_cli.state.job_exit import JobExit
-from gpas_cli.store.journal import Journal, tail
+from gpas_cli.store.journal import Journal, raw_tail
 from gpas_cli.store.records import RankFailure
 from gpas_cli.store.rundir import AttemptDir, read_record, write_record
 
@@ -203,7 +203,7 @@ def _conclude(attempt: AttemptDir, codes: Sequence[int], first: int) -> int:
     `first` may itself say how the job ended, on a disk too full to record it: such a code is returned, and if it is
     that of a signal, this process ends itself with the signal.
     """
-    if codes[0] >= 0 and outcome(tail(attempt.journal_path)):
+    if codes[0] >= 0 and outcome(raw_tail(attempt.journal_path)):
         return codes[0]
     cause = recorded_failure(attempt)
     if not cause and first < 0:

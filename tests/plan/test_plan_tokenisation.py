@@ -19,9 +19,8 @@ from gpas_cli.plan.texts import how_far, with_texts
 from gpas_cli.project import Project
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
-from gpas_cli.state.progress import progress
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.journal import Journal, Line
+from gpas_cli.store.journal import Journal, encode
 from gpas_cli.structure import to_mapping
 from gpas_cli.worker import tokenise
 
@@ -106,7 +105,7 @@ def test_progress_of_a_tokenisation() -> None:
     events: list[Event] = []
     reporter = tokenise._ProgressReporter(events.append, lambda: None)
     reporter.watch("train", Need("tokens", 1000), Totals(7, 345))
-    lines = [Line({"t": 1.0, "kind": event.kind, **fields_of(event)}) for event in events]
-    seen = StageStatus(state="running", evidence="its lock", progress=progress(lines))
+    lines = [encode({"n": 0, "t": 1.0, "kind": event.kind, **fields_of(event)})[:-1] for event in events]
+    seen = StageStatus(state="running", evidence="its lock", journal_end=lines)
     assert how_far(seen) == "running 34 % (train: 7 documents, 345 tokens)"
     assert how_far(StageStatus(state="failed", evidence="x", cause="no file")) == "failed: no file"

@@ -35,7 +35,7 @@ def attempt(runs: Path, cell: Entry, hours: float, *devices: str, ago: float = 1
 def state(cell: Entry, word: str, made: AttemptDir | None = None, eta: float | None = None, job: Job | None = None):
     progress = Progress(step=1, steps=2, eta=eta) if eta is not None else None
     return CellStatus(
-        entry=cell, stage="pretrain", key=key(cell), state=word, evidence="", progress=progress, job=job,
+        entry=cell, stage="pretrain", key=key(cell), state=word, evidence="", reached=progress, job=job,
         folder=str(made.path) if made else "",
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_a_job_for_another_grid_is_the_end_of_a_cell_only_if_no_later_stage_is_l
     tmp_path: Path, cells: list[Entry]
 ) -> None:
     made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
-    running = replace(state(cells[1], "running", made, eta=HOUR), grid="other")
+    running = replace(state(cells[1], "running", made, eta=HOUR), claimed_for="other")
     assert UsageMeter(tmp_path).room([running]).total.ends == pytest.approx(HOUR, rel=0.01)
     scored = entry(seed=2, downstream={"tasks": ["indent"]})
     assert UsageMeter(tmp_path).room([replace(running, entry=scored)]).total.ends is None
@@ -97,7 +97,7 @@ def test_a_job_for_another_grid_is_the_end_of_a_cell_only_if_no_later_stage_is_l
 
 def test_a_run_of_several_grids_is_listed_once(tmp_path: Path, cells: list[Entry]) -> None:
     made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
-    first = replace(state(cells[1], "running", made, eta=HOUR), grid="other")
+    first = replace(state(cells[1], "running", made, eta=HOUR), claimed_for="other")
     second = replace(first, entry=replace(cells[1], grid="other"))
     room = UsageMeter(tmp_path).room([first, second])
     assert [run.state.entry.grid for run in room.running] == ["other"]

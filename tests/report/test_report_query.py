@@ -14,6 +14,7 @@ from gpas_cli.errors import UnknownCell
 from gpas_cli.origin.provenance import differences, trace_number
 from gpas_cli.report import query
 from gpas_cli.report.recorded import stage_keys
+from gpas_cli.report.stored_results import SPIKE_METRICS
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
 
@@ -27,7 +28,7 @@ def test_spikes_of_all_attempts_are_counted_once_each(engine: Engine) -> None:
     entries = [resumed, calm]
     found = query.results(engine, [*stage_keys(entries), gone])
     keys = [resumed.cell.key, calm.cell.key, gone]
-    counts = [tuple(found[key].metrics.get(name) for name in query.SPIKE_METRICS.values()) for key in keys]
+    counts = [tuple(found[key].metrics.get(name) for name in SPIKE_METRICS.values()) for key in keys]
     assert counts == [(3, 1), (0, 0), (None, None)]
     (row,) = build(entries, {}, found, spec(value="loss_spikes")).rows
     assert row.cells[0].values == {1: 3, 2: 0}

@@ -1,4 +1,4 @@
-"""What is recorded of cells is the same whether results come from the database or from the index of ended stages."""
+"""What is recorded of cells is the same with and without SQLAlchemy, and whatever has happened to the database."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import pytest
 from attempts import attempt_at
 from launching import entry
 
+from gpas_cli.errors import StoreError
 from gpas_cli.events import Score, event_of
 from gpas_cli.grid import Entry
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import Recorded, recorded
-from gpas_cli.state import ended_index, rerun
-from gpas_cli.state.ended_index import FOLDER, forget_results
+from gpas_cli.state import observe, rerun
 from gpas_cli.store.rundir import AttemptDir, stage_dir
 
 CELLS = [entry(seed=seed) for seed in (1, 2, 3)]
@@ -37,9 +38,7 @@ def score(task: str) -> Score:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.setattr(ended_index, "SETTLED_SECONDS", -60.0)
-    monkeypatch.setattr(ended_index.file_systems, "type_of", lambda path: "ext4")
+def project(tmp_path: Path) -> Project:
     runs = tmp_path / "runs"
     attempt_at(runs, DONE, [outcome("interrupted")])
     attempt_at(runs, DONE, [outcome("done", perplexity=4.0, loss=float("nan"))])
@@ -58,15 +57,9 @@ def look(project: Project) -> Recorded:
 
 
 def truth(project: Project) -> Recorded:
-    """Return what is recorded according to a new database, without the index."""
-    aside = project.runs.with_name(f"aside-{next(fresh)}")
-    if (project.runs / FOLDER).exists():
-        (project.runs / FOLDER).rename(aside)
-    found = look(replace(project, database=str(aside.with_suffix(".db"))))
+    """Return what is recorded according to a new database."""
+    found = look(replace(project, database=str(project.runs.with_name(f"new-{next(fresh)}.db"))))
     assert found.engine is not None
-    shutil.rmtree(project.runs / FOLDER, ignore_errors=True)
-    if aside.exists():
-        aside.rename(project.runs / FOLDER)
     return found
 
 
@@ -96,7 +89,7 @@ CHANGES: dict[str, Callable[[Project], Any]] = {
 }
 
 
-def test_a_database_is_not_needed_for_what_is_indexed(project: Project) -> None:
+def test_sqlalchemy_is_not_needed_where_nothing_is_new(project: Project) -> None:
     first = look(project)
     assert first.engine is not None
     assert first.results[KEY].metrics["perplexity"] == 4.0
@@ -137,22 +130,47 @@ def test_scores_of_earlier_attempts_are_seen(project: Project) -> None:
     assert plain(look(project)) == plain(truth(project))
 
 
-def test_the_results_of_another_version_are_read_again(project: Project) -> None:
-    look(project)
-    for path in (project.runs / FOLDER).glob("*-results.json"):
-        path.write_bytes(path.read_bytes()[:-1])
-    known = look(project)
-    assert known.engine is not None
-    assert plain(known) == plain(truth(project))
+HARMS: dict[str, Callable[[Path], Any]] = {
+    "deleted": Path.unlink,
+    "older": lambda path: shutil.copy(path.with_name("older.db"), path),
+    "of another version": lambda path: write(path, "UPDATE gpas_alembic_version SET version_num = '0001'"),
+    "empty": lambda path: path.write_bytes(b""),
+    "not a database": lambda path: path.write_bytes(b"x" * 5000),
+    "of another project": lambda path: write(path, "UPDATE gpas_project SET id = 'other'"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
 
 
-def test_a_rebuilt_database_is_read_again(project: Project) -> None:
-    look(project)
-    with sqlite3.connect(project.database) as connection:
-        connection.execute("UPDATE metric SET value = 9 WHERE name = 'perplexity'")
-    assert look(project).results[KEY].metrics["perplexity"] == 4.0
-    forget_results(project.runs)
-    assert look(project).results[KEY].metrics["perplexity"] == 9.0
+def write(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement)
+
+
+def single_file(path: Path) -> None:
+    """Move what is in the log into the database, so that a test can replace the file."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_the_database_changes_no_state_and_no_number(project: Project, harm: str) -> None:
+    before = look(project)
+    single_file(Path(project.database))
+    shutil.copy(project.database, project.runs.with_name("older.db"))
+    add(outcome("done", perplexity=3.0))(project)
+    after = plain(look(project))
+    single_file(Path(project.database))
+    assert after != plain(before)
+    HARMS[harm](Path(project.database))
+    states = [status.state for status in observe.look(project.runs, CELLS)]
+    assert states == ["done", "failed", "missing"]
+    try:
+        assert plain(look(project)) == after
+    except StoreError:  # a message with a remedy, never other numbers
+        assert harm not in ("deleted", "older", "empty")
+    with closing(sqlite3.connect(project.runs.with_name("older.db"))) as held:
+        held.execute("BEGIN EXCLUSIVE")
+        assert [status.state for status in observe.look(project.runs, CELLS)] == states
 
 
 def test_without_a_database_file_only_what_is_missing_makes_one(project: Project) -> None:

@@ -40,8 +40,8 @@ def read(path: Path, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, A
     return [dict(line.values) for line in lines], end, damaged
 
 
-def tail(path: Path, *size: int, **more: Any) -> list[dict[str, Any]]:
-    return [dict(line.values) for line in module.tail(path, *size, **more)]
+def tail(path: Path, *size: int) -> list[dict[str, Any]]:
+    return [dict(line.values) for line in module.tail(path, *size)]
 
 
 def line_of(data: bytes, position: int) -> int:
@@ -361,5 +361,5 @@ def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) 
     path = tmp_path / "journal.jsonl"
     lines = [("start", 0), *(("step", i) for i in range(1, 50)), ("spike", 50), ("step", 51), ("outcome", 52)]
     path.write_bytes(b"".join(encode({"n": n, "t": 1.0, "kind": kind}) for kind, n in lines))
-    assert [event["n"] for event in tail(path, newest={"step": 3})] == [0, 1, 48, 49, 50, 51, 52]
+    assert [line.n for line in module.lines_in(module.raw_tail(path, newest={"step": 3}))] == [0, 1, 48, 49, 50, 51, 52]
     assert [event["n"] for event in tail(path, newest={"layers": 1})] == list(range(53))

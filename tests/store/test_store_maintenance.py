@@ -18,7 +18,7 @@ from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import encode
 from gpas_cli.store.maintenance import backup, check, rebuild
-from gpas_cli.store.schema import VERSION_TABLE
+from gpas_cli.store.peek import VERSION_TABLE
 
 
 def grown(engine: Engine, life: Life) -> None:

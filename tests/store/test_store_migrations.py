@@ -15,8 +15,9 @@ from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.project import packaged
-from gpas_cli.store import maintenance, schema, session
-from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
+from gpas_cli.store import maintenance, peek, session
+from gpas_cli.store.peek import HEAD, VERSION_TABLE
+from gpas_cli.store.schema import Base
 
 OLDER = HEAD
 
@@ -87,7 +88,7 @@ def newer_program(connect: Connect, url: str, tmp_path: Path, monkeypatch: pytes
     shutil.copytree(packaged("migrations"), ahead, ignore=shutil.ignore_patterns("__pycache__"))
     (ahead / "versions" / "9000_weather.py").write_text(NEXT)
     monkeypatch.setattr(session, "packaged", lambda name: tmp_path / name)
-    for module in (schema, session, maintenance):
+    for module in (peek, session, maintenance):
         monkeypatch.setattr(module, "HEAD", "9000")
     return url
 

@@ -14,7 +14,8 @@ from sqlalchemy import Engine, inspect, text
 from gpas_cli.events import event_of
 from gpas_cli.store import session
 from gpas_cli.store.ingest import Ingested, sync
-from gpas_cli.store.schema import HEAD, Base
+from gpas_cli.store.peek import HEAD
+from gpas_cli.store.schema import Base
 
 REVISIONS = [f"{n:04d}" for n in range(1, int(HEAD) + 1)]
 SCORE = {

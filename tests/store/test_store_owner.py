@@ -13,7 +13,7 @@ from dumps import dump
 from life import Connect, Life
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import maintenance, owner
+from gpas_cli.store import maintenance, owner, peek
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.owner import Owner
 
@@ -30,7 +30,7 @@ def test_the_first_sync_names_the_project_and_the_database_remembers_it(connect:
     assert found is not None
     assert len(found.id) == 16
     assert found.runs == str(life.runs)
-    assert [path.name for path in life.runs.iterdir() if path.name.startswith(".")] == [owner.NAME]
+    assert [path.name for path in life.runs.iterdir() if path.name.startswith(".")] == [peek.PROJECT_FILE]
     sync(engine, life.runs)
     assert owner.recorded(engine) == found
 
@@ -53,7 +53,7 @@ def test_another_projects_results_are_neither_overwritten_nor_shown(
         with pytest.raises(StoreError, match=f"another project, .*{life.runs}, not those of {other.runs}; name"):
             refused(engine, other.runs)
     assert dump(engine) == before
-    assert not (other.runs / owner.NAME).exists()
+    assert not (other.runs / peek.PROJECT_FILE).exists()
 
 
 def test_the_id_moves_with_the_run_directories(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
@@ -109,13 +109,13 @@ def test_rivals_agree_on_one_id(connect: Connect, life: Life, tmp_path: Path) ->
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda engine: sync(engine, life.runs), engines))
     assert len({owner.recorded(engine) for engine in engines}) == 1
-    assert [path.name for path in life.runs.iterdir() if path.name.startswith(".")] == [owner.NAME]
+    assert [path.name for path in life.runs.iterdir() if path.name.startswith(".")] == [peek.PROJECT_FILE]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"id"'])
 def test_an_id_that_cannot_be_read_is_one_message(connect: Connect, url: str, life: Life, content: str) -> None:
     life.whole()
-    (life.runs / owner.NAME).write_text(content)
+    (life.runs / peek.PROJECT_FILE).write_text(content)
     with pytest.raises(StoreError, match=r"\.project\.json"):
         sync(connect(url), life.runs)
 
@@ -149,4 +149,4 @@ def test_run_directories_that_may_only_be_read_are_known_by_their_place(
     assert found is not None
     assert (found.id, found.runs) == ("", str(life.runs))
     sync(engine, life.runs)
-    assert json.loads((life.runs / owner.NAME).read_text())["id"] == owner.of(life.runs).id != ""
+    assert json.loads((life.runs / peek.PROJECT_FILE).read_text())["id"] == owner.of(life.runs).id != ""

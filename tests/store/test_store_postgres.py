@@ -19,7 +19,8 @@ from gpas_cli.report.curves import LAST, layer_curves
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.parquet import export_tables
-from gpas_cli.store.schema import VERSION_TABLE, AttemptRow, MetricRow
+from gpas_cli.store.peek import VERSION_TABLE
+from gpas_cli.store.schema import AttemptRow, MetricRow
 
 pytestmark = needs_server
 

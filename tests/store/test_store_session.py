@@ -20,7 +20,8 @@ from gpas_cli.__main__ import main
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.project import Project
 from gpas_cli.store import maintenance, session
-from gpas_cli.store.schema import HEAD, VERSION_TABLE, Base
+from gpas_cli.store.peek import HEAD, VERSION_TABLE
+from gpas_cli.store.schema import Base
 
 NOBODY = 65534
 

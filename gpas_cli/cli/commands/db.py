@@ -15,7 +15,6 @@ from gpas_cli.cli.selection import project
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
-from gpas_cli.state.ended_index import forget_results
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.parquet import ParquetFile
@@ -134,7 +133,6 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
 
     confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
-    forget_results(project().runs)
     console().print(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.", markup=False)
     for problem in result.problems:
         console().print(f"- {problem}", markup=False, style="yellow")

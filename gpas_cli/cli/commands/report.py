@@ -26,7 +26,6 @@ from gpas_cli.page.limits import FILE, SERVED, Limits
 from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.report.query import ingested
 from gpas_cli.report.recorded import Recorded, recorded
-from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.observe import look
 from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.words import byte_size, count, listed
@@ -71,24 +70,24 @@ class PageSource:
     def collect(self, *, file: bool = False) -> Content:
         """Return the content; for a file with the details of all cells."""
 
-        states, index = self._observe()
+        states = self._observe()
         with recorded(project(), [state.entry for state in states]) as known:
             read = None if file else _read_from(states, known)
             if read is not None and self._last is not None and self._last[0] == read:
                 return replace(self._last[1], made=time.time())
-            made = self._content(states, known, FILE if file else SERVED, index)
+            made = self._content(states, known, FILE if file else SERVED)
         self._last = (read, made)
         return made
 
     def rescue(self, before: Content | None, error: Exception) -> Content:
         """Return the states of the cells with the last known numbers, for when the database cannot be read."""
 
-        states, index = self._observe()
+        states = self._observe()
         problem = f"The results cannot be read: {error}"
         if before is not None:
             return with_states(before, states, problem)
         known = Recorded(tuple(state.entry for state in states), problem=problem)
-        return self._content(states, known, SERVED, index)
+        return self._content(states, known, SERVED)
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
@@ -99,19 +98,17 @@ class PageSource:
         with recorded(project(), [entry]) as known:
             return details(look(project().runs, [entry])[0], known.engine, log_tail(entry, LOG_LINES))
 
-    def _observe(self) -> tuple[list[CellStatus], EndedIndex]:
-        """Return the states of the cells and the index of the look that found them."""
-
-        index = EndedIndex(project().runs)
-        states = observed(self.names, self.where, index=index)
+    def _observe(self) -> list[CellStatus]:
+        """Return the states of the cells, and remember what is shown."""
+        states = observed(self.names, self.where)
         self._shown = {state.entry.id: state.entry for state in states}
-        return states, index
+        return states
 
-    def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits, index: EndedIndex) -> Content:
+    def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
 
         made = collect(experiments(), known, states, log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
-        return replace(made, activity=activity(self._meter.room(states, index).total))
+        return replace(made, activity=activity(self._meter.room(states).total))
 
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
@@ -119,7 +116,7 @@ def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
 
     if known.engine is None or any(state.state in ALIVE for state in states):
         return None
-    shown = [{**vars(state), "age": None} for state in states]  # the age grows while nothing changes
+    shown = [replace(state, age=None) for state in states]  # the age grows while nothing changes
     return shown, known.states, known.results, known.problem, ingested(known.engine)
 
 

@@ -34,7 +34,6 @@ from gpas_cli.grid.select import select
 from gpas_cli.plan.texts import Awaited, awaited, how_far
 from gpas_cli.plan.undeclared import undeclared
 from gpas_cli.plan.usage import GridUsage, UsageMeter
-from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.observe import look
 from gpas_cli.state.status import CellStatus, by_run, started_grids
 from gpas_cli.words import count, verb
@@ -183,19 +182,17 @@ def observed(
     *,
     jobs: bool = False,
     started: bool = True,
-    index: EndedIndex | None = None,
 ) -> list[CellStatus]:
     """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
 
     Without names, return those of all grids or, with `started`, of the grids that have been started, else of the
     default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
-    `index` is as for `look`.
     """
 
     if names or not started:
         named = varied_entries(names or list(experiments().grids), where)
-        return look(project().runs, named, jobs=jobs, index=index)
-    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs, index=index)
+        return look(project().runs, named, jobs=jobs)
+    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs)
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
     chosen = [state for state in only_started(everything) if id(state.entry) in matching]
     return chosen or [state for state in everything if id(state.entry) in matching]

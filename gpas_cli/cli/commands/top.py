@@ -21,7 +21,6 @@ from gpas_cli.cli.working import watch
 from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time
 from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
-from gpas_cli.state.ended_index import EndedIndex
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import byte_size, stopwatch
@@ -99,19 +98,18 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = Fals
     if usage:
         profiles = _profiles(names, where)
         print_json(TopJson(schema=1, profiles=profiles)) if as_json else console().print(_profile_table(profiles))
-    elif as_json:
-        print_json(_document(_activity(names, where)))
+        return
+    meter = UsageMeter(project().runs)
+
+    def activity() -> Activity:
+        return meter.room(observed(names, where, jobs=True))
+
+    if as_json:
+        print_json(_document(activity()))
     elif console().is_terminal:
-        watch(lambda: render(_activity(names, where), console().height), screen=True)
+        watch(lambda: render(activity(), console().height), screen=True)
     else:
-        console().print(render(_activity(names, where), 10**6))
-
-
-def _activity(names: Sequence[str] | None, where: Sequence[str] | None) -> Activity:
-
-    runs = project().runs
-    index = EndedIndex(runs)
-    return UsageMeter(runs).room(observed(names, where, jobs=True, index=index), index)
+        console().print(render(activity(), 10**6))
 
 
 def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:

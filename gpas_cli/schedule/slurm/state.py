@@ -122,7 +122,7 @@ def _under_way(last: StageStatus, claim: Claim, job: Job, queue: Queue) -> Stage
     reached = replace(last.progress, eta=None, tokens_per_second=None, mfu=None) if last.progress else None
     return replace(
         last, state="running", evidence=evidence, cause="", age=_since(queue.time), claim=claim, job=job, outcome="",
-        progress=reached,
+        reached=reached,
     )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from gpas_cli.cli.commands.report import PageSource
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import Exit
 from gpas_cli.page.live import LivePage
-from gpas_cli.state.ended_index import EndedIndex
 
 
 @pytest.fixture
@@ -114,24 +113,6 @@ def test_content_is_collected_again_only_after_a_change(project: Finished, monke
     assert changed != journal.read_bytes()
     journal.write_bytes(changed)
     assert source.collect().states != first.states
-
-
-def test_states_and_usage_of_a_page_are_of_one_look(project: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project.folder)
-    experiments.cache_clear()
-    source = PageSource(None, None)
-    source.collect()
-    looks = []
-    start = EndedIndex.__init__
-
-    def counted(self: EndedIndex, runs: Path) -> None:
-        looks.append(runs)
-        start(self, runs)
-
-    monkeypatch.setattr(EndedIndex, "__init__", counted)
-    source._last = None
-    assert source.collect().states == {"done": 4}
-    assert len(looks) == 2  # at the states, and at what the database has beside them
 
 
 def test_unknown_grids_and_used_ports_are_one_message(project: Finished, serving: subprocess.Popen[str]) -> None:

@@ -25,7 +25,7 @@ RUNNING = Progress(
 
 
 def board(running: bool = True, **more: Any) -> RunSnapshot:
-    statuses = ((None, StageStatus(state="running", evidence="", progress=RUNNING)),) if running else ()
+    statuses = ((None, StageStatus(state="running", evidence="", reached=RUNNING)),) if running else ()
     values = {"running": statuses, "followed": (), "waiting": (), "ended": Counter(), "slots": 1, "starved": False}
     return RunSnapshot(**{**values, "stopping": False, **more})
 
@@ -92,7 +92,7 @@ def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
         with make_train_reporter(Console(file=out, force_terminal=terminal, width=120, highlight=False)) as reporter:
             reporter.started(job, attempt)
             reporter.tick(board())
-            reporter.finished(job, StageStatus(state="interrupted", evidence="", progress=RUNNING))
+            reporter.finished(job, StageStatus(state="interrupted", evidence="", reached=RUNNING))
         text = out.getvalue()
         assert text.count("spike: loss 9 at update 7, usually 3") == 1
         assert "30/100  loss 3.142" in text
