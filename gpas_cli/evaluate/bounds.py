@@ -37,12 +37,53 @@ Where the paper leaves a choice:
 - The weight of a norm, or the multiplier of LNS (1 in the paper), multiplies both 1 / sigma_x and s. (43) has s as a
   factor; in (75) it enters squared, through D_l v_l^T and E_k v_l^T.
 - Layers other than x + f(N(x)) are bounded by the same reasoning, part by part (`Surroundings.bound`).
+
+Measure the quantities in the bounds: standard deviations, spectral norms and gradients of sub-layers.
+
+Compare the gradient of GPAS, which the stop-gradient preserves, with that of naive scaling (GPAS, appendix B).
+
+Naive scaling is the same gate without stop-gradient, equation (12): x_{l+1} = beta_l x'_{l+1}, with beta_l = 1 -
+act(alpha_l). Appendix B: dL/dx_1 of naive scaling is that of GPAS times the product of all beta_l.
+
+Derivation for our residual formula. In the forward pass both gates compute x - act(alpha) x, so both networks have the
+same stream, the same loss and, except for the gates, the same Jacobian of every part. The whole stream passes through a
+gate in one of the slots ENTRY, SUM, OUT: its factor in the chain of Jacobians is beta I, or I with stop-gradient, and
+scalars commute with everything. For all weights, norms and losses, exactly and element by element,
+
+    dL/dx_l (naive)  =  dL/dx_l (GPAS)  *  product of beta over the gates from layer l to the last.
+
+Differences from the appendix, and limits:
+
+- The appendix has one sub-layer per layer. Ours has a gate at both: a factor beta_l^2 per layer with a shared gate, and
+  beta_l,attention beta_l,feed-forward with two. The appendix's products end at L - 1, since its loss is a function of
+  x_L.
+- In the slots IN, BRANCH and SKIP only a part of the sum passes through the gate: I + beta f' is not a multiple of
+  I + f', so no product of betas is exact. SKIP is the paper's placement for Post-LN and DeepNorm (equations 7 and 8),
+  with N'(a beta I + f') instead of N'(a I + f'): the product is right only if f' is negligible compared with a I.
+  Appendix B does not cover these slots; `naive_over_preserved` returns None.
+- "Preserves" refers to naive scaling, not to the network without gates. The latter has another stream, and even with
+  equal weights its dx'_{l+1}/dx_l = I + f' N'(x_l) differs: N'(x_l) ~ 1/sigma(x_l) grows as gates shrink x_l.
+- The appendix assumes beta < 1. SiLU(alpha) can be as low as -0.278: a gate may also scale up.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gpas_cli.errors import GpasError
+from gpas_cli.model.gate import GpasGate
+from gpas_cli.model.llama import Block, Llama, SubLayer
+from gpas_cli.model.probe import observed_inputs
+from gpas_cli.spec.gate import activation
+from gpas_cli.spec.model import Model, Size
 
 # The largest slope of an activation, equations (27) and (29). That of GELU in the tanh form is at x = 1.42.
 SLOPES = {"silu": 1.1, "gelu": 1.13, "relu": 1.0}
@@ -153,3 +194,227 @@ def swiglu_bound(network: FeedForwardSigmas, sigma_x: float) -> float | None:
 def attention_bound(attention: AttentionSigmas, sigma_x: float) -> float:
     """Return equation (20): 1 + sigma_O / sigma_x C_Attn, with ||J^Z|| of equation (75)."""
     return Surroundings(in_norm=1 / sigma_x).bound(attention.jacobian())
+
+
+LANCZOS_STEPS = 24
+NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"
+
+Chosen = Callable[[Tensor], Tensor]
+
+
+def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = LANCZOS_STEPS) -> float:
+    """Return the largest singular value of f's Jacobian at x, by Lanczos on J^T J: a lower bound, exact once `steps`
+    reaches the number of elements of x. Stop-gradients count as in autograd."""
+    with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that can be differentiated twice
+        x = x.detach().requires_grad_()
+        y = f(x)
+        # J^T u is linear in u; its derivative with respect to u, applied to v, is J v.
+        u = torch.zeros_like(y, requires_grad=True)
+        (pulled,) = torch.autograd.grad(y, x, u, create_graph=True)
+
+        def normal(v: Tensor) -> Tensor:
+            (pushed,) = torch.autograd.grad(pulled, u, v, retain_graph=True)
+            return torch.autograd.grad(y, x, pushed, retain_graph=True)[0]
+
+        return math.sqrt(_largest_eigenvalue(normal, x, steps))
+
+
+def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int) -> float:
+    """Return the largest eigenvalue of a symmetric operator on tensors shaped like `like`, by Lanczos."""
+    steps = min(steps, like.numel())
+    basis = like.new_zeros(steps + 1, like.numel())
+    start = torch.randn(like.numel(), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
+    basis[0] = (start / start.norm()).to(like.device)
+    matrix = torch.zeros(steps + 1, steps + 1, dtype=like.dtype)
+    for k in range(steps):
+        w = apply(basis[k].view_as(like)).flatten()
+        matrix[k, k] = w @ basis[k]
+        for _ in range(2):
+            w = w - basis[: k + 1].T @ (basis[: k + 1] @ w)
+        length = w.norm()
+        if length <= 1e-12 * matrix[0, 0].abs():
+            steps = k + 1
+            break
+        matrix[k, k + 1] = matrix[k + 1, k] = length
+        basis[k + 1] = w / length
+    return float(torch.linalg.eigvalsh(matrix[:steps, :steps])[-1])
+
+
+@contextmanager
+def module_inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Collect the input of each of `modules` in the forward pass inside the context."""
+    seen: dict[nn.Module, Tensor] = {}
+    with observed_inputs(modules, seen.__setitem__):
+        yield seen
+
+
+def deviation(x: Tensor) -> float:
+    """Return the standard deviation around 0 (Assumption 1) over all tokens and features."""
+    return x.square().mean().sqrt().item()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The parts around a module, and s, the standard deviation of the module's input."""
+
+    around: Surroundings
+    s: float
+
+
+def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
+    """Return the surroundings of a sub-layer for the stream `x`, with sigmas over all tokens, as in the paper, and
+    with those of the worst token. A spectral norm over a sequence is at least that of any token."""
+    with torch.no_grad(), mean_squares([sublayer]) as seen:
+        sublayer.apply(x)
+    return reading(sublayer, seen, torch.mean, torch.mean), reading(sublayer, seen, torch.min, torch.max)
+
+
+@contextmanager
+def mean_squares(sublayers: Iterable[SubLayer]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Collect the mean square over features, (1, time), of the input of each norm and module of `sublayers` in the
+    forward pass inside the context."""
+    seen: dict[nn.Module, Tensor] = {}
+    modules = [part for one in sublayers for part in (*_norms(one), one.module)]
+    with observed_inputs(modules, lambda module, x: seen.__setitem__(module, x.square().mean(-1))):
+        yield seen
+
+
+def _norms(sublayer: SubLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
+    return sublayer.residual.in_norm, sublayer.residual.branch_norm, sublayer.residual.out_norm
+
+
+def reading(sublayer: SubLayer, seen: Mapping[nn.Module, Tensor], of_norms: Chosen, of_module: Chosen) -> Reading:
+    """Return the surroundings of a sub-layer for the mean squares `seen`, each reduced to one number."""
+    residual = sublayer.residual
+    gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, GpasGate))
+    inside, branch, out = (_norm_factor(norm, of_norms(seen[norm])) for norm in _norms(sublayer))
+    around = Surroundings(inside, branch, out, residual.skip, gates)
+    return Reading(around, of_module(seen[sublayer.module]).sqrt().item())
+
+
+def _norm_factor(norm: nn.Module, square: Tensor) -> float:
+    """Return the largest gain over the deviation of the norm's input, given its square; 1 without a norm."""
+    if isinstance(norm, nn.Identity):
+        return 1.0
+    gain = norm.get_parameter("weight").abs().max().item() * getattr(norm, "scale", 1.0)
+    return float(gain / (square.item() + norm.eps) ** 0.5)  # type: ignore[operator]
+
+
+def _gate_factor(gate: GpasGate) -> float:
+    return 1.0 if gate.stop_gradient else abs(1 - gate.value().item())
+
+
+def attention_numbers(module: nn.Module, size: Size, length: int) -> AttentionSigmas:
+    """Return the measured standard deviations of an attention's matrices."""
+    sigmas = [_sigma(module, f"{name}_proj") for name in ("q", "k", "v", "o")]
+    return AttentionSigmas(size.hidden, size.heads, length, *sigmas)
+
+
+def feed_forward_numbers(
+    module: nn.Module, model: Model, sigma: Callable[[Tensor], float] = deviation
+) -> FeedForwardSigmas:
+    """Return the standard deviations of a feed-forward network's matrices; SwiGLU's W_1 is gate_proj."""
+    size = model.size
+    names = {name for name, _ in module.named_children()}
+    up, down = (sigma(module.get_parameter(f"{name}.weight")) for name in ("up_proj", "down_proj"))
+    if "gate_proj" not in names:
+        return FeedForwardSigmas(size.hidden, size.ffn, up, down, slope=SLOPES.get(model.family.ffn, 1.0))
+    gate = sigma(module.get_parameter("gate_proj.weight"))
+    return FeedForwardSigmas(size.hidden, size.ffn, gate, down, sigma_v=up)
+
+
+def _sigma(module: nn.Module, name: str) -> float:
+    return deviation(module.get_parameter(f"{name}.weight").detach())
+
+
+def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, SubLayer, Tensor, Tensor]]:
+    """Yield attention, feed-forward network, and the input stream (1, time, hidden) of each, for every layer.
+
+    tokens: (1, time). Raises GpasError for layers that are not the composition of their two sub-layers.
+    """
+    decoder = network.model
+    with torch.no_grad(), module_inputs([*decoder.layers, decoder.norm]) as seen:
+        decoder(tokens)
+        entering = [seen[module] for module in (*decoder.layers, decoder.norm)]
+        positions = decoder.positions(entering[0])
+    for layer, x, y in zip(decoder.layers, entering, entering[1:], strict=False):
+        assert isinstance(layer, Block)
+        attention, feed_forward = layer.sublayers(positions)
+        with torch.no_grad():
+            middle = attention.apply(x)
+            if not torch.allclose(feed_forward.apply(middle), y):
+                raise GpasError(NOT_COMPOSED)
+        yield attention, feed_forward, x, middle
+
+
+def stream_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> list[Tensor]:
+    """Return the loss's gradient with respect to the stream entering every layer and the final norm: layers + 1 tensors
+    of shape (1, time, hidden). tokens, targets: (1, time); the loss is the mean over all targets, in nats."""
+    entering: list[Tensor] = []
+
+    def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # A leaf instead of the embedding's output, so that gradients exist for frozen embeddings too.
+        x = args[0] if entering else args[0].detach().requires_grad_()
+        entering.append(x)
+        return (x, *args[1:])
+
+    modules = [*network.model.layers, network.model.norm]
+    handles = [module.register_forward_pre_hook(keep) for module in modules]
+    try:
+        loss = F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(torch.autograd.grad(loss, entering))
+
+
+IN_SERIES = ("entry", "sum", "out")
+
+
+def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> list[float | None]:
+    """Return dL/dx of naive scaling over dL/dx of GPAS for the stream entering layers 1, ..., L and the final norm.
+
+    alphas: one row per layer, with one value for both sub-layers or one for each; shape (L, 1) or (L, 2).
+    None if only a part of the stream passes through a later gate, so that no such number exists.
+    """
+    assert model.gate is not None
+    assert len(alphas) == model.size.layers
+    act = activation(model.gate.activation).value
+    ratios: list[float | None] = [1.0]
+    for layer in range(model.size.layers, 0, -1):
+        row = alphas[layer - 1]
+        betas = [1 - act(row[0]), 1 - act(row[-1])]
+        later = ratios[0]
+        # A gate with beta = 1 has no effect in any slot.
+        factor = math.prod(betas) if model.gate_slot(layer) in IN_SERIES or betas == [1, 1] else None
+        ratios.insert(0, later * factor if later is not None and factor is not None else None)
+    return ratios
+
+
+def gate_alphas(network: Llama) -> list[list[float]]:
+    """Return alpha of every layer: one value, or attention's and the feed-forward network's."""
+    alphas = [gate.alpha.item() for gate in network.gates()]
+    per_layer = len(alphas) // network.spec.size.layers
+    return [alphas[start : start + per_layer] for start in range(0, len(alphas), per_layer)]
+
+
+@contextmanager
+def gradients_through_gates(network: Llama, through: bool) -> Iterator[None]:
+    """Use naive scaling (`through`) or stop-gradient in every gate inside the context."""
+    before = [(gate, gate.stop_gradient) for gate in network.gates()]
+    try:
+        for gate, _ in before:
+            gate.stop_gradient = not through
+        yield
+    finally:
+        for gate, stop in before:
+            gate.stop_gradient = stop
+
+
+def both_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return `stream_gradients` with naive scaling and with stop-gradient, by autograd."""
+    with gradients_through_gates(network, True):
+        naive = stream_gradients(network, tokens, targets)
+    with gradients_through_gates(network, False):
+        preserved = stream_gradients(network, tokens, targets)
+    return naive, preserved

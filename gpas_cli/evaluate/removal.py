@@ -13,30 +13,200 @@ Mix-LN). Nothing is retrained.
 
 The parameters stay where they are: a list of layers without one of them takes the place of the network's, so that
 nothing is copied or loaded again.
+
+Angular distances between the inputs of layers (Gromov et al., 2024: The Unreasonable Ineffectiveness of the Deeper
+Layers).
+
+    d(l, l + n) = arccos( x_l . x_{l+n} / (|x_l| |x_{l+n}|) ) / pi
+
+x_l is the residual stream entering layer l at the last token of a row of text, and d is averaged over rows. It is 0 for
+parallel vectors, 1/2 for orthogonal ones and 1 for opposite ones. The stream that leaves the last layer, the input of
+the final norm, counts as the input of layer L + 1. So d(l, l + n) is how far layers l to l + n - 1 turn the stream.
+
+How stable a trained network's output is when a layer is dropped (RaPTr, definition 4.1 and Figure 2).
+
+    stream_norm   |y^(l)|, the length of the residual stream entering layer l, and that leaving the last layer
+    stability     Psi_l = |F_-l(x) - F(x)|, with F(x) the stream that leaves the last layer, F_-l without layer l
+
+Both are means over the first tokens that are evaluated. Theorem 4.2 bounds the rise of the loss between two stages of
+random paths by a multiple of (1/L) sum_l Psi_l / |F|.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from gpas_cli.data.loader import Batch, validation_batches
+from gpas_cli.data.loader import IGNORED, Batch, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
-from gpas_cli.evaluate.angular import AngularDistance
-from gpas_cli.evaluate.layer_stability import NORMS, STABILITY, LayerStability
 from gpas_cli.events import Removal
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.probe import observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.memory import micro_batch_rows
-from gpas_cli.train.parallel import World
+from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.trained import TrainedNetwork
+
+STABILITY = "stability"
+NORMS = "stream_norm"
+TOKENS = 4096  # the most tokens of each process whose outputs are compared
+
+
+class LayerStability:
+    """The outputs of a whole network, kept to be compared with those without a layer.
+
+    `whole` watches an evaluation of the whole network, `dropped` one without a layer, over the same rows.
+    """
+
+    def __init__(self, network: Llama) -> None:
+        self.network = network
+        self.ready = False  # whether outputs of the whole network are kept
+        self._outputs: list[Tensor] = []
+        layers = len(network.model.layers)
+        self._device = next(network.parameters()).device
+        # Each a sum over tokens and their number.
+        self._norms = torch.zeros(layers + 1, 2, dtype=torch.float64, device=self._device)
+        self._psi = torch.zeros(2, dtype=torch.float64, device=self._device)
+        self._passes = 0
+
+    def start(self) -> None:
+        """Begin a measurement without a layer."""
+        self._psi = torch.zeros_like(self._psi)
+        self._passes = 0
+
+    @contextmanager
+    def whole(self, rows: DeviceRows) -> Iterator[None]:
+        """Keep the outputs of one forward pass over `rows`, which the block does, unless enough are kept."""
+        self.ready = True
+        if sum(map(len, self._outputs)) >= TOKENS:
+            yield
+            return
+        lengths: list[Tensor] = []
+        modules = [*self.network.model.layers, self.network.model.norm]
+        with observed_inputs(modules, self._collect(rows, lengths)):
+            yield
+        self._norms += torch.stack([_sum_and_count(own) for own in lengths])
+
+    def _collect(self, rows: DeviceRows, lengths: list[Tensor]) -> Callable[[nn.Module, Tensor], None]:
+        def observe(module: nn.Module, x: Tensor) -> None:
+            chosen = _evaluated(rows, x)
+            lengths.append(chosen.norm(dim=-1))
+            if module is self.network.model.norm:
+                self._outputs.append(chosen)
+
+        return observe
+
+    @contextmanager
+    def dropped(self, rows: DeviceRows) -> Iterator[None]:
+        """Compare one forward pass over `rows`, which the block does, with that of the whole network."""
+        place = self._passes
+        self._passes += 1
+        if place >= len(self._outputs):
+            yield
+            return
+
+        def observe(_module: nn.Module, x: Tensor) -> None:
+            self._psi += _sum_and_count((_evaluated(rows, x) - self._outputs[place]).norm(dim=-1))
+
+        with observed_inputs([self.network.model.norm], observe):
+            yield
+
+    def norms(self, world: World = ALONE) -> list[float]:
+        """Return the mean length of the stream entering each layer and leaving the last. Collective."""
+        return [float(total / count) for total, count in world.sum(self._norms)]
+
+    def psi(self, world: World = ALONE) -> float:
+        """Return Psi of the layer that was left out since `start`. Collective."""
+        total, count = world.sum(self._psi)
+        return float(total / count)
+
+
+def _evaluated(rows: DeviceRows, x: Tensor) -> Tensor:
+    """Return the stream at tokens with a target, float64. x: (rows, time, hidden) -> (tokens, hidden)."""
+    return x.flatten(0, 1)[rows.targets.flatten() != IGNORED].double()
+
+
+def _sum_and_count(values: Tensor) -> Tensor:
+    return torch.stack([values.sum(), values.new_tensor(len(values))])
+
+
+ANGULAR = "angular_distance"
+
+
+class AngularDistance:
+    """The angular distances inside a network, summed over the rows of the forward passes within `watch`.
+
+    Only the streams at last tokens are kept, and only until the end of a pass: (rows, layers + 1, hidden).
+    """
+
+    def __init__(self, network: Llama) -> None:
+        self.network = network
+        layers = len(network.model.layers)
+        device = next(network.parameters()).device
+        self._sums = [torch.zeros(layers + 1 - n, dtype=torch.float64, device=device) for n in range(1, layers + 1)]
+        self._rows = 0
+
+    @contextmanager
+    def watch(self, rows: DeviceRows) -> Iterator[None]:
+        """Add the distances of one forward pass over `rows`, which the block does."""
+        last = last_tokens(rows)
+        states: list[Tensor] = []
+        modules = [*self.network.model.layers, self.network.model.norm]
+        with observed_inputs(modules, lambda _, x: states.append(x.flatten(0, 1)[last].double())):
+            yield
+        stream = torch.stack(states, 1)
+        for n, total in enumerate(self._sums, start=1):
+            total += angular_distance(stream[:, :-n], stream[:, n:]).sum(0)
+        self._rows += len(last)
+
+    def series(self, world: World = ALONE) -> dict[str, list[float]]:
+        """Return the mean distances by name of series: that of n has layers + 1 - n numbers, of l = 1, 2, ...
+        Collective."""
+        rows = world.sum(torch.tensor(self._rows, dtype=torch.float64, device=self._sums[0].device))
+        means = iter((world.sum(torch.cat(self._sums)) / rows).tolist())
+        return {series_name(n): [next(means) for _ in total] for n, total in enumerate(self._sums, start=1)}
+
+
+def series_name(n: int) -> str:
+    """Return the name of the series of the distances over `n` layers: "angular_distance", "angular_distance/2", ..."""
+    return ANGULAR if n == 1 else f"{ANGULAR}/{n}"
+
+
+def angular_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the angle between vectors in units of pi. a, b: (..., hidden), float64 -> (...).
+
+    For unit vectors the angle is 2 atan2(|a - b|, |a + b|), which is accurate also for almost parallel ones, where
+    arccos is not. A zero vector is orthogonal to every other, and parallel to itself.
+    """
+    a = normalize(a, dim=-1)
+    b = normalize(b, dim=-1)
+    return 2 / math.pi * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+
+
+def last_tokens(rows: DeviceRows) -> Tensor:
+    """Return the positions of each row's last token, in the stream of all rows' tokens: int64, (rows,).
+
+    It is the last one that predicts, where attention is causal; there rows without a target have none.
+    """
+    if rows.packing is None:
+        count, time = rows.targets.shape
+        return torch.arange(1, count + 1, device=rows.targets.device) * time - 1
+    row = rows.packing.index // rows.packing.time
+    ends = torch.ones_like(row, dtype=torch.bool)
+    ends[:-1] = row[1:] != row[:-1]
+    counted = ends if rows.visible else ends & (rows.targets[0] != IGNORED)
+    return counted.nonzero().flatten()
+
 
 WHOLE = 0  # the `layer` of a measurement without a removal
 

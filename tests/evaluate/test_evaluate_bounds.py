@@ -19,9 +19,11 @@ from gpas_cli.evaluate.bounds import (
     attention_bound,
     identity_bound,
     slope_bound,
+    spectral_norm,
+    stream_gradients,
+    sublayer_inputs,
     swiglu_bound,
 )
-from gpas_cli.evaluate.jacobian import spectral_norm, stream_gradients, sublayer_inputs
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.mlp import FFN_ACTIVATIONS

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.evaluate import importance, removal
-from gpas_cli.evaluate.angular import series_name
 from gpas_cli.evaluate.importance import measure
+from gpas_cli.evaluate.removal import series_name
 from gpas_cli.events import Outcome, Removal
 from gpas_cli.model.llama import Block, Llama
 from gpas_cli.spec.cell import Cell

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import moments
-from gpas_cli.evaluate.moments import Drawn, skeleton
-from gpas_cli.evaluate.theory import bounds_of, identity_bounds, random_text
+from gpas_cli.evaluate import theory
+from gpas_cli.evaluate.theory import Drawn, bounds_of, identity_bounds, random_text, skeleton
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
@@ -51,7 +50,7 @@ def test_matrices_of_small_networks_are_those_of_training(tmp_path: Path, parts:
 def test_drawn_products_give_the_bounds_of_a_built_network(
     tmp_path: Path, parts: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moments, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(theory, "MOST_ELEMENTS", 0)
     wide = cell(**parts)
     found = identity_bounds(wide, tmp_path, tmp_path)
     assert found == pytest.approx(built(wide), rel=0.2)  # as between two seeds at this width
@@ -61,7 +60,7 @@ def test_drawn_products_give_the_bounds_of_a_built_network(
 def test_outputs_of_a_drawn_product_are_independent_with_the_covariance_of_the_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(moments, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(theory, "MOST_ELEMENTS", 0)
     network = skeleton(cell(1024, init={"preset": "normal", "std": 0.05}).model, seed=1)
     x = torch.randn(1, 3, 1024, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[0, 1] = 0.6 * x[0, 0] + 0.8 * x[0, 1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpas_cli.evaluate.length_law import length_law
-from gpas_cli.evaluate.norm_growth import growth, growths
+from gpas_cli.evaluate.norm_growth import growth, growths, length_law
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 

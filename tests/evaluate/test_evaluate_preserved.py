@@ -9,8 +9,7 @@ import pytest
 import torch
 from gate_activations import ALL_ACTIVATIONS
 
-from gpas_cli.evaluate.jacobian import stream_gradients
-from gpas_cli.evaluate.preserved import both_gradients, gate_alphas, naive_over_preserved
+from gpas_cli.evaluate.bounds import both_gradients, gate_alphas, naive_over_preserved, stream_gradients
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.parse_cell import parse_model

@@ -15,7 +15,7 @@ import torch
 from importance_ranks import TEXTS, WORDS, cell_of, save_network, without
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate import removal_scores
+from gpas_cli.evaluate import importance
 from gpas_cli.evaluate.downstream import score_task
 from gpas_cli.evaluate.importance import measure
 from gpas_cli.evaluate.task_score import TaskScore
@@ -153,7 +153,7 @@ def test_questions_left_out_are_said_once_a_task(
         found = score_task(*given, **further)
         return [*found, replace(found[0], metric="skipped", value=1, stderr=None)]
 
-    monkeypatch.setattr(removal_scores, "score_task", with_one_left_out)
+    monkeypatch.setattr(importance, "score_task", with_one_left_out)
     cell = cell_of(importance={"eval_tokens": 60, "tasks": list(tasks)})
     _, events = go(room, cell, save_network(cell, tmp_path)[0])
     said = [event.message for event in events if isinstance(event, Warned)]

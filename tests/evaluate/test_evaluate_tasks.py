@@ -11,8 +11,7 @@ import pytest
 from gpas_cli.errors import DataError
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks import direct_task
-from gpas_cli.evaluate.tasks.embedded import EmbeddedTask
-from gpas_cli.evaluate.tasks.local import LocalTask, digest_of, import_task
+from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, digest_of, import_task
 from gpas_cli.spec.downstream import GROUPS
 
 REAL = Path(__file__).parents[1] / "real"

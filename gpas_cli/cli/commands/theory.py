@@ -220,8 +220,7 @@ def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJ
 def _computed(law: str, cell: SpecCell) -> Any:
     """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory."""
     try:
-        from gpas_cli.evaluate.length_law import length_law
-        from gpas_cli.evaluate.norm_growth import growths
+        from gpas_cli.evaluate.norm_growth import growths, length_law
     except ImportError as error:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
     with working("building the network in float64"):

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpas_cli.evaluate.tasks.embedded import EmbeddedTask
-from gpas_cli.evaluate.tasks.local import LocalTask, local_task
+from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, local_task
 from gpas_cli.spec.downstream import KNOWN_TASKS, is_local
 
 Task = EmbeddedTask | LocalTask
