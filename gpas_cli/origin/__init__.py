@@ -1,8 +1,7 @@
 """Where numbers come from.
 
-provenance  the attempts at one stage, and how its cell differs from its base
+provenance  the attempts at one stage, how its cell differs from its base, and which stages build on it
 number      a number of a table: its runs, its average, its base, the command that makes it again
 diff        what differs between two cells
-dependents  which recorded stages build on others
-archive     tables with everything behind their numbers, in one file
+archive     tables with everything behind their numbers, in one file; `anonymous` takes out names
 """

@@ -40,7 +40,6 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 from gpas_cli.grid.seeds import seeds_path
 from gpas_cli.origin.anonymous import Member, anonymised
-from gpas_cli.origin.archive_readme import readme
 from gpas_cli.report import papers
 from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.render import render
@@ -49,11 +48,17 @@ from gpas_cli.spec.downstream import is_local, local_file
 from gpas_cli.store import peek
 from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
+from gpas_cli.words import count
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments
     from gpas_cli.grid.entry import Entry
     from gpas_cli.project import Project
+
+
+# Fields of records and events -> what the text in them names.
+# Settings of a cluster in experiments.yaml.
+
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _OF_STAGE = ("claim.json", "rerun.json", "cancel.json")
@@ -86,7 +91,7 @@ def write_archive(
 ) -> Archive:
     """Write the archive of the tables of `grids` to `path`, which ends in .tar.gz, .tgz or .tar.
 
-    anonymous: replace the names of people and machines (`gpas_cli.origin.anonymous`).
+    anonymous: replace the names of people and machines (`gpas_cli.origin.archive`).
 
     Raises GpasError for another name, if nothing has been run, and for a file that leads out of the project. An
     existing file is replaced once the new one is complete.
@@ -286,3 +291,66 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 def _digest_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_TEXT = """\
+# Tables {grids}
+
+The numbers of {cells} in {attempts}, with everything behind them. Written by gpas_cli {version}.
+
+## Print the tables
+
+Install gpas_cli {version}, or take the code that made the numbers: name a folder of `runs/.code/` in `PYTHONPATH`.
+Then, in this folder:
+
+    sha256sum --check --quiet SHA256SUMS
+    gpas db rebuild --yes
+{commands}
+`tables/` has the tables as they were printed when the archive was written. `gpas why 'GRID[ROW,COLUMN]'` shows the runs
+behind a number, and `gpas diff A B` compares two cells.
+
+## What is included
+
+- `experiments.yaml`, with the plugins and the files of tasks that it names: the declared cells.
+- `runs/`: for each attempt, what was asked for (`attempt.json`), what happened (`journal.jsonl`: losses, evaluations,
+  final numbers, with a checksum for each line), how its process ended (`exit.json`), and the claims of schedulers.
+- `runs/.code/`: the code that the attempts ran: {codes}.
+- `published/`: the published numbers beside the tables.
+- `SHA256SUMS`: a checksum for each file.
+
+Checkpoints, logs and training texts are not included; journals have fingerprints of the texts. Forgotten attempts, and
+networks that were scored but not trained here, are not included either.
+
+{names}"""
+
+_NAMED = """\
+## Before you publish it
+
+The records name the absolute paths of the project's folder and its cache, hosts, process ids, SLURM job ids, partitions
+and accounts, times, and versions of libraries. Of the environment variables they have a fixed list of settings for
+threads and numerical libraries, and no others. `gpas export --archive FILE GRID --anonymous` removes the names.
+"""
+
+_ANONYMOUS = """\
+## What was removed
+
+In records, journals, tables and `experiments.yaml`, hosts, users and jobs have substitutes (host-1, user-1, job-1), and
+the folders of the project, of its cache and of the user are /project, /cache and /home/user. Process ids, git commits,
+and the accounts, partitions, constraints and set-up commands of clusters are removed from records. Times, versions of
+libraries and models of processors and GPUs are not. Copies of the code, plugins and files of tasks are unchanged.
+"""
+
+
+def readme(
+    grids: Sequence[str], commands: Sequence[str], cells: int, attempts: int, codes: Sequence[str], *, anonymous: bool
+) -> str:
+    """Return the text of README.md; `commands` print the tables."""
+    return _TEXT.format(
+        grids=", ".join(grids),
+        cells=count(cells, "cell"),
+        attempts=count(attempts, "attempt"),
+        version=__version__,
+        commands="".join(f"    {command}\n" for command in commands),
+        codes=", ".join(codes) or "no version is recorded",
+        names=_ANONYMOUS if anonymous else _NAMED,
+    )

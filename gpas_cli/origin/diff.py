@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpas_cli.errors import UnknownCell
 from gpas_cli.origin.provenance import Difference, differences
 from gpas_cli.report import query
-from gpas_cli.report.curves import curve_names, curves
+from gpas_cli.report.query import curve_names, curves
 from gpas_cli.store.projection import STEP_CURVES
 from gpas_cli.store.snapshot import snapshot_files
 from gpas_cli.words import listed

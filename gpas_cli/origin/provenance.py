@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.events import Phase, Score
 from gpas_cli.grid.document import spelled
 from gpas_cli.report import query
-from gpas_cli.report.curves import spikes
+from gpas_cli.report.query import spikes
 from gpas_cli.report.result import TaskResult
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import measure_of
@@ -29,6 +29,7 @@ from gpas_cli.state.spent import Spent, spent_on
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import Forgetting, Imported, Retry
 from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
+from gpas_cli.store.schema import StageRow
 
 T = TypeVar("T")
 
@@ -250,3 +251,19 @@ def _read(reader: Callable[[], T]) -> T | None:
         return reader()
     except (OSError, StoreError):
         return None
+
+
+def dependents(engine: Engine, keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return for each key the keys of all stages in the database that build on it, directly or through others."""
+    with engine.connect() as connection:
+        parents = {key: set(above) for key, above in connection.execute(select(StageRow.key, StageRow.parents))}
+    return {key: _building_on(key, parents) for key in keys}
+
+
+def _building_on(stage: str, parents: Mapping[str, set[str]]) -> list[str]:
+    reached = {stage}
+    found: list[str] = []
+    while new := [key for key, above in parents.items() if key not in reached and above & reached]:
+        found += new
+        reached.update(new)
+    return found

@@ -1,18 +1,19 @@
-"""The interactive figures as plain data: means with their deviations, thinned to what a screen can show."""
+"""The interactive figures as plain data: means with their deviations, thinned to what a screen can show; and how much
+fits on a page, so that the page of many cells can still be opened and sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpas_cli.page.limits import Limits
-from gpas_cli.page.thinning import thinned
-from gpas_cli.report.curves import curve_names
 from gpas_cli.report.figures.curves import Selection, curves
 from gpas_cli.report.figures.figure import Figure, Line, frame, make_figure
 from gpas_cli.report.figures.paper_figures import PaperFigure, declared_figures, make, request
-from gpas_cli.report.figures.quantities import quantity
+from gpas_cli.report.figures.series import quantity
 from gpas_cli.report.labels import label_title, objective_title
+from gpas_cli.report.query import curve_names
 from gpas_cli.report.recorded import stage_keys
 
 if TYPE_CHECKING:
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.report.figures.series import CellCurve, Series
     from gpas_cli.report.recorded import Recorded
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Cells with details and the ends of their logs; points of a curve, curves of a plot, cells in a grid's figures."""
+
+    details: int = 2000
+    log_lines: int = 30
+    log_characters: int = 240  # of a line
+    log_bytes: int = 2_000_000  # of all logs
+    points: int = 200
+    curves: int = 40
+    drawn_cells: int = 500
+
+
+FILE = Limits()
+SERVED = Limits(details=0)  # the details of a cell are fetched when it is opened
+
 
 # What is offered of each grid, the default first.
 KINDS: Mapping[str, Sequence[str]] = {
@@ -150,3 +169,28 @@ def _point(x: float, y: float, std: float = 0.0) -> list[float]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+Point = TypeVar("Point", bound=tuple[float, ...])
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """Return at most `most` points (x, y, ...) of a curve: the first, the last, and those that shape it.
+
+    Of each stretch of x, the point is kept that spans the largest triangle with the kept point before it and the mean
+    of the next stretch (largest triangle three buckets, Steinarsson 2013).
+    """
+    if len(points) <= most or most < 3:
+        return list(points)
+    kept = [points[0]]
+    bounds = [1 + (len(points) - 2) * i // (most - 2) for i in range(most - 1)]
+    for number, (start, end) in enumerate(pairwise(bounds)):
+        after = points[end : bounds[number + 2]] if number + 2 < len(bounds) else points[-1:]
+        ahead = [sum(point[i] for point in after) / len(after) for i in (0, 1)]
+        kept.append(max(points[start:end], key=lambda point: _area(kept[-1], point, ahead)))
+    return [*kept, points[-1]]
+
+
+def _area(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> float:
+    """Return twice the area of a triangle."""
+    return abs((b[0] - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (b[1] - a[1]))

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
-from gpas_cli.page.cells import LogTail, details, row
-from gpas_cli.page.charts import grid_charts, paper_charts
+from gpas_cli.page.charts import Limits, grid_charts, paper_charts
 from gpas_cli.page.claims import claims_of
-from gpas_cli.page.limits import Limits
-from gpas_cli.page.paper_tables import PaperTableView, paper_tables
+from gpas_cli.report import query
 from gpas_cli.report.claims.verdict import ClaimJson
-from gpas_cli.report.tables.render import render
+from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.papers.layouts import numbers, printed
+from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.paper_table import Serving, is_published_beside, serving
+from gpas_cli.report.tables.render import render, to_html
+from gpas_cli.report.tables.side_by_side import paper_beside_declared
 from gpas_cli.report.tables.table import build
+from gpas_cli.spec.parse import flat
+from gpas_cli.spec.stage import main_result
+from gpas_cli.state.status import RESULTS
 from gpas_cli.words import count
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from gpas_cli.grid.declared import Experiments
+    from gpas_cli.grid.entry import Entry
+    from gpas_cli.report.papers.layouts import PrintedPart
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.state.status import CellStatus
+
 
 # The states in the order in which the page shows them.
 STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
@@ -162,3 +173,120 @@ def _details(
         found[state.entry.id] = details(state, known.engine, log)
     left_out = {"details of": len(started) - len(found) if limits.details else 0, "the logs of": without_log}
     return found, [f"{what} {count(number, 'cell')}" for what, number in left_out.items() if number]
+
+
+LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
+
+# Columns of an attempt that the page shows of every attempt, and of the latest alone.
+_FACTS = (
+    *("number", "outcome", "cause", "host", "device", "gpu", "precision", "last_step", "started", "ended"),
+    *("code", "git_commit", "git_dirty"),
+)
+_LATEST = ("directory", "executor", "threads", "parameters", "resumed_from", "fingerprint", "validation_fingerprint")
+
+
+def row(state: CellStatus) -> dict[str, Any]:
+    """Return one line of the list of cells. `since`: the unix time of the newest evidence."""
+    entry, progress = state.entry, state.progress
+    return {
+        "id": entry.id,
+        "grid": entry.grid,
+        "key": entry.key,
+        "axes": dict(entry.axes),
+        "state": state.state,
+        "stage": state.stage,
+        "evidence": _evidence(state),
+        "cause": state.cause,
+        "since": None if state.age is None else round(time.time() - state.age),
+        "attempt": state.attempt,
+        "fraction": state.fraction,
+        "step": progress.step if progress else None,
+        "steps": progress.steps if progress else None,
+        "eta": progress.eta if progress and state.state == "running" else None,
+        **_result(state),
+    }
+
+
+def _result(state: CellStatus) -> dict[str, Any]:
+    """Return the main result of the stage: its value, its digits after the point and what it is."""
+    found = main_result(state.metrics)
+    if found is None:
+        return {"result": None}
+    metric, value = found
+    return {"result": value, "digits": metric.digits, "metric": metric.words}
+
+
+def _evidence(state: CellStatus) -> str:
+    """Return what the state was concluded from, without its age."""
+    if state.source == "outcome":
+        return "finished" if state.state in RESULTS else "ended"
+    return state.evidence
+
+
+def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dict[str, Any]:
+    """Return what is shown when a cell is opened."""
+    entry = state.entry
+    stages = [(stage.kind, stage.key) for stage in entry.cell.stages]
+    rows = [(kind, row) for kind, key in stages for row in (query.attempts(engine, key) if engine else [])]
+    return {
+        "stages": stages,
+        "settings": flat(entry.cell.to_mapping()),
+        "notes": entry.notes,
+        "metrics": dict(state.metrics),
+        "attempts": [_attempt(kind, row) for kind, row in rows],
+        "latest": _present(rows[-1][1], _LATEST) if rows else {},
+        "log": list(log),
+    }
+
+
+def _attempt(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    gone = {"gone": True} if row["gone"] is not None else {}
+    return {"stage": kind, **_present(row, _FACTS), **gone, "environment": row["environment"] or {}}
+
+
+def _present(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the columns that have a value."""
+    return {name: row[name] for name in names if row[name] not in (None, "", False)}
+
+
+@dataclass(frozen=True)
+class PaperTableView:
+    """A table of a paper with our numbers. `html` is the table without its notes; `command` prints it."""
+
+    title: str
+    html: str
+    notes: tuple[str, ...]
+    command: str
+
+
+def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]) -> Iterator[PaperTableView]:
+    """Yield the papers' tables in which a cell of the grids `names` has a number.
+
+    A grid is considered for the published tables that it names, so that other grids cost nothing.
+    """
+    entries: dict[str, list[Entry]] = {name: [] for name in names if name in experiments.grids}
+    for entry in known.entries:
+        if entry.grid in entries:
+            entries[entry.grid].append(entry)
+    for part in _parts():
+        own = {
+            name: (experiments.grids[name], cells)
+            for name, cells in entries.items()
+            if is_published_beside(experiments.grids[name], part)
+        }
+        served = serving(part, own) if own else None
+        if served and _has_number(served, known):
+            made = paper_beside_declared(served, known.states, known.results)
+            drawn = sheet(made)
+            notes = tuple(note.sentence for note in drawn.notes)
+            yield PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")
+
+
+def _parts() -> Iterator[PrintedPart]:
+    for source in SOURCES:
+        for number in numbers(source):
+            yield from (part for part in printed(source, number) if part.tables)
+
+
+def _has_number(served: Serving, known: Recorded) -> bool:
+    return any(stage.key in known.results for entry in served.entries for stage in entry.cell.stages)

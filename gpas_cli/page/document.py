@@ -1,9 +1,15 @@
-"""The page as one HTML file: content, style sheet and scripts, with nothing to fetch."""
+"""The page as one HTML file: content, style sheet and scripts, with nothing to fetch.
+
+Data is JSON inside the HTML. All text comes from files that others may have written.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,12 +19,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpas_cli.page.claims import FILTERS
-from gpas_cli.page.encode import to_json
-from gpas_cli.page.shared import without_repetition
-from gpas_cli.words import count, date_and_time, one_line
+from gpas_cli.words import count, date_and_time, one_line, printable
 
 if TYPE_CHECKING:
     from gpas_cli.page.content import Content
+
 
 ASSETS = Path(__file__).parent / "assets"
 # In the order in which they are joined.
@@ -127,3 +132,57 @@ def _templates() -> Environment:
 
 def _printable(value: object) -> object:
     return one_line(value) if type(value) is str else value
+
+
+def without_repetition(details: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return details by cell as `cells`, without the `settings` that all of them share, which are there once.
+
+    Each environment is there once too, in the list `environments`; attempts have its place in the list.
+    """
+    settings = _common([one["settings"] for one in details.values()])
+    places: dict[str, int] = {}
+    environments: list[Any] = []
+    cells = {}
+    for name, one in details.items():
+        own = {key: value for key, value in one["settings"].items() if key not in settings}
+        attempts = []
+        for attempt in one["attempts"]:
+            spelled = json.dumps(attempt["environment"], sort_keys=True, default=str)
+            if spelled not in places:
+                places[spelled] = len(environments)
+                environments.append(attempt["environment"])
+            attempts.append({**attempt, "environment": places[spelled]})
+        cells[name] = {**one, "settings": own, "attempts": attempts}
+    return {"settings": settings, "environments": environments, "cells": cells}
+
+
+def _common(settings: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings that are the same in all cells; {} for a single cell."""
+    if len(settings) < 2:
+        return {}
+    first, *others = settings
+    return {key: value for key, value in first.items() if all(key in s and s[key] == value for s in others)}
+
+
+# Characters that could end the element or begin another one.
+_HTML = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+def to_json(data: Any) -> str:
+    """Return `data` as JSON in ASCII that contains neither markup nor control characters.
+
+    Numbers that are not finite become the strings "nan", "inf", "-inf"; other objects become text.
+    """
+    return json.dumps(_plain(data), separators=(",", ":"), allow_nan=False).translate(_HTML)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {printable(str(name)): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return printable(str(value))

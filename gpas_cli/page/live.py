@@ -11,8 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.page.document import Document, to_html, to_mapping
-from gpas_cli.page.encode import to_json
+from gpas_cli.page.document import Document, to_html, to_json, to_mapping
 from gpas_cli.words import date_and_time
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ class Results:
         name: "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss", "eval_perplexity", ... Where several
         attempts have an update, the latest one counts. Raises GpasError with the nearest name if no cell has the curve.
         """
-        from gpas_cli.report.curves import curves
+        from gpas_cli.report.query import curves
 
         with self._recorded(of, where) as known:
             found = curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
@@ -104,7 +104,7 @@ class Results:
         layer: from 1; the number after the last layer is the final norm. name: "activation_variance", "gate",
         "grad_norm", "weight_norm", ... Raises GpasError with the nearest name if no cell has such a curve.
         """
-        from gpas_cli.report.curves import layer_curves
+        from gpas_cli.report.query import layer_curves
 
         with self._recorded(of, where) as known:
             found = layer_curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
@@ -234,7 +234,7 @@ def _number(value: float | None) -> float:
 
 def _refuse_unknown(name: str, rows: Sequence[Any], known: Recorded, *, layers: bool) -> None:
     """Raise GpasError if no selected cell has the curve `name` but some have others."""
-    from gpas_cli.report.curves import curve_names
+    from gpas_cli.report.query import curve_names
 
     if rows or known.engine is None:
         return
@@ -249,7 +249,7 @@ def _refuse_unknown(name: str, rows: Sequence[Any], known: Recorded, *, layers: 
 def _table_frame(table: Table) -> pd.DataFrame:
     import pandas as pd
 
-    from gpas_cli.report.tables.shown import full_title
+    from gpas_cli.report.tables.notes import full_title
 
     rows = []
     for row in table.rows:

@@ -8,7 +8,7 @@ from report_cells import result
 
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.page.paper_tables import paper_tables
+from gpas_cli.page.content import paper_tables
 from gpas_cli.report.recorded import Recorded
 
 EXPERIMENTS = load(Path(__file__).parents[2] / "experiments.yaml")

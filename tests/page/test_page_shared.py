@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from gpas_cli.page.shared import without_repetition
-from gpas_cli.page.thinning import thinned
+from gpas_cli.page.charts import thinned
+from gpas_cli.page.document import without_repetition
 
 
 def details(seed: int, torch: str) -> dict[str, object]:

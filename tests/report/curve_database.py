@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpas_cli.report import curves
+from gpas_cli.report import query
 
 Of = Callable[[str, str], list[Any]]  # (stage key, name of the curve) -> points
 
@@ -22,5 +22,5 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, curve: Of, layers: Of) -> None:
 
         return read
 
-    monkeypatch.setattr(curves, "curves", reader(curve))
-    monkeypatch.setattr(curves, "layer_curves", reader(layers))
+    monkeypatch.setattr(query, "curves", reader(curve))
+    monkeypatch.setattr(query, "layer_curves", reader(layers))

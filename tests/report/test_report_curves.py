@@ -7,7 +7,7 @@ from report_cells import entry
 from report_database import add
 from sqlalchemy import Engine, event
 
-from gpas_cli.report.curves import LAST, curves, layer_curves
+from gpas_cli.report.query import LAST, curves, layer_curves
 
 
 @pytest.fixture

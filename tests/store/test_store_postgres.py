@@ -15,7 +15,7 @@ from sqlalchemy import Engine, select, text
 from gpas_cli.errors import StoreError
 from gpas_cli.events import Layers, Outcome, Score
 from gpas_cli.report import query
-from gpas_cli.report.curves import LAST, layer_curves
+from gpas_cli.report.query import LAST, layer_curves
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.parquet import export_tables

@@ -18,12 +18,10 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.curves import Selection, curves, ratios
-from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure
-from gpas_cli.report.figures.growth import with_growth
+from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
-from gpas_cli.report.figures.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
-from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.figures.series import BY_LAYER, OVER_UPDATES, QUANTITIES, CellCurve, quantity
 from gpas_cli.words import count, listed
 
 DEFAULT = Path("figure")

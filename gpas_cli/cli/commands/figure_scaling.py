@@ -14,8 +14,7 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
-from gpas_cli.report.figures.power_law import PowerLaw
-from gpas_cli.report.figures.scaling import Law, Scaling, scaling
+from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
 from gpas_cli.words import count
 
 USUAL = Path("scaling")

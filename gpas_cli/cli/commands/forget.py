@@ -112,7 +112,7 @@ def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
 
 def _with_dependents(keys: Sequence[str]) -> dict[str, list[str]]:
     """Return the keys of the stages that build on each stage."""
-    from gpas_cli.origin.dependents import dependents
+    from gpas_cli.origin.provenance import dependents
 
     with results_of(project()) as (engine, _):
         return dependents(engine, keys)

@@ -20,8 +20,8 @@ from gpas_cli.errors import Exit
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
 from gpas_cli.plan.plan import Plan
-from gpas_cli.report.tables.missing import RETRIED, Hole, holes, to_run
 from gpas_cli.report.tables.table import Table
+from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, to_run
 from gpas_cli.schedule.scheduler import choose, scheduler_named
 
 NAMED = 3  # the most failed cells in one command

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from gpas_cli.report.tables.column_layout import Spacing, fit
+from gpas_cli.report.tables.sheet import Spacing, fit
 from gpas_cli.words import printable
 
 Cell = str | tuple[str, str]  # text; or text and its style

@@ -17,8 +17,8 @@ from gpas_cli.events import Score
 from gpas_cli.origin.number import Code, PublishedNumber
 from gpas_cli.report.result import TaskResult
 from gpas_cli.report.tables.cell_text import cell_text
+from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.sheet import PLAIN
-from gpas_cli.report.tables.shown import full_title
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
 from gpas_cli.state.spent import Spent
 from gpas_cli.state.usage import HoursJson

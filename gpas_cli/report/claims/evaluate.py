@@ -36,7 +36,7 @@ from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.missing import RETRIED
+from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 if TYPE_CHECKING:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison, Feature
 from gpas_cli.grid.document import Label, identity, spelled
-from gpas_cli.report.figures.quantities import Quantity, quantity
-from gpas_cli.report.figures.series import Points, by_layer
+from gpas_cli.report.figures.series import Points, Quantity, by_layer, quantity
 from gpas_cli.report.labels import usual_label
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
+from gpas_cli.report.tables.paper_table import by_variant
 from gpas_cli.report.tables.table import stage_kinds
-from gpas_cli.report.tables.variants import by_variant
 from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.statistics.growth import exponential_evidence
 from gpas_cli.statistics.stats import aggregate
@@ -130,7 +129,7 @@ def _of_curve(status: EntryStatus, points: Mapping[int, Mapping[int, float]] | N
 def _points(
     keys: Sequence[str], drawn: Quantity, feature: Feature, known: Recorded
 ) -> Mapping[str, Mapping[int, Mapping[int, float]]]:
-    from gpas_cli.report.curves import LAST, curves, layer_curves
+    from gpas_cli.report.query import LAST, curves, layer_curves
 
     if known.engine is None:
         return {}

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import Label, same
-from gpas_cli.report.figures.quantities import Quantity
-from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, over_updates
+from gpas_cli.report.figures.series import PART, CellCurve, Points, Quantity, by_layer, over_updates
 from gpas_cli.report.labels import facts
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.curves import Curve, LayerCurve
+    from gpas_cli.report.query import Curve, LayerCurve
     from gpas_cli.spec.cell import Stage
 
 ENTRIES_AT_ONCE = 100  # whose curves are in memory together
@@ -89,7 +88,7 @@ class _Stored:
 
     def curve(self, key: str, name: str) -> Curve:
         """Return a curve of a stage, [] if it has none."""
-        from gpas_cli.report.curves import curves as read
+        from gpas_cli.report.query import curves as read
 
         if name not in self._curves:
             self._curves[name] = read(self._engine, self._keys, name)
@@ -97,7 +96,7 @@ class _Stored:
 
     def layer_curve(self, key: str, name: str) -> LayerCurve:
         """Return a curve by layer of a stage, [] if it has none; only its end if nothing else is drawn."""
-        from gpas_cli.report.curves import LAST, layer_curves
+        from gpas_cli.report.query import LAST, layer_curves
 
         if name not in self._layer_curves:
             until = LAST if self._last else None

@@ -33,12 +33,10 @@ from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
-from gpas_cli.report.figures.figure import Figure, Line, make_figure
-from gpas_cli.report.figures.growth import with_growth
-from gpas_cli.report.figures.quantities import quantity
-from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
+from gpas_cli.report.figures.series import CellCurve, quantity
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.tables.missing import RETRIED
+from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.figures import heat_map
-from gpas_cli.report.figures.figure import Figure
-from gpas_cli.report.figures.plot_legend import LINE_HEIGHT, MOST_SHADES, Labelled, legend_beside, legends_below
-from gpas_cli.report.figures.plot_lines import beyond, draw_all
+from gpas_cli.report.figures.figure import Figure, Line
+from gpas_cli.report.figures.series import Series
 from gpas_cli.report.figures.ticks import is_log, layer_axis, log_axis
 
 FORMATS = (".pdf", ".svg", ".png")
@@ -159,3 +158,291 @@ def _scale(axes: Sequence[Any], panels: Sequence[Figure]) -> None:
 
 def _wrapped(text: str, width: float) -> list[str]:
     return textwrap.wrap(text, int(TITLE_CHARACTERS * width), break_on_hyphens=False)
+
+
+# Colours that colour-blind readers can distinguish (Okabe and Ito, 2008, without yellow, plus grey).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
+MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
+SHADES = "viridis"  # for colours that represent numbers
+BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
+ALL_MARKED = 40  # points; longer curves have markers at some of them
+MARKS = 6  # on a long curve
+SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
+BAR_WIDTH = 0.8  # layers, of all bars at a layer
+BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
+
+
+def draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
+    """Draw everything that a plot has and return the titles and artists of its legend."""
+    draw = _draw_bars if figure.has_bars else _draw_series
+    handles = [(_title(figure, series), draw(axes, figure, series)) for series in figure.series]
+    drawn = [(line, _draw_line(axes, line, figure)) for line in figure.lines]
+    _draw_final_norm(axes, figure)
+    if figure.level is not None:
+        axes.axhline(figure.level, color="0.4", linewidth=0.6, zorder=0)
+    return [*handles, *((line.title, handle) for line, handle in drawn if line.in_legend)]
+
+
+def _title(figure: Figure, series: Series) -> str:
+    """Return the title of a series; if each of its runs is a line, with the labels of the runs."""
+    if not figure.every_run or len(series.runs) < 2:
+        return series.title
+    over = series.runs[0].over
+    return f"{series.title}, {over} {', '.join(str(run.entry.axes.get(over)) for run in series.runs)}"
+
+
+def beyond(figure: Figure) -> float:
+    """Return the x of the final norm, which is not a layer, to the right of the last layer."""
+    return figure.layers + 1.5
+
+
+def look(one: Series | Line, points: int) -> dict[str, Any]:
+    """Return the colour, dashes, marker and width of a line of so many points."""
+    colour: Any = COLOURS[one.colour % len(COLOURS)]
+    if one.shade is not None:
+        from matplotlib import colormaps
+
+        colour = colormaps[SHADES](BRIGHTEST * one.shade)
+    style = one.style % len(DASHES)
+    every = max(1, points // MARKS)
+    return {
+        "color": colour,
+        "linestyle": DASHES[style],
+        "linewidth": WIDTHS[style],
+        "marker": MARKERS[one.colour % len(MARKERS)] if one.shade is None else "",
+        "markersize": 3.0,
+        "markeredgewidth": 0.8,
+        "markerfacecolor": "white" if one.style else colour,
+        # Lines that lie on each other have their markers at different places.
+        "markevery": 1 if points <= ALL_MARKED else ((one.colour * 5 + style * 3) % 12 * every // 12, every),
+    }
+
+
+def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
+    """Draw one series and return the artist that represents it in the legend."""
+    own = look(series, figure.longest())
+    if figure.every_run:
+        lines = [
+            axes.plot(*zip(*run.points, strict=True), **own, alpha=1 - FADED * i / len(series.runs))
+            for i, run in enumerate(series.runs)
+        ]
+        handle = lines[0][0]
+    else:
+        handle = _draw_mean(axes, figure, series, own)
+    for run in series.runs:
+        if run.marks:
+            axes.plot(*zip(*run.marks, strict=True), linestyle="", marker="^", markersize=5, color=own["color"])
+    return handle
+
+
+def _draw_mean(axes: Any, figure: Figure, series: Series, own: dict[str, Any]) -> Any:
+    means = series.mean()
+    handle = axes.plot([x for x, _ in means], [s.mean for _, s in means], **own)[0]
+    band = [(x, s.mean - s.std, s.mean + s.std) for x, s in means if s.std is not None]
+    if band:
+        # On a logarithmic axis, a band that reaches zero ends at the lowest value.
+        lowest = min(y for run in series.runs for _, y in run.points)
+        floor = lowest if is_log(figure) else -math.inf
+        xs, low, high = zip(*band, strict=True)
+        axes.fill_between(xs, [max(y, floor) for y in low], high, color=own["color"], alpha=0.18, linewidth=0)
+    for tail in series.tails():
+        axes.plot(*zip(*tail, strict=True), **{**own, "linewidth": 0.5, "marker": ""})
+    return handle
+
+
+def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
+    """Draw the bars of one series beside those of the others, and return the artist that represents it."""
+    width = BAR_WIDTH / len(figure.series)
+    shift = width * (figure.series.index(series) + 0.5) - BAR_WIDTH / 2
+    means = series.mean()
+    deviations = [summary.std or 0.0 for _, summary in means]
+    axes.axhline(0, color="0.3", linewidth=0.6)
+    return axes.bar(
+        [x + shift for x, _ in means],
+        [summary.mean for _, summary in means],
+        width,
+        yerr=deviations if any(deviations) else None,
+        color=look(series, 0)["color"],
+        alpha=BAR_WEIGHTS[series.style % len(BAR_WEIGHTS)],
+        error_kw={"elinewidth": 0.6, "ecolor": "0.3"},
+    )
+
+
+def _draw_line(axes: Any, line: Line, figure: Figure) -> Any:
+    """Draw one line and return the artist that represents it in the legend."""
+    from matplotlib.lines import Line2D
+
+    own = look(line, len(line.points))
+    if line.band:
+        xs, low, high = zip(*line.band, strict=True)
+        axes.fill_between(xs, low, high, color=own["color"], alpha=0.12, linewidth=0)
+    if line.form == "points":
+        own["linestyle"] = ""
+    drawn = {**own, "marker": ""} if line.form == "line" else own
+    axes.plot(*zip(*line.points, strict=True), **drawn)
+    # A line through points that are drawn by themselves has their marker in the legend.
+    has_points = any(one.form == "points" and one.colour == line.colour for one in figure.lines)
+    return Line2D([], [], **{**(own if has_points else drawn), "markevery": None})
+
+
+def _draw_final_norm(axes: Any, figure: Figure) -> None:
+    """Draw the values of the final norm to the right of the last layer."""
+    shown = [series for series in figure.series if series.final_norm() is not None]
+    for i, series in enumerate(shown):
+        own = {**look(series, 0), "linestyle": "", "elinewidth": 0.6}
+        summary = series.final_norm()
+        assert summary is not None  # chosen so
+        values = [run.final_norm for run in series.runs] if figure.every_run else [summary.mean]
+        if not own["marker"]:
+            own["marker"] = "o"
+        axes.errorbar(
+            [beyond(figure) + SPREAD * ((i + 0.5) / len(shown) - 0.5)] * len(values),
+            values,
+            yerr=None if figure.every_run or summary.std is None else [summary.std],
+            **own,
+        )
+
+
+LONGEST_LABEL = 34  # characters in a line of the legend
+LONGEST_COLUMN = 24  # entries of a legend
+MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
+LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
+CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
+HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
+USUAL_LEGEND = 1.5  # inches of a plot's width that a legend beside it may take
+BAR_TICKS = 12  # at most, on a colour bar
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A drawn panel: its part of the canvas, and the titles and artists of its legend."""
+
+    part: Any
+    panel: Figure
+    handles: Sequence[tuple[str, Any]]
+
+
+def legends_below(canvas: Any, drawn: Sequence[Labelled], widths: tuple[float, float], rows: int) -> float:
+    """Draw one legend below all panels, or one below each if a title would be ambiguous. Return the inches it needs.
+
+    widths: those of the canvas and of a panel.
+    """
+    width, panel_width = widths
+    panels = [one.panel for one in drawn]
+    if all(map(_is_shaded, panels)):
+        for one in drawn:
+            _colour_bar(one)
+        return 0.0
+    looks = {artist.title: repr(look(artist, 0)) for panel in panels for artist in panel.drawn if _is_named(artist)}
+    if len(set(looks.values())) == len(looks):
+        entries = {title: handle for one in drawn for title, handle in one.handles}
+        return _below(canvas, entries, panels, width)
+    alike = len({tuple(_explained(panel)) for panel in panels}) == 1
+    needed = max(_below(one.part, dict(one.handles), [] if alike else [one.panel], panel_width) for one in drawn)
+    return rows * needed + (_below(canvas, {}, panels, width) if alike else 0.0)
+
+
+def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
+    """Draw a legend beside a single plot. Return the height that it needs and the width that it adds, in inches."""
+    if _is_shaded(one.panel):
+        _colour_bar(one)
+        return 0.0, 0.0
+    titles = _wrapped_titles(dict(one.handles))
+    explained = list(_explained(one.panel))
+    if not titles and not explained:
+        return 0.0, 0.0
+    columns = math.ceil(len(titles) / LONGEST_COLUMN)
+    _draw(canvas, dict(one.handles), titles, "outside right upper", columns, "\n".join(explained))
+    lines = _lines(titles) / columns + len(explained) + 3
+    return LINE_HEIGHT * lines, max(0.0, columns * (CHARACTER_WIDTH * _longest(titles) + HANDLE_WIDTH) - USUAL_LEGEND)
+
+
+def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], width: float) -> float:
+    titles = _wrapped_titles(entries)
+    explained = list(dict.fromkeys(line for panel in panels for line in _explained(panel)))
+    if not titles and not explained and len(panels) == 1:
+        return 0.0
+    columns = max(1, min(len(titles), int(width / (CHARACTER_WIDTH * _longest(titles) + HANDLE_WIDTH))))
+    heading = textwrap.wrap("; ".join(explained), int(width / CHARACTER_WIDTH))
+    _draw(part, entries, titles, "outside lower left", columns, "\n".join(heading))
+    return LINE_HEIGHT * (math.ceil(_lines(titles) / columns) + len(heading) + 0.8)
+
+
+def _draw(part: Any, entries: Mapping[str, Any], titles: Sequence[str], place: str, columns: int, heading: str) -> None:
+    legend = part.legend(
+        list(entries.values()),
+        [str(i) for i in range(len(titles))],
+        loc=place,
+        ncols=columns,
+        frameon=False,
+        handlelength=2.4,
+        columnspacing=1.0,
+        labelspacing=0.3,
+        title=heading or None,
+        title_fontsize=6.5,
+        alignment="left",
+    )
+    # Set afterwards: a label that begins with an underscore would be left out.
+    for text, title in zip(legend.get_texts(), titles, strict=True):
+        text.set_text(title)
+
+
+def _wrapped_titles(entries: Mapping[str, Any]) -> list[str]:
+    return ["\n".join(textwrap.wrap(title, LONGEST_LABEL)) for title in entries]
+
+
+def _longest(titles: Sequence[str]) -> int:
+    return max((len(line) for title in titles for line in title.split("\n")), default=0)
+
+
+def _lines(titles: Sequence[str]) -> int:
+    return sum(title.count("\n") + 1 for title in titles)
+
+
+def _explained(figure: Figure) -> Iterator[str]:
+    """Yield what lines, bands and triangles represent."""
+    if figure.note:
+        yield figure.note
+    if not figure.series:
+        return
+    sizes = sorted({len(series.runs) for series in figure.series})
+    over = figure.series[0].runs[0].over
+    if sizes[-1] > 1 and not figure.every_run:
+        count = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
+        yield f"mean ± standard deviation over {count} {over}s"
+    elif sizes[-1] > 1:
+        yield f"a line for each {over}, the first the darkest"
+    if not figure.every_run and any(series.tails() for series in figure.series):
+        yield f"thin: not all {over}s"
+    if any(run.marks for series in figure.series for run in series.runs):
+        yield "triangles: spikes"
+
+
+def _is_named(artist: Series | Line) -> bool:
+    """Return whether the legend has an entry for it."""
+    return not isinstance(artist, Line) or artist.in_legend
+
+
+def _is_shaded(panel: Figure) -> bool:
+    """Return whether colours represent numbers of more series than a legend should name."""
+    shades = [series.shade for series in panel.series]
+    alike = all(series.style == 0 for series in panel.series)
+    return len(shades) > MOST_SHADES and None not in shades and alike and not panel.lines
+
+
+def _colour_bar(one: Labelled) -> None:
+    from matplotlib import cm, colormaps, colors
+
+    series = one.panel.series
+    axis = next(axis for axis in series[0].labels if len({own.labels.get(axis) for own in series}) > 1)
+    numbers = sorted(float(str(own.labels[axis])) for own in series)
+    shades = colors.ListedColormap(colormaps[SHADES]([BRIGHTEST * i / 255 for i in range(256)]))
+    # Shades are equally spaced by rank.
+    scale = cm.ScalarMappable(colors.Normalize(0, len(numbers) - 1), shades)
+    bar = one.part.colorbar(scale, ax=one.part.axes, label=axis, pad=0.02, aspect=30)
+    ranks = range(0, len(numbers), math.ceil(len(numbers) / BAR_TICKS))
+    bar.set_ticks(list(ranks), labels=[f"{numbers[rank]:g}" for rank in ranks])
+    bar.outline.set_linewidth(0.4)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpas_cli.report.tables.column_layout import Spacing, fit
-from gpas_cli.report.tables.sheet import Sheet, Style
+from gpas_cli.report.tables.sheet import Sheet, Spacing, Style, fit
 from gpas_cli.words import one_line
 
 MOST_CHARACTERS = 76  # of a line: in \small about the 345 pt of `article` at 10 pt

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypedDict
 
 from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, plain
@@ -13,14 +14,87 @@ from gpas_cli.report.result import score_json
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.external import ExternalRow
-from gpas_cli.report.tables.html_table import to_html
 from gpas_cli.report.tables.latex import to_latex
-from gpas_cli.report.tables.markdown import to_markdown
-from gpas_cli.report.tables.notes import gains, notes
-from gpas_cli.report.tables.shown import full_title
+from gpas_cli.report.tables.notes import full_title, gains, notes
+from gpas_cli.report.tables.sheet import Sheet, Style
 from gpas_cli.report.tables.table import Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics.stats import Paired
+from gpas_cli.words import one_line
+
+
+def _escape(text: str) -> str:
+    return html.escape(one_line(text))
+
+
+HTML = Style(
+    _escape,
+    lambda text: f"<strong>{text}</strong>",
+    lambda text: f"<u>{text}</u>",
+    minus="&minus;",
+    infinity="∞",
+    indent="&emsp;",
+)
+
+
+def to_html(sheet: Sheet) -> str:
+    """Return a `table` element with the title as its caption, and the notes as a list with the class `notes`."""
+    header, *lines = sheet.texts(HTML)
+    parts = [
+        "<table>",
+        f"<caption>{_escape(sheet.title)}</caption>",
+        f"<thead>\n<tr>{''.join(_headers(header, sheet.published))}</tr>\n</thead>",
+        "<tbody>",
+        *(_line(line, sheet.published, place in sheet.rules) for place, line in enumerate(lines, 1)),
+        "</tbody>",
+        "</table>",
+    ]
+    if sheet.notes:
+        parts += ['<ul class="notes">', *(f"<li>{_escape(note.text)}</li>" for note in sheet.notes), "</ul>"]
+    return "\n".join(parts) + "\n"
+
+
+def _headers(texts: Sequence[str], published: frozenset[int]) -> Iterator[str]:
+    for column, text in enumerate(texts):
+        origin = f' class="{_origin(column, published)}"' if column else ""
+        yield f'<th scope="col"{origin}>{text}</th>'
+
+
+def _line(texts: Sequence[str], published: frozenset[int], rule: bool) -> str:
+    cells = [f'<td class="{_origin(column, published)}">{text}</td>' for column, text in enumerate(texts[1:], 1)]
+    opening = '<tr class="rule">' if rule else "<tr>"
+    return f'{opening}<th scope="row">{texts[0]}</th>{"".join(cells)}</tr>'
+
+
+def _origin(column: int, published: frozenset[int]) -> str:
+    return "published" if column in published else "ours"
+
+
+SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
+
+
+def markdown_escape(text: str) -> str:
+    """Return text that Markdown shows verbatim."""
+    text = one_line(text)
+    for special in SPECIAL:
+        text = text.replace(special, f"\\{special}")
+    return text
+
+
+MARKDOWN = Style(markdown_escape, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", indent="&nbsp;&nbsp;")
+
+
+def to_markdown(sheet: Sheet) -> str:
+    """Return a pipe table with the notes as a list."""
+    header, *lines = sheet.texts(MARKDOWN)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    parts = [
+        f"**{markdown_escape(sheet.title)}**",
+        "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines)),
+    ]
+    if sheet.notes:
+        parts.append("\n".join(f"- {markdown_escape(note.text)}" for note in sheet.notes))
+    return "\n\n".join(parts) + "\n"
 
 
 class MetricJson(TypedDict):
@@ -262,6 +336,12 @@ def _json_delta(delta: Paired, interval: tuple[float, float] | None) -> DeltaJso
     }  # fmt: skip
 
 
+def _as_printed(cell: TableCell) -> PrintedCellJson:
+    (printed,) = (cell.printed or {}).values()
+    mark = "underlined" if printed.mark else ""
+    return {"text": printed.text, "value": printed.value, "delta": printed.delta, "mark": mark}
+
+
 def _json_printed(printed: Printed) -> PublishedNumberJson:
     assert printed.value is not None  # only tables as printed have cells without a number
     return {
@@ -287,12 +367,6 @@ def printed_json(table: Table) -> PrintedTableJson:
         ],
         "notes": [note.text for note in table.remarks],
     }
-
-
-def _as_printed(cell: TableCell) -> PrintedCellJson:
-    (printed,) = (cell.printed or {}).values()
-    mark = "underlined" if printed.mark else ""
-    return {"text": printed.text, "value": printed.value, "delta": printed.delta, "mark": mark}
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

@@ -8,24 +8,31 @@ a cell     mean and standard deviation over seeds, paired difference from the ba
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.document import Label
-from gpas_cli.report.labels import RowKey, facts, label_title, measured, row_title, scheme_titles, usual_label
+from gpas_cli.report.labels import (
+    RowKey,
+    facts,
+    label_title,
+    measured,
+    measured_labels,
+    row_title,
+    scheme_titles,
+    usual_label,
+)
 from gpas_cli.report.metrics import metric
 from gpas_cli.report.papers import PublishedTable, Remark, published
-from gpas_cli.report.papers.compared import compared_value
 from gpas_cli.report.papers.recipes import Deviation, deviations
 from gpas_cli.report.result import ExternalNetwork
 from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
 from gpas_cli.report.tables.external import Externals, external_rows
-from gpas_cli.report.tables.grouping import group
-from gpas_cli.report.tables.note import Note
-from gpas_cli.report.tables.ranking import marks
+from gpas_cli.report.tables.sheet import Note
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
 from gpas_cli.statistics import stats
@@ -349,3 +356,72 @@ def _column(
     measured_on = spec.columns in MEASURED_COLUMNS
     title = task_title(str(label)) if measured_on else label_title(spec.columns, label, {}) or str(label)
     return Column(label, title, what, present)
+
+
+Groups = dict[RowKey, dict[Label, list["Entry"]]]
+
+
+def group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
+    """Return the entries by row key and column label. An entry is in the column of each of its tasks or texts."""
+    groups: Groups = {}
+    # Grids that include one another may have the same cell twice.
+    for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
+        row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
+        for label in _column_labels(entry, spec):
+            row.setdefault(label, []).append(entry)
+    for columns in groups.values():
+        for alike in columns.values():
+            refuse_mixture(alike, spec)
+    return groups
+
+
+def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
+    if spec.columns not in MEASURED_COLUMNS:
+        return (entry.axes[spec.columns],) if spec.columns in entry.axes else ()
+    return measured_labels(entry.cell, spec.value)
+
+
+def refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
+    """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
+    first = alike[0]
+    usual = {**first.axes, spec.over: None}
+    for entry in alike[1:]:
+        if {**entry.axes, spec.over: None} == usual:
+            continue
+        axes = sorted(entry.axes.keys() | first.axes.keys())
+        differing = [axis for axis in axes if entry.axes.get(axis) != first.axes.get(axis) and axis != spec.over]
+        if differing:
+            raise GpasError(
+                f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
+                f"{', '.join(differing)}; add it to the rows, or select cells with --where"
+            )
+    seeds = [entry.axes.get(spec.over) for entry in alike]
+    if len(set(seeds)) < len(seeds):
+        raise GpasError(f"table '{spec.title}': {first.id} occurs twice; a cell counts once for each {spec.over}")
+
+
+def marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:
+    """Return "best", "second" or "" for each number of a column; None and nan are not ranked.
+
+    Numbers equal in the displayed digits tie; after a tie for best there is no second. One number alone has no mark,
+    and so have all numbers of a metric of which neither lower nor higher is better.
+    """
+    shown = [None if n is None or math.isnan(n) else round(n, metric.digits) for n in numbers]
+    ranked = sorted((n for n in shown if n is not None), reverse=metric.better == "higher")
+    if len(ranked) < 2 or not metric.better:
+        return [""] * len(shown)
+    names = {ranked[1]: "second", ranked[0]: "best"}  # if both are the same number, it is the best
+    return ["" if n is None else names.get(n, "") for n in shown]
+
+
+def compared_value(value: str, tables: Iterable[PublishedTable], kinds: Collection[StageKind] = ()) -> str:
+    """Return the metric to show beside the numbers of `tables` in place of the metric `value`.
+
+    It is the one that all of them are `compared_as`: the published code of GPAS computes perplexity_reference. If they
+    disagree, or if it comes from another stage than `value`, `value` is returned.
+    """
+    named = {table.compared_as or value for table in tables}
+    if len(named) != 1:
+        return value
+    only = named.pop()
+    return only if metric(only, kinds).stage == metric(value, kinds).stage else value

@@ -10,9 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gpas_cli.report.tables.column_layout import Spacing, fit
-from gpas_cli.report.tables.note import THEMES, Note
-from gpas_cli.report.tables.sheet import Sheet, Style
+from gpas_cli.report.tables.sheet import THEMES, Note, Sheet, Spacing, Style, fit
 from gpas_cli.words import one_line
 
 # Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.

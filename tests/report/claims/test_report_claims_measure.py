@@ -9,7 +9,7 @@ from curve_database import stand_in
 from report_cells import entry, result
 
 from gpas_cli.grid.claim import Feature
-from gpas_cli.report import curves
+from gpas_cli.report import query
 from gpas_cli.report.claims.measure import feature_fault, measure
 from gpas_cli.report.recorded import Recorded
 
@@ -20,7 +20,7 @@ def taken(monkeypatch: pytest.MonkeyPatch, values: list[float], **feature: objec
     """Return the number of a run that recorded `values` at the inputs of its layers and of the final norm."""
     lone = entry(size={"like": "71m", "layers": LAYERS}, axes={"size": "own"})  # type: ignore[arg-type]
     recorded = {lone.cell.key: [(600, dict(enumerate(values)))]}
-    monkeypatch.setattr(curves, "layer_curves", lambda engine, keys, name, until: recorded)
+    monkeypatch.setattr(query, "layer_curves", lambda engine, keys, name, until: recorded)
     known = Recorded((lone,), results=result(lone, 30.0), engine=object())  # type: ignore[arg-type]
     found = measure([lone], Feature(curve="output_variance", **feature), "seed", known)  # type: ignore[arg-type]
     return found[lone.id].value

@@ -12,8 +12,7 @@ from report_cells import OPTIM, entry
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios
-from gpas_cli.report.figures.quantities import quantity
-from gpas_cli.report.figures.series import make_series
+from gpas_cli.report.figures.series import make_series, quantity
 
 LAYERS = 4
 STEPS = (1, 1000, 2000, 5000, 10_000)

@@ -13,10 +13,8 @@ from report_cells import entry
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.figure import Figure, Line, make_figure
-from gpas_cli.report.figures.plot import STYLE, Sheet, draw, save
-from gpas_cli.report.figures.plot_lines import COLOURS, MARKERS
-from gpas_cli.report.figures.quantities import QUANTITIES
-from gpas_cli.report.figures.series import CellCurve, make_series
+from gpas_cli.report.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, save
+from gpas_cli.report.figures.series import QUANTITIES, CellCurve, make_series
 from gpas_cli.report.figures.ticks import log_ticks, readable
 
 NORMS = ("pre", "post", "deepnorm", "sandwich", "mix", "lns")

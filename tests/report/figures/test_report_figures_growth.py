@@ -8,8 +8,7 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import Figure
-from gpas_cli.report.figures.growth import with_growth
+from gpas_cli.report.figures.figure import Figure, with_growth
 from gpas_cli.report.figures.series import CellCurve, make_series
 
 

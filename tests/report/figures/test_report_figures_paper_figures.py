@@ -9,7 +9,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
-from gpas_cli.report import curves
+from gpas_cli.report import query
 from gpas_cli.report.figures.figure import as_json
 from gpas_cli.report.figures.paper_figures import (
     FigureSpec,
@@ -126,8 +126,8 @@ def test_a_title_names_the_papers_size_only_for_cells_of_that_size(database: obj
 
 
 def test_gates_of_earlier_versions_are_drawn_as_recorded(database: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = curves.layer_curves
-    monkeypatch.setattr(curves, "layer_curves", lambda *of, **how: {} if of[2] == "alpha" else known(*of, **how))
+    known = query.layer_curves
+    monkeypatch.setattr(query, "layer_curves", lambda *of, **how: {} if of[2] == "alpha" else known(*of, **how))
     (panel,) = drawn("gpas-3a", database).panels
     assert panel.y == "gate value act(\N{GREEK SMALL LETTER ALPHA})"
 

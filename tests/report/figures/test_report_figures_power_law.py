@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gpas_cli.report.figures.power_law import fit
+from gpas_cli.report.figures.scaling import fit
 
 XS = (1e6, 1e7, 1e8, 1e9)
 

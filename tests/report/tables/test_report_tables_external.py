@@ -13,9 +13,9 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.report.result import ExternalNetwork, TaskResult
 from gpas_cli.report.tables.cell_text import grid
+from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.external import Externals, select_networks
 from gpas_cli.report.tables.notes import notes
-from gpas_cli.report.tables.render import to_csv
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, build
 

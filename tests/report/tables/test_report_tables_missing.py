@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpas_cli.report.tables.missing import RETRIED, Hole, to_run
+from gpas_cli.report.tables.table_place import RETRIED, Hole, to_run
 
 
 def hole(*states: str) -> Hole:

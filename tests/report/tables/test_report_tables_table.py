@@ -12,8 +12,7 @@ from report_cells import entry, quickstart, result, spec
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.recorded import stage_keys
-from gpas_cli.report.tables.notes import gains, notes
-from gpas_cli.report.tables.shown import full_title
+from gpas_cli.report.tables.notes import full_title, gains, notes
 from gpas_cli.report.tables.table import Table, TableCell, build
 
 TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
