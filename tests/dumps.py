@@ -7,8 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from gpas_cli.store.attempt_rows import ATTEMPT, STAGE
-from gpas_cli.store.points import CURVE, LAYER_CURVE, METRIC, SCORE
+from gpas_cli.store.attempt_rows import ATTEMPT, CURVE, LAYER_CURVE, METRIC, SCORE, STAGE
 
 
 def dump(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:

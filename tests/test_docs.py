@@ -32,7 +32,7 @@ from gpas_cli.spec.equation import description
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
 from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS
-from gpas_cli.state.schedulers import BUILT_IN
+from gpas_cli.state.view import BUILT_IN
 from gpas_cli.store.schema import Base
 
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")

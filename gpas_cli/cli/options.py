@@ -170,7 +170,7 @@ Where = Annotated[
 
 def complete_executor(incomplete: str) -> list[str]:
     """Return the schedulers whose names start so, for the shell."""
-    from gpas_cli.state.schedulers import scheduler_names
+    from gpas_cli.state.view import scheduler_names
 
     return [name for name in ("auto", *scheduler_names()) if name.startswith(incomplete)]
 

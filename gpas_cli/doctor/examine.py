@@ -25,7 +25,7 @@ from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.schedule.scheduler import Examinable, Finding, scheduler_named
 from gpas_cli.spec.model import remark
-from gpas_cli.state.schedulers import scheduler_names
+from gpas_cli.state.view import scheduler_names
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:

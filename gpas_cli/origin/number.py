@@ -16,7 +16,7 @@ from gpas_cli.report.papers import load
 from gpas_cli.report.result import Result
 from gpas_cli.report.tables.table import Table, build
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
-from gpas_cli.state.spent import Spent, spent_on
+from gpas_cli.state.usage import Spent, spent_on
 from gpas_cli.store.snapshot import snapshot_path
 
 if TYPE_CHECKING:

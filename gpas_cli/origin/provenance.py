@@ -22,10 +22,10 @@ from gpas_cli.spec.downstream import measure_of
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.attempt import conclude_or_unknown
-from gpas_cli.state.forgetting import read_forgetting
+from gpas_cli.state.cleanup import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
 from gpas_cli.state.outputs import recorded_events
-from gpas_cli.state.spent import Spent, spent_on
+from gpas_cli.state.usage import Spent, spent_on
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import Forgetting, Imported, Retry
 from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record

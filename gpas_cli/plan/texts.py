@@ -26,10 +26,9 @@ from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.claims import read_claim
-from gpas_cli.state.describe import facts_of
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
-from gpas_cli.state.view import SchedulerView
+from gpas_cli.state.view import SchedulerView, facts_of
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:

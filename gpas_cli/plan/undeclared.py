@@ -21,8 +21,7 @@ from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import EXTERNAL, TOKENISE
 from gpas_cli.state.claims import claim_path
-from gpas_cli.state.describe import facts_of
-from gpas_cli.state.view import SchedulerView
+from gpas_cli.state.view import SchedulerView, facts_of
 from gpas_cli.store.rundir import all_keys
 
 OF_NO_CELL = (TOKENISE, EXTERNAL)

@@ -20,9 +20,8 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.summary import Reporter, RunSummary, Silent, Submitted
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import LOCAL, Claim
-from gpas_cli.state.schedulers import scheduler_class, scheduler_names
 from gpas_cli.state.status import CellStatus
-from gpas_cli.state.view import ClaimScheduler, SchedulerView
+from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, scheduler_names
 
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry

@@ -13,12 +13,10 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
-from gpas_cli.state.job_exit import JobExit
+from gpas_cli.state.claims import SILENCE_SECONDS
+from gpas_cli.state.exits import JobExit, last_line
 from gpas_cli.state.locks import Lock
-from gpas_cli.state.logs import last_line
-from gpas_cli.state.progress import checkpoint_step
-from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus
-from gpas_cli.state.submitters import SILENCE_SECONDS
+from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus, checkpoint_step
 from gpas_cli.store.journal import Line, lines_in, raw_tail, tail
 from gpas_cli.store.records import AttemptRecord, ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record

@@ -15,10 +15,9 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.permissions import explain
 from gpas_cli.state import locks, rerun
 from gpas_cli.state.cancellation import requested, withdraw
-from gpas_cli.state.claims import LOCAL, claim_path, read_claim, write_claim
+from gpas_cli.state.claims import LOCAL, Submitter, claim_path, claims_lock, read_claim, sweep, write_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, RESULTS, StageStatus
-from gpas_cli.state.submitters import Submitter, claims_lock, sweep
 from gpas_cli.state.view import SchedulerView
 
 CLAIMABLE = frozenset({"missing", "interrupted"})

@@ -19,9 +19,9 @@ from typing import Annotated
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.permissions import explain, user_name
 from gpas_cli.state import locks
+from gpas_cli.state.claims import claims_lock
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, StageStatus
-from gpas_cli.state.submitters import claims_lock
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store import owner
 from gpas_cli.store.records import AttemptRecord, Imported

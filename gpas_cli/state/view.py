@@ -1,4 +1,8 @@
-"""The reports of submitters and schedulers about claims, queried once per look at the run directories."""
+"""The reports of submitters and schedulers about claims, and the description of a claimed stage.
+
+Schedulers are `local`, `slurm`, and those of installed packages: a package adds one as an entry point of the group
+`gpas_cli.schedulers`; docs/how-to/scheduler.md shows how. Each is queried once per look at the run directories.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,52 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
 from gpas_cli.state import locks
-from gpas_cli.state.claims import Claim
+from gpas_cli.state.claims import LOCAL, SILENCE_SECONDS, SLURM, Claim, folder, is_of_this_host, read_claim
 from gpas_cli.state.locks import Lock
-from gpas_cli.state.schedulers import scheduler_class
 from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
-from gpas_cli.state.submitters import SILENCE_SECONDS, folder, is_of_this_host
+from gpas_cli.store.rundir import attempts, read_json
+
+GROUP = "gpas_cli.schedulers"
+# References rather than entry points: a job runs a copy of the code that is not an installed distribution.
+BUILT_IN = {
+    name: EntryPoint(name, value, GROUP)
+    for name, value in {
+        LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
+        SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
+    }.items()
+}
+
+
+def scheduler_names() -> list[str]:
+    """Return the names of all schedulers, the package's own first."""
+    return list(_known())
+
+
+def scheduler_class(name: str) -> Any:
+    """Return the class of the scheduler `name`, a `gpas_cli.schedule.scheduler.Scheduler`.
+
+    Raises GpasError if there is no such scheduler or if it cannot be imported.
+    """
+    # The installed distributions are searched only for other names: a view of claims is made many times a minute.
+    known = BUILT_IN if name in BUILT_IN else _known()
+    if name not in known:
+        raise GpasError(f"unknown scheduler '{name}'; {nearest(name, known)}")
+    try:
+        return known[name].load()
+    except Exception as error:
+        raise GpasError(f"the scheduler '{name}' cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _known() -> dict[str, EntryPoint]:
+    added = {point.name: point for point in entry_points(group=GROUP)}
+    return {**BUILT_IN, **{name: point for name, point in added.items() if name not in BUILT_IN}}
 
 
 class ClaimScheduler(Protocol):
@@ -98,3 +138,35 @@ class SchedulerView:
         before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
         age = max(0.0, time.time() - claim.since)
         return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)
+
+
+def facts_of(view: SchedulerView, key: str) -> dict[str, Any]:
+    """Return the stage's facts as in attempt.json ({stage, grid, name, cell, ...}), {} if they are unknown."""
+    with suppress(OSError, GpasError):
+        if tries := attempts(view.runs, key):
+            # A mapping rather than a record: another version may have written it, and callers read only fields that
+            # they know.
+            return read_json(tries[-1].attempt_path)
+        if claim := read_claim(view.runs, key):
+            return dict(view.scheduler(claim.scheduler).describe(claim, key))
+    return {}
+
+
+def log_of(view: SchedulerView, key: str) -> Path | None:
+    """Return the file with the output of a claimed stage's job outside its attempts, None if there is none."""
+    with suppress(GpasError):
+        if claim := read_claim(view.runs, key):
+            return view.scheduler(claim.scheduler).log_of(claim)
+    return None
+
+
+def stage_title(facts: dict[str, Any], key: str) -> str:
+    """Return the name of the stage in messages about stages that depend on it, such as "its training table2/pre-s1" or
+    "tokenising c4"."""
+    kind = str(facts.get("stage", "stage"))
+    if kind == TOKENISE:
+        return f"tokenising {facts.get('name', 'its text')}"
+    known = STAGE_KINDS.get(kind)
+    title = known.title if known else str(facts.get("title") or "")
+    cell = f"{facts['grid']}/{facts['name']}" if "name" in facts else key
+    return (title or f"its {kind} of {{cell}}").replace("{cell}", cell)

@@ -33,7 +33,7 @@ from gpas_cli.events import Event, Outcome, Started
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
-from gpas_cli.state.job_exit import JobExit
+from gpas_cli.state.exits import JobExit
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir

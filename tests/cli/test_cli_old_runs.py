@@ -13,9 +13,8 @@ import pytest
 from face import Face
 
 from gpas_cli.state.claims import read_claim
-from gpas_cli.state.describe import facts_of, stage_title
 from gpas_cli.state.outputs import text_of
-from gpas_cli.state.view import SchedulerView
+from gpas_cli.state.view import SchedulerView, facts_of, stage_title
 from gpas_cli.store.rundir import attempts, read_json, stage_dir
 
 OLD = Path(__file__).parents[1] / "store/data/version_1"

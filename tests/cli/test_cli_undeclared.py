@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from finished import Finished
 
-from gpas_cli.state.claims import write_claim
-from gpas_cli.state.submitters import Submitter
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.store.rundir import stage_dir
 
 

@@ -25,8 +25,7 @@ from gpas_cli.spec.cost import PEAK_TFLOPS, computed_flops, flops_per_token, par
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.claims import write_claim
-from gpas_cli.state.submitters import Submitter
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 

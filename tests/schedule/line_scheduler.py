@@ -31,10 +31,9 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.cancellation import requested
 from gpas_cli.state.claim_set import ClaimSet
-from gpas_cli.state.claims import Claim, read_claim, release_claim, write_claim
+from gpas_cli.state.claims import Claim, claims_lock, read_claim, release_claim, write_claim
 from gpas_cli.state.observe import observe, statuses
 from gpas_cli.state.status import ALIVE, CellStatus, StageStatus
-from gpas_cli.state.submitters import claims_lock
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json

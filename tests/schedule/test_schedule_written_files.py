@@ -16,8 +16,7 @@ from gpas_cli.schedule.process import record_exit
 from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.allocation import ElementStart
 from gpas_cli.state import cancellation, rerun
-from gpas_cli.state.claims import claim_path, write_claim
-from gpas_cli.state.submitters import Submitter
+from gpas_cli.state.claims import Submitter, claim_path, write_claim
 from gpas_cli.store import snapshot
 from gpas_cli.store.records import SubmissionRecord
 from gpas_cli.store.rundir import attempts, read_json, read_record, stage_dir

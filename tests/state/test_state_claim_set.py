@@ -18,13 +18,13 @@ from launching import entry, key, kill, until
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
-from gpas_cli.state import cancellation, locks, submitters
+from gpas_cli.state import cancellation, locks
+from gpas_cli.state import claims as claims_module
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claim_set import ClaimSet
-from gpas_cli.state.claims import Claim, claim_path, read_claim, release_claim, write_claim
+from gpas_cli.state.claims import SILENCE_SECONDS, Claim, Submitter, claim_path, read_claim, release_claim, write_claim
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.observe import observe
-from gpas_cli.state.submitters import SILENCE_SECONDS, Submitter
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import stage_dir
@@ -83,7 +83,7 @@ def test_live_claims_are_kept_and_dead_ones_are_taken_over(runs: Path) -> None:
         end(rival)
         claims.take(KEYS[:3])
         assert claims.held == set(KEYS[:3])
-        assert len(list(submitters.folder(runs).glob("*.lock"))) == 1  # the file of the dead submitter is gone
+        assert len(list(claims_module.folder(runs).glob("*.lock"))) == 1  # the file of the dead submitter is gone
 
 
 def test_closing_releases_every_claim(runs: Path) -> None:
@@ -93,7 +93,7 @@ def test_closing_releases_every_claim(runs: Path) -> None:
         assert not claim_path(runs, KEYS[0]).exists()
         assert claims.held == set(KEYS[1:3])
     assert not list(runs.rglob("claim.json"))
-    assert not list(submitters.folder(runs).iterdir())
+    assert not list(claims_module.folder(runs).iterdir())
 
 
 @pytest.mark.parametrize("submission", ["", "gpas-x-1"])
@@ -169,22 +169,22 @@ def test_a_stage_starts_only_while_its_claim_is_held(runs: Path) -> None:
 
 
 def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = submitters.folder(runs) / "far-1-ab.lock"
+    path = claims_module.folder(runs) / "far-1-ab.lock"
     path.parent.mkdir(parents=True)
     path.touch()
     claim = Claim("far-1-ab", "far", 1, time.time())
     assert SchedulerView(runs).lives(claim)
     os.utime(path, (time.time(), time.time() - SILENCE_SECONDS - 1))
     assert not SchedulerView(runs).lives(claim)
-    submitters.sweep(runs)
+    claims_module.sweep(runs)
     assert path.exists()  # another host's file is not swept
     assert not SchedulerView(runs).lives(Claim("far-2-cd", "far", 2, time.time()))
 
 
 def test_a_submitter_beats(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submitters, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(claims_module, "HEARTBEAT_SECONDS", 0.0)
     submitter = Submitter(runs)
-    path = submitters.folder(runs) / f"{submitter.id}.lock"
+    path = claims_module.folder(runs) / f"{submitter.id}.lock"
     os.utime(path, (0, 0))
     submitter.beat()
     assert time.time() - path.stat().st_mtime < 10

@@ -20,12 +20,11 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, event_of
 from gpas_cli.state import cancellation, locks
 from gpas_cli.state.attempt import alive_path, conclude, resumable
-from gpas_cli.state.claims import write_claim
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import look, observe, observe_all
 from gpas_cli.state.outputs import last_checkpoint
-from gpas_cli.state.progress import progress as read_progress
 from gpas_cli.state.status import CellStatus
-from gpas_cli.state.submitters import Submitter
+from gpas_cli.state.status import progress as read_progress
 from gpas_cli.store.journal import Journal, Line, encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 

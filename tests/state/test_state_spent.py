@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from attempts import make_attempt
 
-from gpas_cli.state.spent import Spent, spent_on
-from gpas_cli.state.usage import Usage
+from gpas_cli.state.usage import Spent, Usage, spent_on
 from gpas_cli.store.journal import encode
 from gpas_cli.store.rundir import AttemptDir, write_json
 

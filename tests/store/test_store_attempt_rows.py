@@ -9,10 +9,9 @@ from life import KEY, OTHER, Connect, Life
 from sqlalchemy import Engine, text
 
 from gpas_cli.store import attempt_rows, session
-from gpas_cli.store.attempt_rows import Stored, store_attempt
+from gpas_cli.store.attempt_rows import STATEMENT_ROWS, Stored, store_attempt
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import encode
-from gpas_cli.store.points import STATEMENT_ROWS
 from gpas_cli.store.rundir import AttemptDir
 
 

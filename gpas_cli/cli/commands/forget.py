@@ -14,8 +14,8 @@ from gpas_cli.cli.views.progress import result
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.entry import Entry
-from gpas_cli.state.forgetting import forget as retire
-from gpas_cli.state.forgetting import restore
+from gpas_cli.state.cleanup import forget as retire
+from gpas_cli.state.cleanup import restore
 from gpas_cli.state.observe import observe
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of

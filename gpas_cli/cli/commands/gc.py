@@ -17,8 +17,8 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.undeclared import undeclared
+from gpas_cli.state.cleanup import StageUse, cutoff, needed_by, remove, size_of, stage_use
 from gpas_cli.state.observe import statuses
-from gpas_cli.state.pruning import StageUse, cutoff, needed_by, remove, size_of, stage_use
 from gpas_cli.words import byte_size, count, listed
 
 UNDECLARED = "(declared by no grid)"

@@ -21,9 +21,8 @@ from gpas_cli.documents import Time
 from gpas_cli.files import open_regular
 from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.stage import TOKENISE
-from gpas_cli.state.describe import facts_of, log_of
 from gpas_cli.state.observe import look
-from gpas_cli.state.view import SchedulerView
+from gpas_cli.state.view import SchedulerView, facts_of, log_of
 from gpas_cli.store.journal import Line, stretches
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.words import date_and_time, printable

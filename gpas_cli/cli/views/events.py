@@ -23,7 +23,7 @@ from gpas_cli.events import (
     Warned,
 )  # fmt: skip
 from gpas_cli.spec.stage import called, main_result
-from gpas_cli.state.progress import Progress
+from gpas_cli.state.status import Progress
 from gpas_cli.words import count
 
 

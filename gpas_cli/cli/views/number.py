@@ -20,8 +20,7 @@ from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
-from gpas_cli.state.spent import Spent
-from gpas_cli.state.usage import HoursJson
+from gpas_cli.state.usage import HoursJson, Spent
 from gpas_cli.statistics.stats import interval
 from gpas_cli.words import count, date_and_time, listed
 

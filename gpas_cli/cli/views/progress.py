@@ -36,8 +36,7 @@ from gpas_cli.report.tables.table import build
 from gpas_cli.report.tables.terminal import Drawn
 from gpas_cli.schedule.summary import Reporter, RunSnapshot, Submitted
 from gpas_cli.spec.stage import called, main_result
-from gpas_cli.state.progress import Progress
-from gpas_cli.state.status import StageStatus
+from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, stopwatch

@@ -30,8 +30,8 @@ from gpas_cli.schedule.retry import adjusted_to_last_attempt
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
+from gpas_cli.state.claims import Submitter
 from gpas_cli.state.locks import Lock
-from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot

@@ -27,10 +27,9 @@ from gpas_cli.schedule.slurm.submission import Submission, breaker
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import conclude_or_unknown
 from gpas_cli.state.cancellation import requested
-from gpas_cli.state.claims import read_claim, release_claim
+from gpas_cli.state.claims import claims_lock, read_claim, release_claim
 from gpas_cli.state.rerun import deciding
 from gpas_cli.state.status import RESULTS
-from gpas_cli.state.submitters import claims_lock
 from gpas_cli.store import rundir
 from gpas_cli.store.records import AttemptRecord, Author, ElementRecord, Roster, SlurmPlace, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record

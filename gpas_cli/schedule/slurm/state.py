@@ -21,11 +21,10 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import attempts_without_progress
 from gpas_cli.state.cancellation import requested
 from gpas_cli.state.claims import Claim
-from gpas_cli.state.describe import facts_of, stage_title
-from gpas_cli.state.job_exit import JobExit
-from gpas_cli.state.logs import end_of
+from gpas_cli.state.exits import JobExit, end_of
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import ALIVE, StageStatus
+from gpas_cli.state.view import facts_of, stage_title
 from gpas_cli.store.rundir import AttemptDir
 
 OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.state.claims import read_claim
-from gpas_cli.state.logs import last_line
+from gpas_cli.state.exits import last_line
 from gpas_cli.store.records import (
     Author,
     BreakerRecord,
@@ -49,7 +49,7 @@ from gpas_cli.structure import Record, from_mapping, to_mapping
 if TYPE_CHECKING:
     from gpas_cli.plan.stage_jobs import StageJob
     from gpas_cli.project import Project
-    from gpas_cli.state.submitters import Submitter
+    from gpas_cli.state.claims import Submitter
     from gpas_cli.store.snapshot import Snapshot
 
 

@@ -42,8 +42,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
-from gpas_cli.state.job_exit import JobExit
-from gpas_cli.state.logs import last_line
+from gpas_cli.state.exits import JobExit, last_line
 from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.ranks import GPUS, outlive_log, recorded_failure

@@ -14,8 +14,7 @@ from gpas_cli.cli.views.events import line
 from gpas_cli.cli.views.progress import make_train_reporter, numbers, spike_mark, view
 from gpas_cli.events import Spike, event_of
 from gpas_cli.schedule.summary import RunSnapshot
-from gpas_cli.state.progress import Progress
-from gpas_cli.state.status import StageStatus
+from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import Journal
 
 RUNNING = Progress(

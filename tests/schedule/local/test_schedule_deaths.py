@@ -31,9 +31,9 @@ from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
 from gpas_cli.schedule.summary import exit_code
-from gpas_cli.state import locks, submitters
+from gpas_cli.state import claims, locks
+from gpas_cli.state.claims import SILENCE_SECONDS
 from gpas_cli.state.observe import observe
-from gpas_cli.state.submitters import SILENCE_SECONDS
 from gpas_cli.store.rundir import attempts
 
 
@@ -209,7 +209,7 @@ def test_dead_processes_are_detected_from_a_container_with_another_host_name(
     began = time.monotonic()
     assert states(run(project, cell)) == {"done": ["wait-1"]}
     assert time.monotonic() - began < SILENCE_SECONDS / 4
-    assert not list(submitters.folder(project.runs).iterdir())
+    assert not list(claims.folder(project.runs).iterdir())
 
 
 @pytest.mark.parametrize("elsewhere", ["another kernel", "a shared file system"])

@@ -12,9 +12,8 @@ from fake_slurm import NAME, Programs, row
 
 from gpas_cli.schedule.slurm import queue
 from gpas_cli.schedule.slurm.reports import Job
-from gpas_cli.state.claims import write_claim
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import look, observe
-from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.rundir import write_json
 
 

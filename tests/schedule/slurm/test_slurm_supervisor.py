@@ -18,9 +18,8 @@ from gpas_cli.schedule.slurm import allocation
 from gpas_cli.schedule.slurm.allocation import MemoryWatch, limit
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
-from gpas_cli.state.claims import write_claim
+from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import observe
-from gpas_cli.state.submitters import Submitter
 from gpas_cli.store.rundir import attempts, read_json, write_json
 
 KEY, NAME = "0123456789abcdef", "gpas-g-0123456789ab"

@@ -1,12 +1,29 @@
-"""The last lines of logs, which show why a process ended without an outcome."""
+"""How a job ended: its exit code, which its scheduler reads, and the last lines of its log."""
 
 from __future__ import annotations
 
 import os
 import re
+from enum import IntEnum
 from pathlib import Path
 
 from gpas_cli.files import open_regular
+
+
+class JobExit(IntEnum):
+    """Exit codes of the process of an attempt. Any other code means failure."""
+
+    RESULT = 0  # done or diverged
+    FAILED = 1
+    INTERRUPTED = 75  # to be resumed from its checkpoint
+    FAULTY_NODE = 76  # to be resumed on another node: this one does not have the GPUs that the job asked for
+    CANCELLED = 130
+
+    @classmethod
+    def of(cls, outcome: str) -> JobExit:
+        """Return the exit code for an outcome of the journal."""
+        return cls.RESULT if outcome in ("done", "diverged") else cls[outcome.upper()]
+
 
 END_BYTES = 4096
 
