@@ -138,6 +138,11 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
             if job.ended and index not in jobs.get(name, {}):
                 jobs.setdefault(name, {})[index] = job
     gone = {name: made for name in names if (made := _incomplete(runs, name, jobs))}
+    if hidden := {name: id for name, made in gone.items() if name not in alive and (id := made.job())}:
+        with suppress(SlurmError):  # such as that the only id is unknown
+            jobs |= (found := reports.renamed(hidden))
+            alive |= set(found)
+            gone = {name: made for name, made in gone.items() if _incomplete(runs, name, jobs)}
     if not gone:
         return jobs
     answered = False

@@ -127,6 +127,7 @@ COLUMNS = {
     "NodeList": 200, "StartTime": 24, "EndTime": 24, "exit_code": 12, "RestartCnt": 12,
 }  # fmt: skip
 _ENDS = list(accumulate(COLUMNS.values()))
+_LAYOUT = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
 HEAD = 7  # columns that are read for the jobs of all users
 _EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas inside brackets as well
 _FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
@@ -138,10 +139,9 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     They are found by name, whoever submitted them. With `everyone`, the jobs of all users are listed, which gives the
     positions of ours in line.
     """
-    layout = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
     ours = f"--name={','.join(names)}" if names else f"--user={client.user()}"
     whose = () if everyone else (ours,)
-    output = client.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", layout)
+    output = client.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", _LAYOUT)
     lines: _Lines = {}
     jobs: Jobs = {}
     for text in output.splitlines():
@@ -154,6 +154,21 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
         if mine:
             _add(jobs, name, index, [*head[1:], *_cut(text, HEAD, len(COLUMNS))])
     return _placed(jobs, lines)
+
+
+def renamed(ids: Mapping[str, str]) -> Jobs:
+    """Return the elements of arrays that have another name by now. `ids`: the recorded name -> the job id.
+
+    Ids are reused after a crash of the controller, but the path of an array's script has its name.
+    """
+    layout = f"{_LAYOUT},Command:400"
+    output = client.run("squeue", "-h", "-r", "-a", "-t", "all", f"--jobs={','.join(ids.values())}", "-O", layout)
+    jobs: Jobs = {}
+    for text in output.splitlines():
+        for name in (name for name in ids if f"/{name}/" in text[_ENDS[-1] :]):
+            head = _cut(text, 0, HEAD)
+            _add(jobs, name, head[-1], [*head[1:], *_cut(text, HEAD, len(COLUMNS))])
+    return jobs
 
 
 def scontrol(names: Collection[str]) -> Jobs:

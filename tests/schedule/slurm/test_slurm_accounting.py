@@ -71,8 +71,8 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
 
     def profiles() -> dict[int, int]:
-        used = json.loads(toy.gpas("top", "grid", "--usage", "--json").stdout)["profiles"]
+        used = json.loads(toy.gpas("top", "small", "--usage", "--json").stdout)["profiles"]
         return {profile["memory"] >> 20: profile["used_memory"] for profile in used}
 
     until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
-    assert "memory asked" in toy.gpas("top", "grid", "--usage").stdout
+    assert "memory asked" in toy.gpas("top", "small", "--usage").stdout

@@ -157,6 +157,23 @@ def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(
     assert "-a " in programs.calls("sacct")[0]
 
 
+def test_an_array_that_someone_renames_is_still_in_the_queue(site: Site) -> None:
+    site.submit()
+    name = site.names()[1]
+    assert (site.gpas.runs / ".slurm" / name / "job.json").exists()
+    width = reports.COLUMNS["Name"]
+    lines = trainings(site, "PENDING").splitlines()
+    script = site.gpas.runs / ".slurm" / name / "submission.sh"
+    (site.programs.folder / "renamed").write_text(
+        "".join(f"{'mine'.ljust(width)}{line[width:]}{script}\n" for line in lines if line.startswith(name))
+    )
+    site.programs.script("squeue", 'case "$*" in *--jobs=*) cat ${0%squeue}renamed;; esac')
+    assert set(states_of(site).values()) == {"queued"}
+    queue_of(site, seen=1.0)
+    (site.programs.folder / "renamed").write_text((site.programs.folder / "renamed").read_text().replace(name, "other"))
+    assert set(states_of(site).values()) == {"missing"}
+
+
 def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> None:
     site.submit()
     site.programs.put("squeue", trainings(site, "PENDING", Reason="launch_failed_requeued_held"))
