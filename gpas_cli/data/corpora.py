@@ -29,7 +29,7 @@ Notify = Callable[[str], None]
 
 SPLITS = ("train", "validation")
 VALIDATION_PERCENT = 8
-SALT = "gpas-split-1:"
+_SALT = "gpas-split-1:"
 # Two changes of a file that are closer than this may have the same time: of a file system that counts in fractions of a
 # second, and of one that counts in whole seconds.
 _FINE_TICK = 0.05
@@ -125,7 +125,7 @@ class Source(ABC):
 
 def side(identity: str) -> str:
     """Return the split of a document, which its id alone decides: about 8 % are validation text."""
-    number = int.from_bytes(hashlib.sha256((SALT + identity).encode()).digest())
+    number = int.from_bytes(hashlib.sha256((_SALT + identity).encode()).digest())
     return "validation" if number % 100 < VALIDATION_PERCENT else "train"
 
 
@@ -155,11 +155,11 @@ def survey_of(documents: Iterator[tuple[str, Document]]) -> Survey:
         digests[""].update(line)
         if split == "validation":
             digests[split].update(line)
-    check_counts(counts)
+    _check_counts(counts)
     return Survey(digests[""].hexdigest()[:16], digests["validation"].hexdigest()[:16])
 
 
-def check_counts(counts: dict[str, int]) -> None:
+def _check_counts(counts: dict[str, int]) -> None:
     """Raise DataError if a split has no document."""
     for split in SPLITS:
         if not counts[split]:
@@ -203,7 +203,7 @@ def cached_survey(source: Source, cache: Path) -> Survey:
 
 
 def _survey_path(source: Source, stamp: Any, cache: Path) -> Path:
-    key = disk.digest([source.name, source.normalisation, SALT, VALIDATION_PERCENT, stamp])
+    key = disk.digest([source.name, source.normalisation, _SALT, VALIDATION_PERCENT, stamp])
     return cache / "sources" / f"{source.name}-{key}.json"
 
 

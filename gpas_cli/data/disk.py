@@ -16,7 +16,7 @@ from gpas_cli.errors import DataError
 from gpas_cli.files import parse_json, replace_file
 
 TEMPORARY_PREFIX = ".tmp-"
-STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
+_STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
 POLL_SECONDS = 1.0  # between two calls of `until` while waiting for a lock
 
 
@@ -99,7 +99,7 @@ def _sweep(folder: Path) -> None:
     still be written to."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
         try:
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
         except FileNotFoundError:
             continue

@@ -31,7 +31,7 @@ from gpas_cli.data.corpora import (
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of many gigabytes
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
 _EXAMPLE = "it is a glob: * matches any name, ** any folders"
@@ -83,11 +83,11 @@ class Files(Source):
             facts["validation"] = [self.validation, sorted(map(str, files["validation"].values()))]
         if any(_is_divided(named, name) for named in files.values() for name in named):
             facts["divided"] = [
-                DIVIDED_BYTES,
-                DIVIDED_BYTES_ALONE,
-                PIECES,
-                SHORTEST_CHARACTERS,
-                LONGEST_CHARACTERS,
+                _DIVIDED_BYTES,
+                _DIVIDED_BYTES_ALONE,
+                _PIECES,
+                _SHORTEST_CHARACTERS,
+                _LONGEST_CHARACTERS,
             ]
         return facts
 
@@ -109,7 +109,7 @@ class Files(Source):
     def _read(self, files: dict[str, Path]) -> Iterator[SourceRecord]:
         for name, path in files.items():
             if _is_divided(files, name):
-                yield from (SourceRecord(f"{name}:{n}", text) for n, text in enumerate(pieces_of(path), start=1))
+                yield from (SourceRecord(f"{name}:{n}", text) for n, text in enumerate(_pieces_of(path), start=1))
             elif name.endswith(".txt"):
                 yield SourceRecord(name, _whole(path))
             elif name.endswith(".parquet"):
@@ -129,10 +129,10 @@ class Files(Source):
             hint = _nearest(self.root, pattern) or _EXAMPLE
             raise DataError(f"{setting}: no file matches '{words}' in {self.root}; {hint}")
         for name, path in files.items():
-            if not name.endswith(SUFFIXES):
+            if not name.endswith(_SUFFIXES):
                 raise DataError(
-                    f"{setting}: {path} does not end in {', '.join(SUFFIXES)}; narrow the glob, or use data.source: hf "
-                    "for .json and .csv files"
+                    f"{setting}: {path} does not end in {', '.join(_SUFFIXES)}; narrow the glob, or use data.source: "
+                    "hf for .json and .csv files"
                 )
         return dict(sorted(files.items()))
 
@@ -153,7 +153,7 @@ class TextField:
         if isinstance(raw, bytes):
             if not self.keep_blank and not raw.strip():
                 return None
-            raw = field_of(raw, self.field, record.where)
+            raw = _field_of(raw, self.field, record.where)
         return Document(record.id, raw) if self.keep_blank or raw.strip() else None
 
 
@@ -208,7 +208,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         raise DataError(f"{path}: cannot be read: {error}") from error
 
 
-def field_of(line: bytes, field: str, where: str) -> str:
+def _field_of(line: bytes, field: str, where: str) -> str:
     """Return the text under `field` of a JSON line. Raises DataError, beginning with `where`, if there is none."""
     try:
         record = parse_json(line.decode("utf-8-sig"))
@@ -267,12 +267,12 @@ def _rooted_base(root: Path, pattern: Path) -> Path:
 # its size, so every machine divides a text in the same way.
 
 # A .txt file is divided if it has more bytes than this, or if it is the only file of its corpus, than the second.
-DIVIDED_BYTES = 2**20
-DIVIDED_BYTES_ALONE = 2**15
+_DIVIDED_BYTES = 2**20
+_DIVIDED_BYTES_ALONE = 2**15
 # A small file is cut into about this many pieces, about ten of them validation text; a large file into longer pieces.
-PIECES = 128
-SHORTEST_CHARACTERS = 512
-LONGEST_CHARACTERS = 16_384
+_PIECES = 128
+_SHORTEST_CHARACTERS = 512
+_LONGEST_CHARACTERS = 16_384
 _READ_CHARACTERS = 2**20
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n\s*")
 _LINE_END = re.compile(r"\n")
@@ -282,23 +282,23 @@ _SPACE = re.compile(r"\s")
 def is_divided(path: Path, *, alone: bool) -> bool:
     """Return whether a .txt file is divided; `alone`: it is the only file of its corpus. Raises DataError."""
     try:
-        return path.stat().st_size > (DIVIDED_BYTES_ALONE if alone else DIVIDED_BYTES)
+        return path.stat().st_size > (_DIVIDED_BYTES_ALONE if alone else _DIVIDED_BYTES)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def length_of(size: int) -> int:
+def _length_of(size: int) -> int:
     """Return the length of a piece in characters, for a file of `size` bytes."""
-    return max(SHORTEST_CHARACTERS, min(LONGEST_CHARACTERS, size // PIECES))
+    return max(_SHORTEST_CHARACTERS, min(_LONGEST_CHARACTERS, size // _PIECES))
 
 
-def pieces_of(path: Path) -> Iterator[str]:
+def _pieces_of(path: Path) -> Iterator[str]:
     """Yield the pieces of a UTF-8 file in order, with at most a few MB of it in memory.
 
     Raises DataError if it cannot be read.
     """
     try:
-        length = length_of(path.stat().st_size)
+        length = _length_of(path.stat().st_size)
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield from pieces(iter(lambda: file.read(_READ_CHARACTERS), ""), length)
     except (OSError, UnicodeDecodeError) as error:

@@ -37,8 +37,8 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.finetune import Finetune
 
-FORMAT = 1
-ENCODED_AT_ONCE = 10_000  # records
+_FORMAT = 1
+_ENCODED_AT_ONCE = 10_000  # records
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _examples(source: RecordSource, spec: Finetune, tokenizer: Tokenizer, cache:
     """Return the examples of a source, from `cache` or after tokenising them. Raises DataError."""
     assert spec.template is not None
     facts = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "fingerprint": source.fingerprint(cache),
         "template": spec.template,
         "tokenizer": tokenizer.identity,
@@ -213,8 +213,8 @@ def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenize
     ids: list[NDArray[Any]] = [np.zeros(0, TOKEN)]
     lengths: list[int] = []
     prompts: list[int] = []
-    for first in range(0, len(records), ENCODED_AT_ONCE):
-        group = records[first : first + ENCODED_AT_ONCE]
+    for first in range(0, len(records), _ENCODED_AT_ONCE):
+        group = records[first : first + _ENCODED_AT_ONCE]
         heads = [prompt(record, template) for record in group]
         wholes = [head + record.output for head, record in zip(heads, group, strict=True)]
         encoded_heads = tokenizer.encode_documents(heads)

@@ -200,7 +200,7 @@ def validation_batches(rows: Rows, batch: int, token_budget: int, reader: RowRea
 # the process.
 _JOIN_SECONDS = 5.0
 # How often a producer whose queue is full checks whether it has been closed.
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,6 @@ class Prefetcher(Iterator[T], Generic[T]):
         """Add an entry, waiting while the queue is full. Return False once the prefetcher is closed."""
         while not self._closed.is_set():
             with suppress(Full):
-                self._queue.put(entry, timeout=POLL_SECONDS)
+                self._queue.put(entry, timeout=_POLL_SECONDS)
                 break
         return not self._closed.is_set()

@@ -19,10 +19,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-MOST_CODE_LINES = 8  # before a question
-CHOICES = 4
+_MOST_CODE_LINES = 8  # before a question
+_CHOICES = 4
 BRACKETS = (")", "]", ":")
-SHORTEST_NAME = 3
+_SHORTEST_NAME = 3
 _NAME = re.compile(r"(?<![\w'\"])[A-Za-z]\w*")
 _WORD = re.compile(r"[A-Za-z]+")
 # A bracket that a BPE neither joins with the character before it nor with the one after it.
@@ -56,7 +56,7 @@ def questions(document_text: str, kind: str) -> Iterator[Question]:
     make = KINDS[kind]
     lines = document_text.split("\n")
     for number in range(1, len(lines)):
-        before = lines[max(0, number - MOST_CODE_LINES) : number]
+        before = lines[max(0, number - _MOST_CODE_LINES) : number]
         yield from make(before, lines[number])
 
 
@@ -68,7 +68,7 @@ def _names(before: Sequence[str], line: str) -> Iterator[Question]:
     for found in _NAME.finditer(line):
         name = found.group()
         others = [other for other in seen if other != name]
-        if name not in seen or len(others) < CHOICES - 1:
+        if name not in seen or len(others) < _CHOICES - 1:
             continue
         head = "\n".join([*before, line[: found.start()]])
         context = head.rstrip(" ")
@@ -77,7 +77,7 @@ def _names(before: Sequence[str], line: str) -> Iterator[Question]:
             continue
         # Names of a similar length, as short names have few tokens and so a higher likelihood in any network.
         chosen = sorted(others, key=lambda other: (abs(len(other) - len(name)), _hash("other", head, other)))
-        yield _question(context, [blanks + other for other in (name, *chosen[: CHOICES - 1])], head)
+        yield _question(context, [blanks + other for other in (name, *chosen[: _CHOICES - 1])], head)
         return
 
 
@@ -90,7 +90,7 @@ def _indent(before: Sequence[str], line: str) -> Iterator[Question]:
         return
     head = "\n".join(before)
     levels = [4 * level for level in range(6) if 4 * level != blanks]
-    near = sorted(levels, key=lambda level: (abs(level - blanks), _hash("level", head, str(level))))[: CHOICES - 1]
+    near = sorted(levels, key=lambda level: (abs(level - blanks), _hash("level", head, str(level))))[: _CHOICES - 1]
     yield _question(head, [f"\n{' ' * level}{word.group()}" for level in (blanks, *near)], head)
 
 
@@ -117,7 +117,7 @@ def _question(context: str, choices: Sequence[str], seed: str) -> Question:
 
 def _identifiers(line: str) -> Iterator[str]:
     for found in _NAME.finditer(line):
-        if len(found.group()) >= SHORTEST_NAME and not keyword.iskeyword(found.group()):
+        if len(found.group()) >= _SHORTEST_NAME and not keyword.iskeyword(found.group()):
             yield found.group()
 
 

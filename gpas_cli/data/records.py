@@ -27,22 +27,22 @@ from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 from gpas_cli.spec.finetune import COMMONSENSE, EMBEDDED, EMBEDDED_EXAMPLES, Finetune
 
-COMMONSENSE_URL = (
+_COMMONSENSE_URL = (
     "https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/main/ft-training_set/commonsense_170k.json"
 )
-TIMEOUT_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
 EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; change it when the questions change
-SAMPLE_BYTES = 1_000_000  # read for an estimate of how many records files have
-JSON_BYTES = 48  # of a record in a file that are not its text: names, quotation marks, braces
-FIELDS = ("instruction", "input", "output")
+_SAMPLE_BYTES = 1_000_000  # read for an estimate of how many records files have
+_JSON_BYTES = 48  # of a record in a file that are not its text: names, quotation marks, braces
+_FIELDS = ("instruction", "input", "output")
 # The prompts of LLM-Adapters (finetune.py). There every line but the first is indented by 16 blanks, by accident: T5's
 # tokenizer drops these blanks, and a byte-level BPE would have to predict them.
-WITHOUT_INPUT = (
+_WITHOUT_INPUT = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Response:\n"
 )
-WITH_INPUT = (
+_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
     "response that appropriately completes the request.\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
@@ -61,7 +61,7 @@ def prompt(record: FinetuneRecord, template: str) -> str:
     """Return the text before the output, under the template `alpaca` or `plain`."""
     if template == "plain":
         return record.instruction + record.input
-    form = WITH_INPUT if record.input else WITHOUT_INPUT
+    form = _WITH_INPUT if record.input else _WITHOUT_INPUT
     return form.format(instruction=record.instruction, input=record.input)
 
 
@@ -126,11 +126,11 @@ def estimated_amount(spec: Finetune, vocab: int, root: Path) -> tuple[int, int] 
         return None
     paths = files("finetune.data", spec.data, "train", root)
     with paths[0].open("rb") as file:
-        sample = file.read(SAMPLE_BYTES)
+        sample = file.read(_SAMPLE_BYTES)
     size = sum(path.stat().st_size for path in paths)
     examples = max(1, round(size * sample.count(b'"output"') / max(1, len(sample))))
-    added = len(WITHOUT_INPUT) if spec.template != "plain" else 0
-    return examples, int((size + examples * (added - JSON_BYTES)) / bytes_per_token(vocab))
+    added = len(_WITHOUT_INPUT) if spec.template != "plain" else 0
+    return examples, int((size + examples * (added - _JSON_BYTES)) / bytes_per_token(vocab))
 
 
 def _source(setting: str, name: str, part: str, cache: Path, root: Path, notify: Notify) -> RecordSource:
@@ -247,8 +247,8 @@ def _after_blanks(text: str, place: int) -> int:
 
 def _record(where: Where, value: object) -> FinetuneRecord:
     if not isinstance(value, Mapping):
-        raise DataError(f"{where}: a {type(value).__name__}, not a record with {', '.join(FIELDS)}")
-    found = FinetuneRecord(*(_text(where, value, name) for name in FIELDS))
+        raise DataError(f"{where}: a {type(value).__name__}, not a record with {', '.join(_FIELDS)}")
+    found = FinetuneRecord(*(_text(where, value, name) for name in _FIELDS))
     for name in ("instruction", "output"):
         if not getattr(found, name):
             raise DataError(f"{where}: the field '{name}' is empty")
@@ -278,13 +278,13 @@ def _commonsense(cache: Path, notify: Notify) -> Path:
     path = cache / "instructions" / "commonsense_170k.json"
     if path.is_file():
         return path
-    notify(f"downloading {COMMONSENSE_URL}")
+    notify(f"downloading {_COMMONSENSE_URL}")
     try:
-        with urllib.request.urlopen(COMMONSENSE_URL, timeout=TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(_COMMONSENSE_URL, timeout=_TIMEOUT_SECONDS) as answer:
             content = answer.read()
     except (OSError, urllib.error.URLError) as error:
         raise DataError(
-            f"finetune.data: {COMMONSENSE}: cannot download {COMMONSENSE_URL}: {error}; copy that file to {path}, or "
+            f"finetune.data: {COMMONSENSE}: cannot download {_COMMONSENSE_URL}: {error}; copy that file to {path}, or "
             "set finetune.data to a file or folder of records"
         ) from error
     disk.write(path, content)

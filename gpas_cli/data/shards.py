@@ -35,11 +35,11 @@ from gpas_cli.data.encode import TOKEN, EncodedGroup, EncoderSpec, encode_group,
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 
-FORMAT = 1
+_FORMAT = 1
 LENGTH = np.dtype("<u4")
 # A shard ends with the document that reaches either bound: about 32 MB.
-SHARD_DOCUMENTS = 65_536
-SHARD_TOKENS = 16_777_216
+_SHARD_DOCUMENTS = 65_536
+_SHARD_TOKENS = 16_777_216
 # The start of the message that another process holds the lock.
 WAITING = "waiting for another process"
 
@@ -146,14 +146,14 @@ class TokenCache:
     tokenizer: Tokenizer
     limit: int | None
     cache: Path
-    shard_documents: int = SHARD_DOCUMENTS
-    shard_tokens: int = SHARD_TOKENS
+    shard_documents: int = _SHARD_DOCUMENTS
+    shard_tokens: int = _SHARD_TOKENS
 
     @cached_property
     def spec(self) -> dict[str, Any]:
         """Everything that determines the bytes: no paths, times, hosts or versions."""
         return {
-            "format": FORMAT,
+            "format": _FORMAT,
             "source": self.source.name,
             "fingerprint": self.survey.fingerprint,
             "text": self.source.normalisation,
@@ -257,7 +257,7 @@ class TokenCache:
                 progress(totals + draft.totals)
                 if state == "growing":
                     continue
-                totals += write_shard(self._stem(split, number), draft, final=state == "final").totals
+                totals += _write_shard(self._stem(split, number), draft, final=state == "final").totals
                 number += 1
                 notify(f"tokenising {self.source.title} {split}: {totals.documents} documents, {totals.tokens} tokens")
                 if enough(totals) or read_shard(self._stem(split, number)):
@@ -313,7 +313,7 @@ def read_shard(stem: Path) -> Shard | None:
         return None
 
 
-def write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
+def _write_shard(stem: Path, draft: _Draft, *, final: bool) -> Shard:
     """Write ids and lengths, and then the marker that makes them a shard."""
     ids = _joined(draft.ids, TOKEN)
     lengths = _joined(draft.lengths, LENGTH)

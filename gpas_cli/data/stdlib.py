@@ -23,8 +23,8 @@ from gpas_cli.words import byte_size
 
 MIN_DOCUMENTS = 200
 MIN_BYTES = 4_000_000
-SHORTEST_BYTES = 400  # of a document
-LONGEST_BYTES = 400_000
+_SHORTEST_BYTES = 400  # of a document
+_LONGEST_BYTES = 400_000
 
 _SKIPPED_FOLDERS = frozenset(
     # not in every distribution
@@ -118,7 +118,7 @@ def _distinct(documents: Iterator[Document]) -> Iterator[Document]:
     seen = set()
     for document in documents:
         bare = hashlib.sha256("".join(document.text.split()).encode()).digest()
-        if SHORTEST_BYTES <= len(document.text.encode()) <= LONGEST_BYTES and bare not in seen:
+        if _SHORTEST_BYTES <= len(document.text.encode()) <= _LONGEST_BYTES and bare not in seen:
             seen.add(bare)
             yield document
 
@@ -127,11 +127,11 @@ TRAINING_TEXT = "train.jsonl"
 VALIDATION_TEXT = "validation.jsonl"
 FINETUNING_RECORDS = "records.jsonl"
 
-TRAINING_DOCUMENTS = 96
-VALIDATION_DOCUMENTS = 24
-DOCUMENT_CHARACTERS = 1200  # at most
-RECORDS = 12
-RECORD_CHARACTERS = 60  # of an instruction, and of its answer
+_TRAINING_DOCUMENTS = 96
+_VALIDATION_DOCUMENTS = 24
+_DOCUMENT_CHARACTERS = 1200  # at most
+_RECORDS = 12
+_RECORD_CHARACTERS = 60  # of an instruction, and of its answer
 
 
 def write_sample(folder: Path) -> None:
@@ -142,12 +142,12 @@ def write_sample(folder: Path) -> None:
     if (folder / FINETUNING_RECORDS).is_file():
         return
     source = Stdlib()
-    training = [document.text for document in islice(source.documents("train"), TRAINING_DOCUMENTS)]
-    validation = [document.text for document in islice(source.documents("validation"), VALIDATION_DOCUMENTS)]
+    training = [document.text for document in islice(source.documents("train"), _TRAINING_DOCUMENTS)]
+    validation = [document.text for document in islice(source.documents("validation"), _VALIDATION_DOCUMENTS)]
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / TRAINING_TEXT, ({"text": text[:DOCUMENT_CHARACTERS]} for text in training))
-    _write(folder / VALIDATION_TEXT, ({"text": text[:DOCUMENT_CHARACTERS]} for text in validation))
-    _write(folder / FINETUNING_RECORDS, map(_record, training[:RECORDS]))
+    _write(folder / TRAINING_TEXT, ({"text": text[:_DOCUMENT_CHARACTERS]} for text in training))
+    _write(folder / VALIDATION_TEXT, ({"text": text[:_DOCUMENT_CHARACTERS]} for text in validation))
+    _write(folder / FINETUNING_RECORDS, map(_record, training[:_RECORDS]))
 
 
 def _write(path: Path, records: Iterable[dict[str, str]]) -> None:
@@ -157,5 +157,5 @@ def _write(path: Path, records: Iterable[dict[str, str]]) -> None:
 def _record(text: str) -> dict[str, str]:
     """Return a record whose answer continues its instruction, a piece of code."""
     words = " ".join(text.split())
-    half, whole = RECORD_CHARACTERS, 2 * RECORD_CHARACTERS
+    half, whole = _RECORD_CHARACTERS, 2 * _RECORD_CHARACTERS
     return {"instruction": words[:half], "input": "", "output": words[half:whole]}

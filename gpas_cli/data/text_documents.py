@@ -19,8 +19,8 @@ from gpas_cli.data.hub import first_line
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.spec.downstream import KNOWN_TEXTS, KnownText, local_path
 
-SPLIT = "test"
-DIGEST_DIGITS = 12
+_SPLIT = "test"
+_DIGEST_DIGITS = 12
 _NUMBER = re.compile(r" @([-,.])@ ")
 _BEFORE = re.compile(r" +([,.;:!?%)\]}])")  # a blank before these is removed
 _AFTER = re.compile(r"([(\[{]) +")  # a blank after these is removed
@@ -61,7 +61,7 @@ def read_text(name: str, root: Path, limit: int = 0) -> ScoredText:
     for one in chosen:
         content.update(hashlib.sha256(one.encode("utf-8", "surrogatepass")).digest())
     documents = tuple(_prepared(one, known) for one in chosen)
-    return ScoredText(documents, content.hexdigest()[:DIGEST_DIGITS])
+    return ScoredText(documents, content.hexdigest()[:_DIGEST_DIGITS])
 
 
 def _prepared(raw: str, known: KnownText | None) -> TextDocument:
@@ -79,7 +79,7 @@ def _of_hub(known: KnownText) -> Iterator[str]:
     except Exception as error:
         # Network, hub and builders raise many classes of exceptions; all of them mean that the text is unavailable.
         raise DataError(
-            f"texts.texts: {known.name}: cannot load the split '{SPLIT}' of {known.repo} from the Hugging Face hub or "
+            f"texts.texts: {known.name}: cannot load the split '{_SPLIT}' of {known.repo} from the Hugging Face hub or "
             f"its cache: {type(error).__name__}: {first_line(error)}; connect this machine to the network, copy a "
             "cache here and set HF_HOME to it, or name local files"
         ) from error
@@ -92,7 +92,7 @@ def _of_hub(known: KnownText) -> Iterator[str]:
 def _load(known: KnownText) -> Any:
     import datasets
 
-    return datasets.load_dataset(known.repo, known.configuration, split=SPLIT)
+    return datasets.load_dataset(known.repo, known.configuration, split=_SPLIT)
 
 
 def _of_files(path: str, root: Path) -> Iterator[str]:

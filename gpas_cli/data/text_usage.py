@@ -18,12 +18,12 @@ from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import Data
 
-SAMPLE_BYTES = 4_000_000  # read for an estimate before a text is tokenised
+_SAMPLE_BYTES = 4_000_000  # read for an estimate before a text is tokenised
 # A user is warned if a text is read more often, or if a larger fraction of it is cut off.
-EXPECTED_EPOCHS = 1.05
-EXPECTED_CUT = 0.02
+_EXPECTED_EPOCHS = 1.05
+_EXPECTED_CUT = 0.02
 # Or if attention on spread documents computes more rows than this for each row of text.
-EXPECTED_SPREAD = 1.5
+_EXPECTED_SPREAD = 1.5
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class TextUsage:
         """Return warnings for the user, one sentence each. C4 is cut as in the papers, without a warning."""
         about = "about " if self.estimated else ""
         found = []
-        if self.epochs > EXPECTED_EPOCHS:
+        if self.epochs > _EXPECTED_EPOCHS:
             found.append(f"the training text is read {about}{self.epochs:,.1f} times")
-        if self.cut is not None and self.cut > EXPECTED_CUT and self.data.source != "c4":
+        if self.cut is not None and self.cut > _EXPECTED_CUT and self.data.source != "c4":
             found.append(
                 f"layout: pad cuts off {about}{100 * self.cut:.0f} % of the training text, from documents longer than "
                 f"length: {self.data.length}; layout: pack reads all of it"
@@ -64,7 +64,7 @@ class TextUsage:
                 f"evaluations use {self.targets:,} tokens, the whole validation text; eval_tokens asks for "
                 f"{self.asked:,}"
             )
-        if self.data.documents == "separate" and self.pieces > EXPECTED_SPREAD:
+        if self.data.documents == "separate" and self.pieces > _EXPECTED_SPREAD:
             found.append(
                 f"documents: separate: a row has {about}{self.pieces:.1f} documents or parts of one. Where there is no "
                 f"kernel for rows of different lengths (on GPUs in fp32; on CPUs in bf16 or with rows of up to 128 "
@@ -137,7 +137,7 @@ def _estimate(data: Data, vocab: int, source: Files, rows: int) -> TextUsage | N
 
 
 def _sample(source: Source) -> Iterator[Document]:
-    left = SAMPLE_BYTES
+    left = _SAMPLE_BYTES
     for document in source.documents("train"):
         yield document
         left -= len(document.text)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 _OTHER_EOS = ("<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
-SMALLEST_BPE = 259  # 256 bytes and three special tokens
+_SMALLEST_BPE = 259  # 256 bytes and three special tokens
 # Merges are learned from at most this many bytes of the training text; more changes them little and takes longer.
 TRAINING_BYTES = 64_000_000
 # Tokenizers of the Hugging Face hub, by the name of the setting: the repository that has their definition.
-HUB_REPOSITORIES = {"t5": "google-t5/t5-base", "gpt2": "openai-community/gpt2"}
-HUB_FILE = "tokenizer.json"
-TOKENIZERS = ("bpe", *HUB_REPOSITORIES)  # the settings that are no path
+_HUB_REPOSITORIES = {"t5": "google-t5/t5-base", "gpt2": "openai-community/gpt2"}
+_HUB_FILE = "tokenizer.json"
+TOKENIZERS = ("bpe", *_HUB_REPOSITORIES)  # the settings that are no path
 _RECIPE = "byte-bpe-1"
 # Learning merges takes time quadratic in the length of a word: longer ones (encoded data) are divided.
 _LONG = re.compile(r"\S{1000}")
@@ -178,7 +178,7 @@ def make_tokenizer(
         assert made is not None
         backend = _trained(made, vocab, source, notify)
         return Tokenizer(backend, vocab, origin="data.tokenizer: bpe", local=True)
-    if setting in HUB_REPOSITORIES:
+    if setting in _HUB_REPOSITORIES:
         assert made is not None
         return Tokenizer(_of_hub(setting, made, notify), vocab, origin=f"data.tokenizer: {setting}", local=True)
     path = root / Path(setting).expanduser()
@@ -193,8 +193,8 @@ def tokenizer_path(setting: str, vocab: int, source: Source, survey: Survey, cac
     if setting == "bpe":
         recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
         name = disk.digest({**recipe, "source": source.name, "fingerprint": survey.fingerprint})
-    elif setting in HUB_REPOSITORIES:
-        name = disk.digest({"repository": HUB_REPOSITORIES[setting], "file": HUB_FILE})
+    elif setting in _HUB_REPOSITORIES:
+        name = disk.digest({"repository": _HUB_REPOSITORIES[setting], "file": _HUB_FILE})
     else:
         return None
     return cache / "tokenizers" / f"{name}.json"
@@ -208,8 +208,8 @@ def train_bpe(texts: Iterable[str], vocab: int) -> Backend:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    if vocab < SMALLEST_BPE:
-        raise DataError(f"size.vocab: {vocab} is too small for a byte-level BPE; at least {SMALLEST_BPE}")
+    if vocab < _SMALLEST_BPE:
+        raise DataError(f"size.vocab: {vocab} is too small for a byte-level BPE; at least {_SMALLEST_BPE}")
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -237,9 +237,9 @@ def _of_hub(setting: str, path: Path, notify: Notify) -> Backend:
     if not path.is_file():
         from gpas_cli.data.hub import download
 
-        repository = HUB_REPOSITORIES[setting]
-        notify(f"downloading {HUB_FILE} of {repository}")
-        disk.write(path, download(repository, HUB_FILE, "main", kind="model").read_bytes())
+        repository = _HUB_REPOSITORIES[setting]
+        notify(f"downloading {_HUB_FILE} of {repository}")
+        disk.write(path, download(repository, _HUB_FILE, "main", kind="model").read_bytes())
     return _parse(path.read_bytes(), str(path))
 
 

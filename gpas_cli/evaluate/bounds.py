@@ -196,13 +196,13 @@ def attention_bound(attention: AttentionSigmas, sigma_x: float) -> float:
     return Surroundings(in_norm=1 / sigma_x).bound(attention.jacobian())
 
 
-LANCZOS_STEPS = 24
+_LANCZOS_STEPS = 24
 NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"
 
 Chosen = Callable[[Tensor], Tensor]
 
 
-def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = LANCZOS_STEPS) -> float:
+def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = _LANCZOS_STEPS) -> float:
     """Return the largest singular value of f's Jacobian at x, by Lanczos on J^T J: a lower bound, exact once `steps`
     reaches the number of elements of x. Stop-gradients count as in autograd."""
     with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that can be differentiated twice
@@ -241,7 +241,7 @@ def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: 
 
 
 @contextmanager
-def module_inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
+def _module_inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
     """Collect the input of each of `modules` in the forward pass inside the context."""
     seen: dict[nn.Module, Tensor] = {}
     with observed_inputs(modules, seen.__setitem__):
@@ -333,7 +333,7 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
     tokens: (1, time). Raises GpasError for layers that are not the composition of their two sub-layers.
     """
     decoder = network.model
-    with torch.no_grad(), module_inputs([*decoder.layers, decoder.norm]) as seen:
+    with torch.no_grad(), _module_inputs([*decoder.layers, decoder.norm]) as seen:
         decoder(tokens)
         entering = [seen[module] for module in (*decoder.layers, decoder.norm)]
         positions = decoder.positions(entering[0])
@@ -368,7 +368,7 @@ def stream_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> list[Te
     return list(torch.autograd.grad(loss, entering))
 
 
-IN_SERIES = ("entry", "sum", "out")
+_IN_SERIES = ("entry", "sum", "out")
 
 
 def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> list[float | None]:
@@ -386,7 +386,7 @@ def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> lis
         betas = [1 - act(row[0]), 1 - act(row[-1])]
         later = ratios[0]
         # A gate with beta = 1 has no effect in any slot.
-        factor = math.prod(betas) if model.gate_slot(layer) in IN_SERIES or betas == [1, 1] else None
+        factor = math.prod(betas) if model.gate_slot(layer) in _IN_SERIES or betas == [1, 1] else None
         ratios.insert(0, later * factor if later is not None and factor is not None else None)
     return ratios
 
@@ -399,7 +399,7 @@ def gate_alphas(network: Llama) -> list[list[float]]:
 
 
 @contextmanager
-def gradients_through_gates(network: Llama, through: bool) -> Iterator[None]:
+def _gradients_through_gates(network: Llama, through: bool) -> Iterator[None]:
     """Use naive scaling (`through`) or stop-gradient in every gate inside the context."""
     before = [(gate, gate.stop_gradient) for gate in network.gates()]
     try:
@@ -413,8 +413,8 @@ def gradients_through_gates(network: Llama, through: bool) -> Iterator[None]:
 
 def both_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Return `stream_gradients` with naive scaling and with stop-gradient, by autograd."""
-    with gradients_through_gates(network, True):
+    with _gradients_through_gates(network, True):
         naive = stream_gradients(network, tokens, targets)
-    with gradients_through_gates(network, False):
+    with _gradients_through_gates(network, False):
         preserved = stream_gradients(network, tokens, targets)
     return naive, preserved

@@ -87,7 +87,7 @@ def score_directly(
     Questions with a choice that the scorer cannot take are left out, and their number is the metric `skipped`. Raises
     NothingFits if no question is left.
     """
-    asked = [(question, requests_of([question], tokenizer)) for question in task.questions()[:limit]]
+    asked = [(question, _requests_of([question], tokenizer)) for question in task.questions()[:limit]]
     fitting = [(question, own) for question, own in asked if all(map(scorer.fits, own))]
     if not fitting:
         raise NothingFits(len(asked), scorer.max_length)
@@ -127,7 +127,7 @@ def _all_skipped(task: str, questions: int, shots: int) -> TaskScore:
     )
 
 
-def requests_of(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Request]:
+def _requests_of(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Request]:
     """Return a request for each choice of each question, in order."""
     return [
         Request.of_text(tokenizer, question.context_of(number), question.delimiter + choice)

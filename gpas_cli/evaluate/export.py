@@ -30,9 +30,9 @@ from gpas_cli.train.precision import Precision, suitable_threads
 from gpas_cli.train.run import prepare_text
 from gpas_cli.train.trained import load_trained
 
-MAX_ERROR = 1e-3  # of logits, relative to the largest
-HELD_OUT_TOKENS = 4096
-RANDOM_ROWS = 4
+_MAX_ERROR = 1e-3  # of logits, relative to the largest
+_HELD_OUT_TOKENS = 4096
+_RANDOM_ROWS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class ExportOptions:
     """The target folder, the largest error of folding, and whether to export the code even if folding is possible."""
 
     folder: Path
-    max_error: float = MAX_ERROR
+    max_error: float = _MAX_ERROR
     bundled: bool = False
     license_id: str = ""  # for the model card
 
@@ -221,7 +221,7 @@ def _finite(value: float) -> float | None:
 
 def _random_ids(cell: Cell, network: Llama) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    shape = (RANDOM_ROWS, cell.data.length - 1)
+    shape = (_RANDOM_ROWS, cell.data.length - 1)
     return torch.randint(cell.model.size.vocab, shape, generator=generator).to(network.model.embed_tokens.weight.device)
 
 
@@ -231,7 +231,7 @@ def _precision(network: Llama) -> Precision:
 
 
 def _batches(cell: Cell, corpus: Corpus, rows: int) -> Iterator[Batch]:
-    return validation_batches(corpus.validation, rows, min(HELD_OUT_TOKENS, cell.data.eval_tokens))
+    return validation_batches(corpus.validation, rows, min(_HELD_OUT_TOKENS, cell.data.eval_tokens))
 
 
 def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:

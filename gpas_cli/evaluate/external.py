@@ -22,11 +22,11 @@ from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Read
 from gpas_cli.train.precision import Precision, choose_device
 
-WEIGHTS = (".safetensors", ".bin")
-OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
-READ_BYTES = 1 << 24
-HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
-PROBE_TOKENS = 8
+_WEIGHTS = (".safetensors", ".bin")
+_OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
+_READ_BYTES = 1 << 24
+_HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
+_PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ def find_model(source: str, revision: str = "") -> ExternalModel:
     if not (folder / "config.json").is_file():
         raise GpasError(f"{source} has no config.json: it is not a folder that transformers loads (`gpas export`)")
     names = sorted(path for path in folder.iterdir() if path.is_file())
-    weights = [path for path in names if path.suffix in WEIGHTS]
+    weights = [path for path in names if path.suffix in _WEIGHTS]
     if not weights:
-        raise GpasError(f"{source} has no weights (*{', *'.join(WEIGHTS)})")
-    others = [path for path in names if path.suffix in OTHERS]
+        raise GpasError(f"{source} has no weights (*{', *'.join(_WEIGHTS)})")
+    others = [path for path in names if path.suffix in _OTHERS]
     found = ExternalModel(source, folder, commit, _digest(weights), _digest(others))
     found.provenance()  # reads config.json before the network is loaded
     return found
@@ -107,7 +107,7 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = [f"*{suffix}" for suffix in (*WEIGHTS, *OTHERS)]
+        patterns = [f"*{suffix}" for suffix in (*_WEIGHTS, *_OTHERS)]
         folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:
         # Network, hub and disk raise many classes of exceptions here, and so does a name that cannot be one.
@@ -124,7 +124,7 @@ def _digest(paths: list[Path]) -> str:
     for path in paths:
         one = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(READ_BYTES):
+            while block := file.read(_READ_BYTES):
                 one.update(block)
         whole.update(f"{path.name}\0{one.hexdigest()}\n".encode())
     return whole.hexdigest()
@@ -236,10 +236,10 @@ class TransformersNetwork(nn.Module):
     @torch.no_grad()
     def _check_head(self, source: str) -> None:
         device = self._head.weight.device
-        rows = torch.arange(PROBE_TOKENS, device=device)[None] % self.vocab
+        rows = torch.arange(_PROBE_TOKENS, device=device)[None] % self.vocab
         expected = self._call(rows, lambda _head, inputs: None).float()
         found = self(rows).float()
-        if not (found - expected).abs().max() <= HEAD_TOLERANCE * expected.abs().max():
+        if not (found - expected).abs().max() <= _HEAD_TOLERANCE * expected.abs().max():
             raise GpasError(
                 f"{source}: its logits are not its head's matrix times its last states, so it cannot be scored"
             )

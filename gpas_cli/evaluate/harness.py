@@ -49,18 +49,18 @@ FOLDERS = {
     "wikitext": "wikitext",
     "lambada_openai": "lambada",
 }
-SUFFIXES = (".jsonl", ".json")
-FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
-BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; that of a mean is computed exactly
-CONNECT_SECONDS = 3.0
-NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
+_SUFFIXES = (".jsonl", ".json")
+_FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
+_BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; that of a mean is computed exactly
+_CONNECT_SECONDS = 3.0
+_NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
 
 
 class DownstreamMissing(GpasError):
     """lm-evaluation-harness is not installed."""
 
 
-def require_harness() -> None:
+def _require_harness() -> None:
     """Raise DownstreamMissing if lm-evaluation-harness is not installed."""
     if find_spec("lm_eval") is None:
         raise DownstreamMissing(
@@ -68,11 +68,11 @@ def require_harness() -> None:
         )
 
 
-def harness_version() -> str:
+def _harness_version() -> str:
     """Return the name and version of the installed harness."""
     from importlib.metadata import version
 
-    require_harness()
+    _require_harness()
     return f"lm_eval {version('lm_eval')}"
 
 
@@ -97,13 +97,13 @@ def score_official(
     the documents are unavailable, NothingFits if none fits, ScoringStopped after `stop`, and GpasError for an unknown
     task.
     """
-    require_harness()
+    _require_harness()
     with _quiet() as aloud, _random_state_kept(), _without_pool(), _offline_if_unreachable():
         from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
 
         loaded = _load(task, shots, folder)
         model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
-        found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=BOOTSTRAP_SAMPLES)
+        found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES)
     return _scores(task, shots, found, skipped)
 
 
@@ -134,7 +134,7 @@ def _load(task: str, shots: int, folder: Path | None) -> Any:
             "connect this machine to the network, or set HF_HOME to a cache that has them"
         ) from error
     for each in loaded["tasks"].values():
-        each.set_fewshot_seed(seed=FEWSHOT_SEED)
+        each.set_fewshot_seed(seed=_FEWSHOT_SEED)
     return loaded
 
 
@@ -142,7 +142,7 @@ def _files(folder: Path, task: str) -> dict[str, Path]:
     """Return the files of the folder with the task's documents ("test") and those for solved examples ("train")."""
     names = {"test": task, "train": f"{task}.train"}
     candidates = {
-        split: [path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
+        split: [path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
         for split, name in names.items()
     }
     return {split: paths[0] for split, paths in candidates.items() if paths}
@@ -218,7 +218,7 @@ def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> li
         facts: dict[str, Any] = {
             "examples": _total(name, counts, counts),
             "task_version": str(found["versions"].get(name, "")),
-            "harness": harness_version(),
+            "harness": _harness_version(),
         }
         for metric, value, stderr in metrics:
             scores.append(TaskScore(task=name, metric=metric, value=value, stderr=stderr, shots=shots, **facts))
@@ -253,7 +253,7 @@ def _number(value: object) -> float | None:
 def _quiet() -> Iterator[Callable[[Callable[[int, int], None]], Callable[[int, int], None]]]:
     """Discard what the harness prints and logs; functions wrapped by the context's value still print."""
     shown = (sys.stdout, sys.stderr)
-    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
+    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]
 
     def aloud(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -331,7 +331,7 @@ def _reachable() -> bool:
         address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
-        socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
+        socket.create_connection((address.hostname or "", port), _CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

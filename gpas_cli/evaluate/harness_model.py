@@ -17,7 +17,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.likelihood import Request, Scorer, never
 from gpas_cli.evaluate.task_score import NothingFits
 
-REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
+_REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
 
 
 class ChoicesTooLong(Exception):
@@ -64,7 +64,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.progress = progress
         self.stop = stop
         self._tokens = tokenizer
-        self._encode = lru_cache(REMEMBERED_TEXTS)(tokenizer.encode)
+        self._encode = lru_cache(_REMEMBERED_TEXTS)(tokenizer.encode)
 
     @property
     def eot_token_id(self) -> int:

@@ -29,7 +29,7 @@ from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.run import record_verified
 from gpas_cli.train.trained import TrainedNetwork, load_trained
 
-SCORES = "importance_score"
+_SCORES = "importance_score"
 
 
 @dataclass
@@ -117,10 +117,10 @@ class RemovalScores:
         """
         tasks = [task for task in self.section.tasks if task not in self.unavailable]
         drops = {task: self._drops(task) for task in tasks}
-        by_task = {f"{SCORES}/{task}": drop for task, drop in drops.items()}
+        by_task = {f"{_SCORES}/{task}": drop for task, drop in drops.items()}
         if self.unavailable or not tasks:
             return by_task
-        return {SCORES: [sum(layer) / len(layer) for layer in zip(*drops.values(), strict=True)], **by_task}
+        return {_SCORES: [sum(layer) / len(layer) for layer in zip(*drops.values(), strict=True)], **by_task}
 
     def _drops(self, task: str) -> list[float]:
         values = [100 * self.scores[layer, task].value for layer in range(len(self.network.model.layers) + 1)]
@@ -174,7 +174,7 @@ def measure(
     emit(Layers(loaded.position.step, series))
     whole = f"{cell.objective.scored_as}_loss".removeprefix("_")
     metrics = {whole: losses.removals[WHOLE].loss, **_metrics(series), "seconds": time.perf_counter() - began}
-    if SCORES in series:
+    if _SCORES in series:
         metrics["mean_accuracy"] = scores.accuracy()
     # Another attempt may find the documents of a task, but not choices that fit.
     later = any(not isinstance(error, NothingFits) for error in scores.unavailable.values())
@@ -186,8 +186,8 @@ def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
         **_mean_and_least("importance", series["importance"]),
         "mean_angular_distance": sum(series[ANGULAR]) / len(series[ANGULAR]),
     }
-    if SCORES in series:
-        found |= _mean_and_least("score_drop", series[SCORES])
+    if _SCORES in series:
+        found |= _mean_and_least("score_drop", series[_SCORES])
     return found
 
 

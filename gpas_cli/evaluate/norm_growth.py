@@ -38,7 +38,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
 from gpas_cli.train.precision import suitable_threads
 
-RANDOM_PATHS = 32  # whose means are reported
+_RANDOM_PATHS = 32  # whose means are reported
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def growths(cell: Cell) -> list[Growth]:
         growth("this cell", _squares(network, tokens, [whole])),
     ]
     kept = [1.0 if layer in (1, layers) else 0.5 for layer in range(1, layers + 1)]
-    paths = [draw(cell.seed, path, kept) for path in range(RANDOM_PATHS)]
+    paths = [draw(cell.seed, path, kept) for path in range(_RANDOM_PATHS)]
     for scale, title in (("sqrt", "paths, square-root scaling"), ("none", "paths, no scaling")):
         active = [ActiveLayers(path, factors_of(scale, path, layers, kept)) for path in paths]
         found.append(growth(title, _squares(network, tokens, active)))
@@ -125,9 +125,9 @@ def _network_of_the_proof(cell: Cell) -> Llama:
     return network
 
 
-LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
-INPUT_ELEMENTS = 2_000_000  # for each length: rows x length x d
-MOST_ROWS = 64
+_LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
+_INPUT_ELEMENTS = 2_000_000  # for each length: rows x length x d
+_MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class LengthLaw:
     exponent: float
 
 
-def length_law(cell: Cell, lengths: Sequence[int] = LENGTHS) -> LengthLaw:
+def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> LengthLaw:
     """Return equation (48) and the measured values of the first layer's attention. Only that layer is built."""
     network = skeleton(cell.model, cell.seed, layers=1)
     size = cell.model.size
@@ -155,7 +155,7 @@ def length_law(cell: Cell, lengths: Sequence[int] = LENGTHS) -> LengthLaw:
     points = []
     for length in lengths:
         generator = torch.Generator().manual_seed(cell.seed)
-        rows = max(1, min(MOST_ROWS, INPUT_ELEMENTS // (length * size.hidden)))
+        rows = max(1, min(_MOST_ROWS, _INPUT_ELEMENTS // (length * size.hidden)))
         x = torch.randn(rows, length, size.hidden, generator=generator, dtype=torch.float64)
         positions = network.model.positions(x)
         with suitable_threads(size), torch.no_grad():

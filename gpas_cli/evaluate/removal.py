@@ -57,9 +57,9 @@ from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.trained import TrainedNetwork
 
-STABILITY = "stability"
-NORMS = "stream_norm"
-TOKENS = 4096  # the most tokens of each process whose outputs are compared
+_STABILITY = "stability"
+_NORMS = "stream_norm"
+_TOKENS = 4096  # the most tokens of each process whose outputs are compared
 
 
 class LayerStability:
@@ -88,7 +88,7 @@ class LayerStability:
     def whole(self, rows: DeviceRows) -> Iterator[None]:
         """Keep the outputs of one forward pass over `rows`, which the block does, unless enough are kept."""
         self.ready = True
-        if sum(map(len, self._outputs)) >= TOKENS:
+        if sum(map(len, self._outputs)) >= _TOKENS:
             yield
             return
         lengths: list[Tensor] = []
@@ -159,7 +159,7 @@ class AngularDistance:
     @contextmanager
     def watch(self, rows: DeviceRows) -> Iterator[None]:
         """Add the distances of one forward pass over `rows`, which the block does."""
-        last = last_tokens(rows)
+        last = _last_tokens(rows)
         states: list[Tensor] = []
         modules = [*self.network.model.layers, self.network.model.norm]
         with observed_inputs(modules, lambda _, x: states.append(x.flatten(0, 1)[last].double())):
@@ -193,7 +193,7 @@ def angular_distance(a: Tensor, b: Tensor) -> Tensor:
     return 2 / math.pi * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
 
 
-def last_tokens(rows: DeviceRows) -> Tensor:
+def _last_tokens(rows: DeviceRows) -> Tensor:
     """Return the positions of each row's last token, in the stream of all rows' tokens: int64, (rows,).
 
     It is the last one that predicts, where attention is causal; there rows without a target have none.
@@ -273,14 +273,14 @@ class RemovalLosses:
         if layer == WHOLE:
             angles = AngularDistance(self.network)
             loss = self._loss(_both(angles.watch, self.stability.whole))
-            distances = {**angles.series(self.world), NORMS: self.stability.norms(self.world)}
+            distances = {**angles.series(self.world), _NORMS: self.stability.norms(self.world)}
         else:
             if not self.stability.ready:  # an earlier attempt measured the whole network
                 self._loss(self.stability.whole)
             self.stability.start()
             with without_layer(self.network, layer):
                 loss = self._loss(self.stability.dropped)
-            distances = {STABILITY: [self.stability.psi(self.world)]}
+            distances = {_STABILITY: [self.stability.psi(self.world)]}
         removal = Removal(layer, loss, self.checkpoint, self.text, self.rows, distances)
         self.removals[layer] = removal
         return removal
@@ -297,8 +297,8 @@ class RemovalLosses:
         whole = self.removals[WHOLE]
         removed = [self.removals[layer] for layer in sorted(self.removals) if layer != WHOLE]
         distances = {name: list(values) for name, values in whole.distances.items()}
-        if all(STABILITY in one.distances for one in removed):  # attempts of older versions have not measured it
-            distances[STABILITY] = [one.distances[STABILITY][0] for one in removed]
+        if all(_STABILITY in one.distances for one in removed):  # attempts of older versions have not measured it
+            distances[_STABILITY] = [one.distances[_STABILITY][0] for one in removed]
         return {"importance": [one.loss - whole.loss for one in removed], **distances}
 
 

@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-DIMENSION = 100  # d, as in Figure 3
-SAMPLES = 100  # inputs, as in Figure 3
-LAYERS = 64
-TAUS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FITTED = 4  # exponents over the depth are fitted to depths from L / FITTED to L
-DEPTHS = 12  # at which norms and gaps are measured
+_DIMENSION = 100  # d, as in Figure 3
+_SAMPLES = 100  # inputs, as in Figure 3
+_LAYERS = 64
+_TAUS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_FITTED = 4  # exponents over the depth are fitted to depths from L / FITTED to L
+_DEPTHS = 12  # at which norms and gaps are measured
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Statement:
     gap: Printed | None
 
 
-def statements(taus: Sequence[float] = TAUS) -> list[Statement]:
+def statements(taus: Sequence[float] = _TAUS) -> list[Statement]:
     """Return what the paper states: Lemma 4.3, Lemma G.2, and Figure 3 for each tau."""
     lemma = [
         Statement("Lemma 4.3 (a)", BOTH, 0.0, _at_least(0.5), _at_most(0.5), _at_most(-0.5)),
@@ -139,9 +139,9 @@ def simulate(
     kind: Kind,
     tau: float,
     *,
-    layers: int = LAYERS,
-    dimension: int = DIMENSION,
-    samples: int = SAMPLES,
+    layers: int = _LAYERS,
+    dimension: int = _DIMENSION,
+    samples: int = _SAMPLES,
     seed: int = 0,
 ) -> Simulation:
     """Simulate networks of all depths up to `layers`, with one draw of the weights."""
@@ -149,7 +149,7 @@ def simulate(
     inputs = random.standard_normal((samples, dimension))
     inputs /= _length(inputs)
     weights = _weights(tau, dimension, random)
-    depths = {int(depth) for depth in np.geomspace(max(2, layers // (2 * FITTED)), layers, DEPTHS).round()}
+    depths = {int(depth) for depth in np.geomspace(max(2, layers // (2 * _FITTED)), layers, _DEPTHS).round()}
     norms: list[tuple[int, float]] = []
     gaps: list[tuple[int, float]] = []
     psi: Array = np.zeros(0)
@@ -207,9 +207,9 @@ def laws(statement: Statement, found: Simulation) -> tuple[Law, ...]:
         norm = _per_layer(found.norms)
         psi = float(np.log2(least)) / (last - 1)
     else:
-        norm = power(found.norms, last / FITTED)
+        norm = power(found.norms, last / _FITTED)
         psi = power([(last / layer, value) for layer, value in found.psi[:-1]])
-    gap = power(found.gaps, last / FITTED)
+    gap = power(found.gaps, last / _FITTED)
     return (Law("norm", norm, statement.norm), Law("psi", psi, statement.psi), Law("gap", gap, statement.gap))
 
 
@@ -221,7 +221,7 @@ def power(points: Sequence[tuple[float, float]], least: float = 0.0) -> float:
 
 def _per_layer(points: Sequence[tuple[float, float]]) -> float:
     """Return the slope of log2 y over the depth x, fitted to the later depths."""
-    chosen = [(x, y) for x, y in points if x >= points[-1][0] / FITTED]
+    chosen = [(x, y) for x, y in points if x >= points[-1][0] / _FITTED]
     return _slope(np.array([x for x, _ in chosen]), np.log2([y for _, y in chosen]))
 
 

@@ -20,7 +20,7 @@ from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.spec.downstream import Texts, text_name
 from gpas_cli.train.evaluate import perplexity
 
-PROGRAM = f"gpas-cli {__version__}"
+_PROGRAM = f"gpas-cli {__version__}"
 # Called with the text, its place among the texts (from 0), the requests that are done, and their total.
 TextProgress = Callable[[str, int, int, int], None]
 
@@ -46,12 +46,12 @@ def score_texts(
             continue
         report = None if progress is None else _about(progress, name, place)
         try:
-            yield scores_of(name, read_text(text, root, section.limit), scorer, tokenizer, report, stop)
+            yield _scores_of(name, read_text(text, root, section.limit), scorer, tokenizer, report, stop)
         except GpasError as error:
             yield MissingTask(name, str(error))
 
 
-def scores_of(
+def _scores_of(
     name: str,
     text: ScoredText,
     scorer: Scorer,
@@ -74,7 +74,7 @@ def scores_of(
     return [
         TaskScore(
             task=name, metric=metric, value=value, stderr=None, examples=len(text.documents),
-            task_version=text.digest, harness=PROGRAM,
+            task_version=text.digest, harness=_PROGRAM,
         )
         for metric, value in values.items()
     ]  # fmt: skip

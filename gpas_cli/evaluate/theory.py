@@ -61,7 +61,7 @@ from gpas_cli.words import byte_size
 
 MOST_ELEMENTS = 1_000_000
 # Added to the diagonal of X X^T, as a share of its mean, so that equal tokens leave it positive definite.
-RIDGE = 1e-10
+_RIDGE = 1e-10
 
 
 class Drawn(TorchFunctionMode):
@@ -100,7 +100,7 @@ class Drawn(TorchFunctionMode):
         """Return R with R R^T = x x^T, (time, time), in float32. Queries, keys and values have the same x."""
         if self._last is None or self._last[0] is not x:
             gram = x[0] @ x[0].T
-            gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+            gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
             self._last = x, torch.linalg.cholesky(gram).float()
         return self._last[1]
 
@@ -132,12 +132,12 @@ def skeleton(model: Model, seed: int, layers: int = 0) -> Llama:
 
 
 # Measured tokens: a row of the reference. Attention's bound and its Jacobian depend on their number.
-TOKENS = 256
+_TOKENS = 256
 # Built in float32 (4) and then copied to float64 (8).
 BYTES_PER_PARAMETER = 12
 # Assumed speed of a CPU thread: parameters of layers, times tokens, whose spectral norms it computes per second.
 THREAD_RATE = 1.2e8
-MAX_SECONDS = 120.0
+_MAX_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def examine(
         preserved = list[Preserved]()
         if cell.model.gate is not None:
             gates = _take_gates(network, trained)
-            preserved = preserved_gradients(network, sample)
+            preserved = _preserved_gradients(network, sample)
     return Theory(sample.origin, sample.tokens.shape[1], layers, gates, tuple(preserved))
 
 
@@ -316,8 +316,8 @@ def own_text(cell: Cell, cache: Path, root: Path) -> Sample | None:
     except (DataError, _NotPrepared):
         return None
     batch = Batches(corpus.train, cell.optim.batch, cell.seed).at(0)
-    inputs = batch.inputs[:1, :TOKENS]
-    targets = batch.targets[:1, :TOKENS]
+    inputs = batch.inputs[:1, :_TOKENS]
+    targets = batch.targets[:1, :_TOKENS]
     real = int((targets >= 0).sum())
     tokens = torch.from_numpy(inputs[:, :real].copy())
     successors = torch.from_numpy(targets[:, :real].copy())
@@ -336,7 +336,7 @@ def _refuse(message: str) -> None:
 def random_text(cell: Cell) -> Sample:
     """Return uniform random tokens of the cell's length, without the vocabulary's last row, which may be zero."""
     # In packed rows the last token has a successor, in padded rows it has none.
-    width = min(cell.data.length + (cell.data.layout == "pack"), TOKENS + 1)
+    width = min(cell.data.length + (cell.data.layout == "pack"), _TOKENS + 1)
     generator = torch.Generator().manual_seed(cell.seed)
     row = torch.randint(0, cell.model.size.vocab - 1, (1, width), generator=generator)
     return Sample(row[:, :-1], row[:, 1:], "random tokens, since the cell's text is not tokenised here")
@@ -355,9 +355,9 @@ def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
     smaller = "choose a smaller cell of the same scheme"
     if needed > free:
         raise GpasError(f"{need}; {smaller}")
-    inside = TOKENS * sum(p.numel() for p in network.model.layers.parameters())
+    inside = _TOKENS * sum(p.numel() for p in network.model.layers.parameters())
     seconds = 0.0 if device.type == "cuda" else inside / (THREAD_RATE * torch.get_num_threads())
-    if not force and (2 * needed > free or seconds > MAX_SECONDS):
+    if not force and (2 * needed > free or seconds > _MAX_SECONDS):
         time_needed = f", and take about {max(1, round(seconds / 60))} min here" if seconds else ""
         raise GpasError(f"{need}{time_needed}; {smaller}, or use --force")
 
@@ -418,7 +418,7 @@ def _take_gates(network: Llama, trained: Sequence[Path]) -> str:
     return "as initialised" + (f"; none of {len(trained)} checkpoints can be read" if trained else "")
 
 
-def preserved_gradients(network: Llama, sample: Sample) -> list[Preserved]:
+def _preserved_gradients(network: Llama, sample: Sample) -> list[Preserved]:
     """Compare gradients as in GPAS, appendix B, for the stream entering every layer and the final norm."""
     predicted = naive_over_preserved(network.spec, gate_alphas(network))
     naive, preserved = both_gradients(network, sample.tokens, sample.targets)

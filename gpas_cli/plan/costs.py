@@ -198,8 +198,8 @@ def _predicted(job: StageJob, devices: int, kind: GpuKind, names: Names) -> JobM
     return JobMemory(size_label(job.cell, names), 1, kind.name, devices, memory)
 
 
-GPUS = ("A100", "H100", "H200", "B200")
-NODE_GPUS = 8  # the number of GPUs that the jobs share, unless the largest job requests more
+_GPUS = ("A100", "H100", "H200", "B200")
+_NODE_GPUS = 8  # the number of GPUs that the jobs share, unless the largest job requests more
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def costs_elsewhere(
     """Return the cost of `jobs` and of the sizes of `entries` on each of GPUS; nothing without jobs."""
     if not jobs:
         return ()
-    number = max(NODE_GPUS, *(job.resources.gpus for job in jobs))
+    number = max(_NODE_GPUS, *(job.resources.gpus for job in jobs))
     known = size_names(entries)
     found = []
     for names in _alike(jobs):
@@ -251,7 +251,7 @@ def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:
     """Return GPUS in groups with the same peaks in the precisions of the jobs."""
     precisions = sorted({cell.precision for cell in distinct(job.cell for job in jobs)})
     groups: dict[tuple[float | None, ...], tuple[str, ...]] = {}
-    for name in GPUS:
+    for name in _GPUS:
         peaks = tuple(peak_flops(name, precision) for precision in precisions)
         groups[peaks] = (*groups.get(peaks, ()), name)
     return list(groups.values())

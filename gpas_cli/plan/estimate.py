@@ -32,13 +32,13 @@ from gpas_cli.words import abbreviated, byte_size, count, duration
 Shape = tuple[Any, ...]
 
 
-ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
+_ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
 ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
 Sized = Callable[[Cell], Cell]
-MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
-MAX_SECONDS = 60.0  # of a measurement, unless more were requested
-MAX_TIMES_ASKED = 10.0  # a measurement may take this many times the requested seconds
-MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
+_MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
+_MAX_SECONDS = 60.0  # of a measurement, unless more were requested
+_MAX_TIMES_ASKED = 10.0  # a measurement may take this many times the requested seconds
+_MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
         try:
             asked = attempt.read_attempt()
             own = _attempt_shape(attempt, asked)
-            if len(found.get(own, ())) < MAX_MEASURED and (seconds := _seconds_per_step(attempt, asked)):
+            if len(found.get(own, ())) < _MAX_MEASURED and (seconds := _seconds_per_step(attempt, asked)):
                 found.setdefault(own, []).append(_positions(asked.cell) / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
@@ -169,7 +169,7 @@ def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, MeasuredSpeed]
     if assumed := machine.assumed_speed():
         each = assumed.flops(job.cell)
     else:
-        each = ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
+        each = _ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
     if speed is None:
         seconds = tokens * whole_flops_per_token(job.cell) / (devices * each)
         return Work(job, tokens, seconds / 3600, device, devices, measured=False)
@@ -194,7 +194,7 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
         of = f"{alone} of {len(works)} jobs"
         lines.append(f"{of}: the speed of one of their processes, measured without the others' communication")
     guessed = [work for work in works if not work.measured]
-    rates = sorted({ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
+    rates = sorted({_ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
     rates_used = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
     if any(work.device == "cpu" for work in guessed):
         rates_used.append(f"{ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
@@ -254,7 +254,7 @@ class Cost:
         """Return why the measurement should not start, "" if it may."""
         if self.memory > self.free:
             return f"{job.id}: {self.words()}; {byte_size(self.free)} are free"
-        if self.seconds > max(MAX_SECONDS, MAX_TIMES_ASKED * asked):
+        if self.seconds > max(_MAX_SECONDS, _MAX_TIMES_ASKED * asked):
             return f"{job.id}: {self.words()}; --seconds asks for {asked:g}"
         return ""
 
@@ -270,12 +270,12 @@ def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: flo
         / (ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process))
     )
     batch = max(1, cell.optim.batch // resources.processes)
-    fitting = max(1, int(seconds / (MIN_UPDATES * row)))
+    fitting = max(1, int(seconds / (_MIN_UPDATES * row)))
     rows = batch if fitting >= batch else fitting
     per_token = activation_bytes(cell.model, cell.precision)
     memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
     memory += min(rows, 64) * cell.data.length * per_token
-    expected = max(seconds, MIN_UPDATES * rows * row)
+    expected = max(seconds, _MIN_UPDATES * rows * row)
     return Cost(number, 0 if rows == batch else min(rows, 64), expected, memory, psutil.virtual_memory().available)
 
 

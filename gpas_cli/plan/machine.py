@@ -24,12 +24,12 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # MosaicML's published training benchmarks (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76,
 # 1.3 and 2.7B parameters. Smaller networks follow the same slope; larger ones are assumed to reach no more.
-MFU_AT_1B = 0.42
-MFU_PER_DOUBLING = 0.035
-MFU_RANGE = (0.05, 0.46)
+_MFU_AT_1B = 0.42
+_MFU_PER_DOUBLING = 0.035
+_MFU_RANGE = (0.05, 0.46)
 MFU_SOURCE = "by size, from MosaicML's numbers for 0.76B to 2.7B on H100s"
 # The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
 MEMORY_GB: dict[str, int] = {
@@ -245,7 +245,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(named) if installed else ()
 
 
-def cpu_quota(cores: int, path: Path = CGROUP_QUOTA) -> int:
+def cpu_quota(cores: int, path: Path = _CGROUP_QUOTA) -> int:
     """Return `cores`, or fewer if a container's CPU quota is lower; at least 1."""
     try:
         quota, period = path.read_text().split()
@@ -287,8 +287,8 @@ def _queried_kind(gpu: str) -> GpuKind | None:
 
 def assumed_mfu(parameters: int) -> float:
     """Return the share of the peak that training is assumed to reach, rounded to whole per cent."""
-    low, high = MFU_RANGE
-    return round(min(high, max(low, MFU_AT_1B + MFU_PER_DOUBLING * math.log2(parameters / 1e9))), 2)
+    low, high = _MFU_RANGE
+    return round(min(high, max(low, _MFU_AT_1B + _MFU_PER_DOUBLING * math.log2(parameters / 1e9))), 2)
 
 
 def named_gpus(words: str, mfu: float | None = None) -> NamedGpus:

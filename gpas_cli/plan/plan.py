@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
     from gpas_cli.project import Project
 
-ACTIONS = (
+_ACTIONS = (
     "new", "interrupted", "running", "queued", "done", "diverged", "failed", "cancelled", "unknown", "invalid",
 )  # fmt: skip
 

@@ -24,7 +24,7 @@ from gpas_cli.state.claims import claim_path
 from gpas_cli.state.view import SchedulerView, facts_of
 from gpas_cli.store.rundir import all_keys
 
-OF_NO_CELL = (TOKENISE, EXTERNAL)
+_OF_NO_CELL = (TOKENISE, EXTERNAL)
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     view = SchedulerView(project.runs)
     recorded = {key: facts_of(view, key) for key in keys}
     recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
-    of_cells = {key: facts for key, facts in recorded.items() if facts.get("stage") not in OF_NO_CELL}
+    of_cells = {key: facts for key, facts in recorded.items() if facts.get("stage") not in _OF_NO_CELL}
     return _distinct(_read(facts, key, catalogue) for key, facts in of_cells.items())
 
 
@@ -77,7 +77,7 @@ def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:
 def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | None:
     """Return the cell like `_read`; None if the stage belongs to no cell or its cell cannot be read."""
     try:
-        return None if facts.get("stage") in OF_NO_CELL else _read(facts, key, catalogue)
+        return None if facts.get("stage") in _OF_NO_CELL else _read(facts, key, catalogue)
     except UnknownCell:
         return None
 

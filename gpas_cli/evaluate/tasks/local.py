@@ -34,7 +34,7 @@ from gpas_cli.spec.downstream import (
     task_title,
 )
 
-MOST_PROBLEMS = 5  # of one file, in a message
+_MOST_PROBLEMS = 5  # of one file, in a message
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -129,8 +129,8 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
         except FormError as error:
             problems.append(f"{where}: record {number}: {error}")
     if problems:
-        more = f"\nand {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-        raise DataError("\n".join(problems[:MOST_PROBLEMS]) + more)
+        more = f"\nand {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
+        raise DataError("\n".join(problems[:_MOST_PROBLEMS]) + more)
     if not documents:
         raise DataError(f"{source} has no document")
     content = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()
@@ -140,7 +140,7 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
     return Imported(made.name, made.path, len(documents))
 
 
-RECIPE = "1"  # increased when the same text gives other questions
+_RECIPE = "1"  # increased when the same text gives other questions
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ class EmbeddedTask:
 
     @property
     def version(self) -> str:
-        digest = hashlib.sha256("\0".join(document.text for document in held_out()).encode("utf-8", "surrogatepass"))
-        return f"{RECIPE}-{digest.hexdigest()[:8]}"
+        digest = hashlib.sha256("\0".join(document.text for document in _held_out()).encode("utf-8", "surrogatepass"))
+        return f"{_RECIPE}-{digest.hexdigest()[:8]}"
 
     def questions(self) -> Sequence[Question]:
         """Return the questions in an order that hashes decide, equally many with each place of the answer."""
         found = []
-        for document in held_out():
+        for document in _held_out():
             for number, question in enumerate(questions(document.text, self.name)):
                 found.append((_hash(f"{self.name}:{document.id}:{number}"), question))
         ordered = [question for _, question in sorted(found, key=lambda item: item[0])]
@@ -180,7 +180,7 @@ class EmbeddedTask:
 
 
 @cache
-def held_out() -> tuple[Document, ...]:
+def _held_out() -> tuple[Document, ...]:
     """Return the held-out source files. Raises DataError if this Python has no source files."""
     return tuple(document for document in Stdlib().documents("validation") if document.id.startswith("lib/"))
 
