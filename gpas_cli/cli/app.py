@@ -1,7 +1,8 @@
 """The `gpas` command and its sub-commands.
 
-Each sub-command is the function, or the Typer application `app`, in the module of its name. Importing all of them takes
-longer than most commands, so the program imports only the one that is run, and none to list them.
+Each sub-command is the function of its name, or the Typer application `app`, in the module of its name; `TOGETHER` has
+the commands that share the module of another. Importing all of them takes longer than most commands, so the program
+imports only the one that is run, and none to list them.
 """
 
 from __future__ import annotations
@@ -152,6 +153,9 @@ COMMANDS = {
     },
 }
 
+# Command -> the command in whose module it is.
+TOGETHER = {"rerun": "retry", "serve": "report", "sync": "db"}
+
 
 def make_app(asked: str | None = None) -> typer.Typer:
     """Return the application with the sub-command `asked` alone, by default with all of them; with "", those are
@@ -169,10 +173,10 @@ def make_app(asked: str | None = None) -> typer.Typer:
     app.callback()(main)
     known = {name: panel for panel, names in COMMANDS.items() for name in names}
     for name in known if asked is None else [asked] if asked else []:
-        module = import_module(f"gpas_cli.cli.commands.{name}")
+        module = import_module(f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}")
         if name == "run":
             import_module("gpas_cli.cli.commands.run_claims")  # adds `gpas run claims`
-        if hasattr(module, "app"):
+        if hasattr(module, "app") and name not in TOGETHER:
             app.add_typer(module.app, name=name, rich_help_panel=known[name])
         else:
             app.command(name, rich_help_panel=known[name])(getattr(module, name))

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-from gpas_cli.cli.literal_console import LiteralConsole
 from gpas_cli.documents import DocumentJson, plain
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.words import printable
+
+
+class LiteralConsole(Console):
+    """A console that does not interpret text.
+
+    Titles, labels, paths and causes of failure come from users and other programs. Brackets in them are not parsed as
+    markup, words between colons do not become emoji, and control characters are escaped. To style text, pass a
+    `rich.text.Text` (`Text.assemble("plain ", ("bold", "bold"))`) or `style=`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of `renderable` with their text made printable."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else printable(segment.text)
+            yield segment if text is segment.text else Segment(text, segment.style)
 
 
 @dataclass
@@ -41,7 +62,6 @@ def console() -> Console:
 @cache
 def _console(stderr: bool) -> Console:
     """Return a console; piped text is laid out for 160 columns and not wrapped, so that tables are not truncated."""
-
     on_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 

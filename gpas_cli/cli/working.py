@@ -25,7 +25,6 @@ REFRESH_SECONDS = 2.0
 def working(doing: str) -> Iterator[Callable[[str], None]]:
     """Show a progress message on standard error and yield a function for the next: on a terminal one changing line, in
     a log a line at most every LOG_SECONDS."""
-
     errors = Console(stderr=True, highlight=False)
     if not errors.is_terminal:
         period = Period(LOG_SECONDS, at_once=True)
@@ -45,7 +44,6 @@ def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
 
     A changed experiments file is read again; while it has mistakes, they are shown instead.
     """
-
     read = _changed()
     drawn: RenderableType | None = None
     with Live(console=console(), screen=screen, auto_refresh=False) as live:

@@ -64,7 +64,6 @@ def bench(
 
     Example: [bold]gpas bench table2 --where size=71m --seconds 30[/bold]
     """
-
     found = []
     with working("measuring") as show:
         for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
@@ -78,7 +77,6 @@ def bench(
 
 def render(found: list[Bench]) -> RenderableType:
     """Return a table with a row per shape."""
-
     headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")
     rows = []
     for one in found:

@@ -51,7 +51,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
     Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
-
     states = look(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:

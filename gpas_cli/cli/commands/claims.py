@@ -19,7 +19,6 @@ from gpas_cli.report.claims.verdict import ClaimsJson, Verdict, claim_json
 
 def complete_claim(incomplete: str) -> list[str]:
     """Return the claims that begin with `incomplete`, none if the file cannot be read."""
-
     try:
         return [name for name in all_claims(experiments()) if name.startswith(incomplete)]
     except GpasError:
@@ -51,7 +50,6 @@ def claims(
 
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """
-
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
     verdicts = _verdicts(chosen) if chosen else []
     if as_json:

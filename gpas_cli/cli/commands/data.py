@@ -11,8 +11,7 @@ import typer
 from rich.progress import track
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json
-from gpas_cli.cli.literal_console import LiteralConsole
+from gpas_cli.cli.console import LiteralConsole, console, print_json
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import catalogue, entries, project
 from gpas_cli.cli.views.columns import Columns
@@ -115,7 +114,6 @@ def prepare(
 
     Example: [bold]gpas data prepare table2 --where size=71m --workers 16[/bold]
     """
-
     if split is not None and split not in SPLITS:
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
     here = project()
@@ -155,7 +153,6 @@ def _prepare(
 @contextmanager
 def _board(as_json: bool) -> Iterator[TokeniseView]:
     """Show progress on the terminal, on standard error if standard output holds JSON."""
-
     with TokeniseView(LiteralConsole(stderr=True) if as_json else console()) as board:
         yield board
 
@@ -168,7 +165,6 @@ def status(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas data status --json[/bold]
     """
-
     here = project()
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
     names = _names_of_texts() if found else {}
@@ -197,7 +193,6 @@ def check(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas data check[/bold]
     """
-
     cache = project().cache
     found, unknown = list_caches(cache), undescribed_caches(cache)
     shown = track(found, "reading", console=console(), transient=True, disable=as_json)
@@ -236,7 +231,6 @@ def import_task(
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
     """
-
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root)
     if as_json:
@@ -249,7 +243,6 @@ def import_task(
 
 def _names_of_texts() -> dict[str, str]:
     """Return fingerprint -> the name under `corpora` of each text of local files that has been tokenised."""
-
     here = project()
     found = {}
     for name, data in catalogue().corpora.items() if here.config.is_file() else ():

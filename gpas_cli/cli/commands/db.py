@@ -1,4 +1,4 @@
-"""`gpas db`: maintain the results database, which can always be rebuilt from the run directories."""
+"""`gpas db` and `gpas sync`: maintain the results database, which can always be rebuilt from the run directories."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
+from gpas_cli.store.ingest import sync as read_new
 from gpas_cli.store.parquet import ParquetFile
 from gpas_cli.store.refresh import ingest, results_of
-from gpas_cli.words import count, listed
+from gpas_cli.store.session import connect
+from gpas_cli.words import count, listed, verb
 
 NAMED = 5
 
@@ -96,7 +98,6 @@ def upgrade(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db upgrade[/bold]
     """
-
     backup = maintenance.upgrade(project().database)
     console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.", markup=False)
     if as_json:
@@ -109,7 +110,6 @@ def check(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db check[/bold]
     """
-
     began = time.time()
     warn(ingest(project()))
     findings = maintenance.check(project().database, project().runs, began)
@@ -130,7 +130,6 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db rebuild --yes[/bold]
     """
-
     confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
     console().print(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.", markup=False)
@@ -146,7 +145,6 @@ def backup(as_json: AsJson = False) -> None:
 
     Example: [bold]gpas db backup[/bold]
     """
-
     made = maintenance.backup(project().database)
     console().print(f"Backup: {made}", markup=False)
     if as_json:
@@ -192,7 +190,6 @@ def merge(
 
     Example: [bold]gpas db merge /mnt/other-cluster/gpas[/bold]
     """
-
     asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
     stages = list(asked.stages())
     for line in merge_lines(stages, dry_run):
@@ -203,3 +200,39 @@ def merge(
         print_json(MergedJson(schema=1, stages=stages))
     if any(stage.problem for stage in stages):
         raise typer.Exit(Exit.FAILED)
+
+
+class SyncedJson(DocumentJson):
+    """`gpas sync --json`."""
+
+    attempts: Annotated[int, "attempts that changed"]
+    events: int
+    damaged: Annotated[int, "damaged lines"]
+    gone: Annotated[int, "run directories that have disappeared since the last time"]
+    problems: list[str]
+
+
+def sync(as_json: AsJson = False) -> None:
+    """Read new journal events from run directories into the database. Other commands do so automatically.
+
+    Example: [bold]gpas sync[/bold]
+    """
+    here = project()
+    engine = connect(here.database)
+    try:
+        result = read_new(engine, here.runs)
+    finally:
+        engine.dispose()
+    if as_json:
+        print_json(SyncedJson(
+            schema=1, attempts=result.attempts, events=result.events, damaged=result.damaged, gone=result.gone,
+            problems=list(result.problems),
+        ))  # fmt: skip
+        return
+    parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
+    console().print(", ".join(count(number, noun) for number, noun in parts))
+    if result.gone:
+        what = f"{count(result.gone, 'run directory', 'run directories')} {verb(result.gone, 'is', 'are')} gone"
+        console().print(f"{what}: their numbers are kept but not shown as results", markup=False, style="yellow")
+    for problem in result.problems:
+        console().print(f"- {problem}", markup=False, style="yellow")

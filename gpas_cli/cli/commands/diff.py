@@ -140,7 +140,6 @@ def diff(
 
     Example: [bold]gpas diff pre-s1 --in ../copy[/bold]
     """
-
     if not other and folder is None:
         raise GpasError("name a second cell, an attempt (NAME@2), or another project with --in")
     theirs = Project.find(folder / CONFIG_NAME, environ={}) if folder else project()
@@ -158,7 +157,6 @@ def diff(
 @contextmanager
 def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
     """Yield what is recorded of the cell, or of the attempt, that `text` names; `folder` is that of another project."""
-
     match = _ATTEMPT.fullmatch(text)
     name = match[1] if match else text
     entry = _find_elsewhere(name, where) if folder else find_cells([name])[0]

@@ -38,7 +38,6 @@ def doctor(
 
     Example: [bold]gpas doctor[/bold]
     """
-
     here = Project.find(STATE.config, required=False)
     findings = list(examine(here, nodes=nodes, check=report_problems))
     if as_json:

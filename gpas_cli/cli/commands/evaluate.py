@@ -100,7 +100,6 @@ def evaluate(
 
 def _section(values: dict[str, object]) -> Downstream:
     """Return the settings of the scoring. Raises InvalidExperiments with everything that is wrong with them."""
-
     problems: list[Problem] = []
     section = build(Downstream, values, (), problems)
     problems += section.problems() if section else ()

@@ -182,7 +182,6 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
 
 def _checked(folder: Path) -> str:
     """Return whether transformers loads an exported network and its tokenizer, in words."""
-
     from gpas_cli.evaluate.external import find_model, open_model
 
     try:
@@ -194,7 +193,6 @@ def _checked(folder: Path) -> str:
 
 def _checkpoint(entry: Entry) -> Path:
     """Return the newest checkpoint of the cell's last training stage. Raises GpasError if there is none."""
-
     stage = entry.cell.trained
     runs = project().runs
     found = newest_checkpoint(runs, stage.key)
@@ -208,7 +206,6 @@ def _checkpoint(entry: Entry) -> Path:
 
 def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
     """Return what the run directories record about the checkpoint `trained`, for the model card."""
-
     attempt = AttemptDir(trained.parents[1]).read_attempt()
     commit, dirty = str(attempt.git.get("commit", "")), bool(attempt.git.get("dirty"))
     runs = project().runs

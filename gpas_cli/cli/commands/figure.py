@@ -1,19 +1,19 @@
-"""`gpas figure`: plot curves of a grid, or draw the figures of the papers."""
+"""`gpas figure`: plot curves of a grid or the scaling of its loss, or draw the figures of the papers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
 from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.commands.figure_paper import draw_figures
-from gpas_cli.cli.commands.figure_scaling import draw_scaling
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_from, complete_grid
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
@@ -21,16 +21,25 @@ from gpas_cli.report.figures.curves import Selection, curves, ratios
 from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
+from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
 from gpas_cli.report.figures.series import BY_LAYER, OVER_UPDATES, QUANTITIES, CellCurve, quantity
 from gpas_cli.words import count, listed
 
 DEFAULT = Path("figure")
+
+
 WHAT = (
     f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
     f"or by layer, at the last recorded update ({', '.join(one.name for one in BY_LAYER)})."
 )
+
+
 FROM_DATA = "Curves"
+
+
 FROM_PAPERS = "Figures of the papers"
+
+
 Out = Annotated[
     list[Path] | None,
     typer.Option(
@@ -41,21 +50,31 @@ Out = Annotated[
         "figures, or the file of a single figure.",
     ),
 ]
+
+
 What = Annotated[
     str,
     typer.Option("--what", help=WHAT, autocompletion=complete_from(QUANTITIES), rich_help_panel=FROM_DATA),
 ]
+
+
 At = Annotated[
     str,
     typer.Option("--at", metavar="UPDATE,...", help="Draw layers at these updates.", rich_help_panel=FROM_DATA),
 ]
+
+
 Layers = Annotated[
     str,
     typer.Option(
         "--layers", metavar="LAYER,...|all", help="Draw these layers over updates.", rich_help_panel=FROM_DATA
     ),
 ]
+
+
 Map = Annotated[bool, typer.Option("--map", help="Draw layers over updates as a heat map.", rich_help_panel=FROM_DATA)]
+
+
 Start = Annotated[
     float,
     typer.Option(
@@ -67,6 +86,8 @@ Start = Annotated[
         rich_help_panel=FROM_DATA,
     ),
 ]
+
+
 Against = Annotated[
     list[str] | None,
     typer.Option(
@@ -76,6 +97,8 @@ Against = Annotated[
         rich_help_panel=FROM_DATA,
     ),
 ]
+
+
 EveryRun = Annotated[
     bool,
     typer.Option(
@@ -84,6 +107,8 @@ EveryRun = Annotated[
         rich_help_panel=FROM_DATA,
     ),
 ]
+
+
 WithGrowth = Annotated[
     bool,
     typer.Option(
@@ -105,7 +130,6 @@ class FigureJson(DocumentJson, PlotJson):
 
 def complete_paper(incomplete: str) -> list[str]:
     """Return the figures of the papers that begin with `incomplete`."""
-
     return [name for name in (*declared_figures(), "all") if name.startswith(incomplete)]
 
 
@@ -119,6 +143,8 @@ Paper = Annotated[
         rich_help_panel=FROM_PAPERS,
     ),
 ]
+
+
 GridOption = Annotated[
     str,
     typer.Option(
@@ -128,24 +154,34 @@ GridOption = Annotated[
         rich_help_panel=FROM_PAPERS,
     ),
 ]
+
+
 Toy = Annotated[
     bool,
     typer.Option("--toy", help="Draw each from its grid at quickstart size.", rich_help_panel=FROM_PAPERS),
 ]
-Scaling = Annotated[
+
+
+ScalingLaws = Annotated[
     bool,
     typer.Option(
         "--scaling",
         help="Draw the loss over parameters and training FLOPs, published and ours, with fitted power laws.",
     ),
 ]
+
+
 Terminal = Annotated[
     bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
 ]
+
+
 Title = Annotated[
     str | None,
     typer.Option("--title", help="Title above the plot; by default what is drawn and the grid's name. '' for none."),
 ]
+
+
 Size = Annotated[
     tuple[float, float] | None,
     typer.Option(
@@ -171,7 +207,7 @@ def figure(
     paper: Paper = None,
     grid: GridOption = "",
     toy: Toy = False,
-    scaling: Scaling = False,
+    scaling: ScalingLaws = False,
     terminal: Terminal = False,
     out: Out = None,
     title: Title = None,
@@ -293,7 +329,6 @@ def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
 
 def _runs(chosen: Sequence[Entry], selection: Selection) -> list[CellCurve]:
     """Return the curves of the cells that have recorded one."""
-
     with recorded_of(chosen) as known:
         return curves(known.engine, chosen, selection, _averaged)
 
@@ -316,3 +351,75 @@ def _drawn(made: Figure) -> str:
     """Return the number of lines or maps: "4 lines"."""
     lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
     return count(len(made.series), "map") if made.heat_map else count(lines, "line")
+
+
+USUAL = Path("scaling")
+
+
+class LawJson(TypedDict):
+    """The law of one method."""
+
+    source: Annotated[str, "ours, or the source of the published numbers"]
+    method: str
+    over: Annotated[str, ("parameters", "flops")]
+    sizes: int
+    law: Annotated[PowerLaw | None, "null for fewer than 3 sizes"]
+    words: str
+
+
+class ScalingJson(DocumentJson):
+    """`gpas figure --scaling --json`."""
+
+    files: list[str]
+    panels: list[PlotJson]
+    laws: list[LawJson]
+    missing: Annotated[list[str], "cells without a result"]
+
+
+def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
+    """Draw the scaling figure of the named grids and print the exponents of its laws."""
+    paths = output.files(USUAL)
+    check_formats(paths)
+    chosen = entries(names, where)
+    with recorded_of(chosen, database=False) as known:
+        made = scaling(chosen, known, _published(names))
+    if not made.panels:
+        raise GpasError("no cell has a result and no published table has its perplexity; --scaling has nothing to draw")
+    if output.terminal:
+        print_plots(made.panels)
+    title = "Scaling of the validation loss" if output.title is None else output.title
+    if paths:
+        save(Sheet(made.panels, title), paths, output.size)
+        console().print(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+    if output.as_json:
+        laws: list[LawJson] = [
+            {"source": law.source, "method": law.method, "over": law.over, "sizes": law.sizes, "law": law.law,
+             "words": law.words}
+            for law in made.laws
+        ]  # fmt: skip
+        panels = [as_json(panel) for panel in made.panels]
+        files = [str(path) for path in paths]
+        print_json(ScalingJson(schema=1, files=files, panels=panels, laws=laws, missing=list(made.missing)))
+    else:
+        console().print(_exponents(made))
+    if made.missing:
+        console().print(f"{count(len(made.missing), 'cell')} of {len(chosen)} without a result.")
+
+
+def _published(names: Sequence[str] | None) -> dict[str, str]:
+    """Return the published tables of the grids by source."""
+    grids = [experiments().grids[name] for name in names or [experiments().default]]
+    return {source: name for grid in grids if grid.table for source, name in grid.table.published.items()}
+
+
+def _exponents(made: Scaling) -> Columns:
+    rows = [(law.source, law.method, law.over, *_exponent(law), str(law.sizes)) for law in made.laws]
+    headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "sizes")
+    return Columns(headers, rows, right=frozenset(headers[3:]))
+
+
+def _exponent(law: Law) -> tuple[str, str]:
+    if law.law is None:
+        return "-", "too few sizes"
+    low, high = law.law.interval
+    return f"{law.law.exponent:.4f}", f"{low:.4f} to {high:.4f}"

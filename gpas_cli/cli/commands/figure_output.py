@@ -40,7 +40,6 @@ def _with_suffixes(path: Path) -> list[Path]:
 
 def print_plots(plots: Sequence[Figure]) -> None:
     """Print plots as text."""
-
     for one in plots:
         if one.is_empty:
             raise GpasError(f"{one.title}: no such curve has been recorded")

@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.explain_bounds import identity_bounds_of
+from gpas_cli.cli.commands.explain import identity_bounds_of
 from gpas_cli.cli.commands.figure_output import Output, print_plots
 from gpas_cli.cli.console import console, print_json
 from gpas_cli.cli.selection import experiments, recorded_of
@@ -59,7 +59,6 @@ def draw_figures(
 
     Raises typer.Exit if a figure has nothing to draw.
     """
-
     chosen = named(names)
     paths = _paths(chosen, output)
     made = list(_made([_request(spec, grid, toy) for spec in chosen]))
@@ -77,7 +76,6 @@ def draw_figures(
 
 def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
-
     asked = output.places(FOLDER)
     if not asked:
         return {}
@@ -112,7 +110,6 @@ def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
 
 def _bounds(entry: Entry) -> list[float]:
     """Return equation (15) for each layer of a cell at initialisation."""
-
     return identity_bounds_of(entry.cell)
 
 

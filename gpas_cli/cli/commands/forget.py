@@ -58,7 +58,6 @@ def forget(
 
     Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
     """
-
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
     folders = _restore(named) if undo else _forget(named, why, yes)

@@ -57,7 +57,6 @@ def gc(
 
     Example: [bold]gpas gc table2 --rule superseded --rule finished --older-than 30 --delete[/bold]
     """
-
     rules = rule or ["superseded"]
     for name in rules:
         if name not in RULES:
@@ -87,7 +86,6 @@ def _uses(
     chosen: Sequence[Entry], rules: Sequence[str], older_than: float | None
 ) -> tuple[dict[str, StageUse], dict[str, str]]:
     """Return what the stages of the cells occupy, and the grids for which they were started, both by key."""
-
     runs = project().runs
     declared = entries(list(experiments().grids))
     seen = statuses(runs, [*declared, *chosen])

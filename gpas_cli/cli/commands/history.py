@@ -43,7 +43,6 @@ def history(
 
     Example: [bold]gpas history --limit 10[/bold]
     """
-
     deeds = read(project().runs)[-(limit or 0) :]
     if as_json:
         commands: list[DeedJson] = [

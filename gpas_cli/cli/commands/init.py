@@ -25,7 +25,6 @@ def init(
 
     Example: [bold]gpas init my-reproduction[/bold]
     """
-
     target = directory / CONFIG_NAME
     if target.exists() and not force:
         raise GpasError(f"{target} exists; --force replaces it")

@@ -75,7 +75,6 @@ def logs(
 
 def _explain(entry: Entry, *, quiet: bool) -> None:
     """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
-
     (state,) = look(project().runs, [entry])
     if state.state == "missing" and not state.cause:
         console().print(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
@@ -208,7 +207,6 @@ class AttemptLog:
 
 def _near_end(path: Path, span: int) -> int:
     """Return the offset of the first whole line within the last `span` bytes of a file."""
-
     try:
         with open_regular(path) as file:
             start = file.seek(0, os.SEEK_END) - span

@@ -9,9 +9,8 @@ import typer
 
 from gpas_cli.cli.console import STATE, console, print_json, warn
 from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where
-from gpas_cli.cli.planning import plan_for, print_site
+from gpas_cli.cli.running import Shrink, ShrunkCells, plan_for, print_site, require_local
 from gpas_cli.cli.selection import project, varied_entries, without_runs
-from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.plan import document, grids_of, render
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
@@ -23,7 +22,6 @@ from gpas_cli.schedule.scheduler import choose, scheduler_named
 
 def complete_gpu(incomplete: str) -> list[str]:
     """Return the kinds of GPUs that begin with `incomplete`."""
-
     return [name for name in MEMORY_GB if name.startswith(incomplete)]
 
 

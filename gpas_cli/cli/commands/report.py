@@ -1,7 +1,9 @@
-"""`gpas report`: one HTML file with tables, figures and every cell."""
+"""`gpas report` and `gpas serve`: tables, figures and every cell on a page, in a file or live in a browser."""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +24,8 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.page.charts import FILE, SERVED, Limits
 from gpas_cli.page.content import Content, collect, details, with_states
 from gpas_cli.page.document import to_html
+from gpas_cli.page.live import LivePage
+from gpas_cli.page.server import PageServer
 from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.report.query import ingested
 from gpas_cli.report.recorded import Recorded, recorded
@@ -30,7 +34,15 @@ from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.words import byte_size, count, listed
 
 DEFAULT = Path("report.html")
+
+
 LOG_LINES = 60  # of a cell on a page that is served
+
+
+PORT = 8765
+
+
+NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
 
 
 def report(
@@ -44,7 +56,6 @@ def report(
 
     Example: [bold]gpas report quickstart -o quickstart.html[/bold]
     """
-
     if out.is_dir():
         raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / DEFAULT}`")
     content = PageSource(names, where).collect(file=True)
@@ -90,7 +101,6 @@ class PageSource:
 
     def details(self, name: str) -> dict[str, Any] | None:
         """Return what is shown when the cell GRID/NAME is opened; None if the page has no such cell."""
-
         if name not in self._shown:
             return None
         entry = self._shown[name]
@@ -112,7 +122,6 @@ class PageSource:
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
     """Return what content is collected from, equal as long as nothing has changed; None while jobs are running."""
-
     if known.engine is None or any(state.state in ALIVE for state in states):
         return None
     shown = [replace(state, age=None) for state in states]  # the age grows while nothing changes
@@ -129,5 +138,41 @@ def activity(use: GridUsage) -> str:
 
 def log_tail(entry: Entry, lines: int) -> list[str]:
     """Return the last lines of a cell's log, as `gpas logs` prints them."""
-
     return CellLog(entry).last(lines, whole=True)
+
+
+def serve(
+    names: Names = None,
+    where: Where = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = PORT,
+    refresh: Annotated[
+        float, typer.Option("--refresh", min=1, metavar="SECONDS", help="Seconds between two updates of the page.")
+    ] = 5.0,
+) -> None:
+    """Show the report page in a browser, live while a grid runs, until Ctrl-C.
+
+    Only this machine can open the page, at the address that is printed; the second line is for a cluster's login node.
+    Nothing on the page changes anything. Without names, covers every grid that has been started.
+
+    Example: [bold]gpas serve quickstart[/bold]
+    """
+    source = PageSource(names, where)
+    page = LivePage(source.collect, source.rescue, source.details, refresh)
+    os.nice(NICENESS)
+    with PageServer(page, port) as server:
+        page.snapshot()
+        _announce(server)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console().print("Stopped.")
+
+
+def _announce(server: PageServer) -> None:
+    port = server.server_port
+    address = f"http://localhost:{port}{server.path}"
+    tunnel = f"ssh -L {port}:localhost:{port} {socket.gethostname()}"
+    say = console().print
+    say(f"Serving {address}", soft_wrap=True, markup=False, highlight=False)
+    say(f"From another computer: {tunnel}, then open the same address there.", soft_wrap=True, markup=False)
+    say("Ctrl-C stops.")

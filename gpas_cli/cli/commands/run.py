@@ -17,11 +17,19 @@ from gpas_cli.cli.commands.plan import asked, plan_shrunk
 from gpas_cli.cli.commands.table_paper import table_entries
 from gpas_cli.cli.console import STATE, confirm, console, print_json, warn
 from gpas_cli.cli.options import NamesAndSettings, Where, complete_grid, complete_printed
-from gpas_cli.cli.outcome import finish
-from gpas_cli.cli.planning import plan_for, print_site
-from gpas_cli.cli.run_options import RETRIED, DryRun, RunOptions, with_run_options
+from gpas_cli.cli.running import (
+    RETRIED,
+    DryRun,
+    RunOptions,
+    Shrink,
+    ShrunkCells,
+    finish,
+    plan_for,
+    print_site,
+    require_local,
+    with_run_options,
+)
 from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
-from gpas_cli.cli.shrunk import Shrink, ShrunkCells, require_local
 from gpas_cli.cli.views.plan import document, headline, render
 from gpas_cli.cli.views.progress import SubmissionReporter, make_reporter, print_submitted, results_so_far
 from gpas_cli.errors import GpasError
@@ -94,7 +102,6 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
-
     chosen = varied_entries(names, where) if for_table is None else _of_table(for_table, names, where)
     if shrink:
         if test_only:
@@ -124,7 +131,6 @@ def run_entries(
     """Plan, ask for confirmation, run, and exit with the code of the outcome. `words` selected the cells, and `how`
     says in the history how they are run.
     """
-
     here = project()
     lost = without_runs(chosen)
     if lost and not dry_run:
@@ -163,7 +169,6 @@ def run_shrunk(
     cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
 ) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
-
     if dry_run:
         plan_shrunk(cells, asked=words)
     here = cells.project
@@ -190,7 +195,6 @@ def run_request(
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
-
     waits = scheduler.foreground or wait
     results = partial(results_so_far, request.project, request.entries)
     with make_reporter(console(), results) if waits else nullcontext(SubmissionReporter()) as reporter:
@@ -208,7 +212,6 @@ def run_request(
 
 def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     """Print how the cells ended and what to do next. `words` selected them, if they are those of grids."""
-
     lists = print_reasons(summary)
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
     ended = [item.entry for items in lists.values() for item in items]
@@ -230,7 +233,6 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
 
 def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
     """Print why cells have no result. Return all cells by how they ended."""
-
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
     for name in (*OUTCOMES[1:], "skipped"):
         for line in _reasons(lists[name]):

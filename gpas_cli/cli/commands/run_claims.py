@@ -11,9 +11,7 @@ from gpas_cli.cli.commands.claims import complete_claim
 from gpas_cli.cli.commands.run import ASK_ABOVE_HOURS, app, print_reasons, run_request
 from gpas_cli.cli.console import STATE, confirm, console, print_json
 from gpas_cli.cli.options import complete_where
-from gpas_cli.cli.outcome import run_notify
-from gpas_cli.cli.planning import plan_for
-from gpas_cli.cli.run_options import RunOptions, with_run_options
+from gpas_cli.cli.running import RunOptions, plan_for, run_notify, with_run_options
 from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.claims import conclusions, document, evidence_table, round_lines
 from gpas_cli.cli.views.plan import cost
@@ -94,7 +92,6 @@ def run_claims(
 
 def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:
     """Run rounds until every claim is decided or nothing can be added, and exit."""
-
     choice = choose(options.executor)
     scheduler = scheduler_named(choice.name, project().runs)
     if choice.note:
@@ -130,7 +127,6 @@ def _shown(campaign: Campaign) -> list[ClaimEvidence]:
 
 def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Scheduler, yes: bool) -> None:
     """Print the most that the campaign can cost, and ask for confirmation if that is much."""
-
     planned = plan_for(scheduler, campaign.remaining(state))
     guess = planned.estimate
     jobs = count(len(planned.jobs), "job")
@@ -143,7 +139,6 @@ def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Schedule
 
 def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, at_once: int | None) -> bool:
     """Add the seeds of a round and run its cells to their ends. Return whether the user stopped it."""
-
     here = project()
     campaign.add_seeds(following)
     request = RunRequest(project=here, entries=entries_of(following), at_once=at_once, ingest=lambda: ingest(here))
@@ -172,7 +167,6 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
 
 def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
     """Return the named claims at one size each. Raises GpasError if a name has both and none is asked for."""
-
     chosen = select_claims(experiments(), names, toy=toy)
     for name in names:
         sizes = [claim for claim in chosen if claim.name == name]

@@ -11,10 +11,21 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.cell_filter import ORDER, SORTS, CellFilter, check_sort, check_states, rest
 from gpas_cli.cli.console import console, print_json, warn
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, complete_from
-from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
+from gpas_cli.cli.selection import (
+    ORDER,
+    SORTS,
+    CellFilter,
+    check_sort,
+    check_states,
+    entries,
+    experiments,
+    project,
+    rest,
+    varied_entries,
+    without_runs,
+)
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import (
     CellStatusJson,
@@ -138,7 +149,6 @@ def status(
 
 def _remark_undeclared() -> None:
     """Print how many running or queued cells no grid declares, because no other command shows them."""
-
     lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
     if lively:
         remark = f"{count(len(lively), 'cell')} that no grid declares any more: {totals(lively)}"
@@ -148,7 +158,6 @@ def _remark_undeclared() -> None:
 
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
     """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
-
     found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
     return look(project().runs, found, jobs=not claimed)
 
@@ -188,7 +197,6 @@ def observed(
     Without names, return those of all grids or, with `started`, of the grids that have been started, else of the
     default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
     """
-
     if names or not started:
         named = varied_entries(names or list(experiments().grids), where)
         return look(project().runs, named, jobs=jobs)
@@ -231,7 +239,6 @@ class View:
 
         Without a choice of grids or cells, these are the started grids, in as many lines as a terminal has.
         """
-
         every, states = states, self._observed(states)
         grids = len({state.entry.grid for state in states})
         several = grids > 1
@@ -261,7 +268,6 @@ class View:
 
     def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
         """Return what fits into `height` lines: the totals, a summary of each grid, and the first cells."""
-
         states = self._observed(states)
         several = len({state.entry.grid for state in states}) > 1
         heads = [Text.from_markup(totals(states)), *map(Text, _text_lines(states))]
@@ -327,7 +333,6 @@ def _by_grid(states: Sequence[CellStatus]) -> Iterator[Columns]:
 
 def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
     """Return the resource usage, with the ETA, of each grid that has running cells."""
-
     lively = {state.entry.grid for state in states if state.state == "running"}
     if not lively:
         return {}
@@ -341,7 +346,6 @@ def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
     """Return the corpora that cells wait for."""
-
     return list(awaited(project().runs, states))
 
 

@@ -242,7 +242,6 @@ def one_thread() -> Iterator[None]:
 
 def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figure]:
     """Return Figure 3: norms by depth, Psi by layer and gaps by depth, with a line for each tau."""
-
     chosen = {f"tau {tau:g}": found for (kind, tau), found in known.items() if kind == BOTH.title}
     panels = [("norms", "L", "|F|"), ("psi", "layer", "Psi"), ("gaps", "L", "mean of Psi / |F|")]
     return [

@@ -134,7 +134,6 @@ def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
 
 def render(room: Activity, height: int) -> RenderableType:
     """Return the view in about `height` lines."""
-
     space = max(4, height - OTHER_LINES - len(room.grids))
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
     parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room)]
@@ -211,7 +210,6 @@ def _grids(room: Activity) -> RenderableType:
 
 def _table(rows: list[dict[str, Cell]], droppable: Sequence[str], right: set[str]) -> RenderableType:
     """Return a table without the columns that are empty in every row."""
-
     names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
     return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), droppable)
 

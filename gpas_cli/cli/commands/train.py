@@ -12,8 +12,7 @@ import typer
 
 from gpas_cli.cli.console import console
 from gpas_cli.cli.options import AsJson, Cell, Settings
-from gpas_cli.cli.outcome import Notify, finish
-from gpas_cli.cli.run_options import RETRIED
+from gpas_cli.cli.running import RETRIED, Notify, finish
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.progress import make_train_reporter
 from gpas_cli.errors import GpasError
@@ -52,7 +51,6 @@ def train(
 
     Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
-
     words = [cell, *_settings(settings or [])]
     (entry,) = find_cells(words)
     _refuse(look(project().runs, [entry])[0])
@@ -76,7 +74,6 @@ def _settings(words: Sequence[str]) -> Sequence[str]:
 
 def _refuse(state: CellStatus) -> None:
     """Raise GpasError for a cell that has a result or is queued or running."""
-
     name = state.entry.id
     if state.state in RESULTS:
         raise GpasError(f"{name} is {state.state} in attempt {state.attempt}; `gpas why {name}` shows its result")

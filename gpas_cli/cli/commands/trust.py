@@ -22,7 +22,6 @@ def trust(
 
     Example: [bold]gpas trust /shared/project[/bold]
     """
-
     if not folders and not show:
         raise typer.BadParameter("name the folder to trust, or add --list")
     for folder in folders or []:

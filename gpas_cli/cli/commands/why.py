@@ -134,7 +134,6 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
     Example: [bold]gpas why 'table2[pre+gpas,71m]'[/bold]
     """
-
     places = [place for name in names if (place := place_name(name))]
     found = find_cells([name for name in names if not place_name(name)])
     if places and any("=" in name for name in names if not place_name(name)):
@@ -162,7 +161,6 @@ def why(names: Names, as_json: AsJson = False) -> None:
 
 def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]:
     """Return the origins of the numbers of tables, and why results are not up to date."""
-
     numbers, problems = [], []
     for name in names:
         served = served_of(name.grid) if is_printed_name(name.grid) else []
@@ -178,13 +176,11 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
 
 def _printed_number(name: PlaceName, served: Sequence[Serving], known: Recorded) -> NumberOrigin:
     """Return the origin of our number at a place in a paper's table."""
-
     return trace_printed(name, [paper_table(one, known.states, known.results) for one in served], known, project().runs)
 
 
 def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
     """Return the provenance of the stages of cells, and why results are not up to date."""
-
     here = project()
     if not here.runs.is_dir():
         raise GpasError(_not_run(found[0]))
@@ -273,7 +269,6 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
 
 def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each attempt that measured scores which the stage took over."""
-
     for origin in dict.fromkeys(origins.values()):
         key, _, number = origin.partition("/")
         tasks = listed([task for task, own in origins.items() if own == origin], MOST_TASKS)
@@ -310,7 +305,6 @@ def _computed(facts: Mapping[str, Any]) -> str:
 
 def _standing(attempt: AttemptProvenance) -> StageStatus:
     """Return the state of an attempt: without an outcome, concluded from its process."""
-
     if attempt.gone:
         return StageStatus(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
     return conclude_or_unknown(AttemptDir(attempt.directory))

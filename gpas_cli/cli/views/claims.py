@@ -357,7 +357,6 @@ class RunClaimsJson(DocumentJson):
 
 def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
     """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
-
     rows: list[tuple[Any, ...]] = []
     for claim in claims:
         whole = (claim.verdict, _STYLES[claim.verdict])

@@ -100,7 +100,6 @@ class TableNumberJson(TypedDict):
 
 def print_number(origin: NumberOrigin) -> None:
     """Print the origin of a number of a table."""
-
     place = origin.place
     table = place.table
     title = f"{full_title(place.row)}, {table.columns[place.column].title}"
@@ -159,7 +158,6 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 
 def _compared(origin: NumberOrigin) -> str:
     """Return the number that is compared with the published ones, if they have another metric than the table."""
-
     metric = origin.compared.metric
     number = cell_text(origin.compared.cell, metric.digits, PLAIN)
     return f"{number}: {metric.name}, which is averaged like the published number"
@@ -296,7 +294,6 @@ def _seed_json(seed: SeedOrigin) -> SeedOriginJson:
 
 def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
     """Return a table with a row for each score: accuracies in percent, and what scored the task."""
-
     drawn = Table(box=None, title_justify="left")
     for title in ("task", "score"):
         drawn.add_column(title)

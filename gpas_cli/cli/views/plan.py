@@ -200,7 +200,6 @@ def render(
     `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
     cells, for the commands that are proposed; by default the names of their grids.
     """
-
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
     parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
     parts += [Text(money(planned.estimate, price))] if price is not None else []
@@ -216,7 +215,6 @@ def render(
 
 def _memory(planned: Plan) -> list[RenderableType]:
     """Return the predicted memory of each GPU, if its kind is known."""
-
     if not planned.memory:
         return []
     first = planned.memory[0]
@@ -226,7 +224,6 @@ def _memory(planned: Plan) -> list[RenderableType]:
 
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     """Return the cost, on common GPUs, of the jobs that need more GPUs than this machine has."""
-
     if not planned.elsewhere:
         return []
     unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
@@ -255,7 +252,6 @@ def grids_of(planned: Plan) -> list[str]:
 
 def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableType]:
     """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
-
     if listed or (listed is None and len(planned.rows) <= _MOST_LISTED):
         return [_cells_table(planned.rows)]
     notes = [Text(line) for line in _notes_of_cells(planned.rows)]
@@ -288,7 +284,6 @@ def _texts(planned: Plan) -> list[str]:
 
 def headline(planned: Plan) -> str:
     """Return the plan as one sentence."""
-
     actions = planned.actions
     counts = ", ".join(f"{actions[name]} {WORDS.get(name, name)}" for name in COLOURS if actions[name])
     cells = count(len(planned.rows), "cell")
@@ -303,7 +298,6 @@ def headline(planned: Plan) -> str:
 
 def _wall_time(planned: Plan) -> str:
     """Return how long the jobs take, as far as that is known."""
-
     guess = planned.estimate
     gpus = planned.machine
     if isinstance(gpus, NamedGpus):
@@ -325,7 +319,6 @@ def money(guess: Estimate, price: float) -> str:
 
 def cost(guess: Estimate) -> str:
     """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
-
     return occupied(guess.gpu_hours, guess.core_hours)
 
 
@@ -351,7 +344,6 @@ def _by_size(planned: Plan) -> Columns:
 
 def _by_stage(planned: Plan) -> Columns:
     """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
-
     rows = [
         (one.stage, f"{one.jobs}", rounded_hours(one.hours) if one.hours else "",
          occupied(one.gpu_hours, one.core_hours) if one.hours else "", described(one.resources))
@@ -415,7 +407,6 @@ def _cells_table(rows: Sequence[PlanRow]) -> Columns:
 
 def _cells_summary(planned: Plan) -> Columns:
     """Return a table with a row for each grid, size and action: the number of cells."""
-
     names = planned.size_names
     groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in planned.rows)
     shown = [

@@ -118,7 +118,6 @@ class LiveReporter(PlainReporter):
 
 def render(board: RunSnapshot, elapsed: float) -> RenderableType:
     """Return a table of running and followed jobs above a line of totals."""
-
     numbers = ("step", "loss", "tokens/s", "left")
     rows: list[tuple[Cell, ...]] = []
     for job, status in board.running:
@@ -231,7 +230,6 @@ class TrainReporter(PlainReporter):
 
     def _tell(self) -> None:
         """Print a line for each new event that is shown."""
-
         if self._attempt is None:
             return
         try:
@@ -259,7 +257,6 @@ def waiting(board: RunSnapshot) -> str:
 
 def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
     """Return the numbers, the losses as bars, and the elapsed time."""
-
     lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
     return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(headline(board, elapsed)))
 
@@ -334,7 +331,6 @@ class TokeniseView:
 
     def note(self, message: str) -> None:
         """Print a builder's message that another process holds the split; bars and lines show the others already."""
-
         if message.startswith(WAITING):
             self.notice(message)
 
@@ -391,7 +387,6 @@ class SubmissionReporter:
 
 def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     """Print what was submitted and why the rest was not."""
-
     for text in (*(f"submitted {batch.text}" for batch in done.batches), *done.notes):
         console().print(text, markup=False)
     parts = [f"{count(done.jobs, 'job')} submitted"]

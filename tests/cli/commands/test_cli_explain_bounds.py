@@ -13,7 +13,7 @@ import torch
 import yaml
 from attempts import make_attempt
 
-from gpas_cli.cli.commands.explain_bounds import print_theory
+from gpas_cli.cli.commands.explain import print_theory
 from gpas_cli.evaluate.theory import examine
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load

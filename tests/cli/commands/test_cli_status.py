@@ -13,9 +13,9 @@ from rich.console import Console, Group
 from scored import finish_cells
 
 from gpas_cli.cli import selection
-from gpas_cli.cli.cell_filter import CellFilter
 from gpas_cli.cli.commands import status
 from gpas_cli.cli.commands.status import View, observed
+from gpas_cli.cli.selection import CellFilter
 from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
