@@ -17,7 +17,7 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.precision import choose_device
-from gpas_cli.train.resume import resume
+from gpas_cli.train.training import resume
 
 UPDATES = 8  # a checkpoint is written after half of them
 ROUNDINGS = 0.1  # to bfloat16, in another order: the share of a gradient that they may change

@@ -18,7 +18,7 @@ import torch
 from gpu_report import Report, Result
 from gpu_scale import Scale
 
-from gpas_cli.model import norm
+from gpas_cli.model import layers
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -96,12 +96,12 @@ def test_exactness_at_tiny_size(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    backward = norm._Normed.backward
+    backward = layers._Normed.backward
 
     def halved(ctx: Any, d_y: torch.Tensor) -> tuple[Any, ...]:
         return tuple(one if one is None else one / (1 + torch.compiler.is_compiling()) for one in backward(ctx, d_y))
 
-    monkeypatch.setattr(norm._Normed, "backward", staticmethod(halved))
+    monkeypatch.setattr(layers._Normed, "backward", staticmethod(halved))
     torch._dynamo.reset()
     (found,) = gpu_exact._gradients(Scale(shrink=True))
     assert 0.3 < found.value < 1

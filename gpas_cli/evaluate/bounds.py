@@ -79,9 +79,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.gate import GpasGate
-from gpas_cli.model.llama import Block, Llama, SubLayer
-from gpas_cli.model.probe import observed_inputs
+from gpas_cli.model.layers import GpasGate
+from gpas_cli.model.llama import Block, Llama, SubLayer, observed_inputs
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model, Size
 

@@ -23,9 +23,9 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Family
 from gpas_cli.spec.parse import plain
+from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.precision import Precision, suitable_threads
 from gpas_cli.train.run import prepare_text
 from gpas_cli.train.trained import load_trained

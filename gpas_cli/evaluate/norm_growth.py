@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from gpas_cli.evaluate.bounds import attention_numbers
 from gpas_cli.evaluate.stability import power
 from gpas_cli.evaluate.theory import initial_network, random_text, skeleton
-from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.probe import observed_inputs
+from gpas_cli.model.llama import Llama, build, observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model

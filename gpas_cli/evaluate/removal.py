@@ -47,12 +47,11 @@ from gpas_cli.data.loader import IGNORED, Batch, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.events import Removal
-from gpas_cli.model.llama import Llama
-from gpas_cli.model.probe import observed_inputs
+from gpas_cli.model.llama import Llama, observed_inputs
 from gpas_cli.spec.cell import Cell
+from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
-from gpas_cli.train.memory import micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.trained import TrainedNetwork

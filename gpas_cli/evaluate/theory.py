@@ -50,8 +50,7 @@ from gpas_cli.evaluate.bounds import (
 )
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.init import draw, initialise, standard_deviations
-from gpas_cli.model.llama import Llama, SubLayer, build
-from gpas_cli.model.probe import observed_inputs
+from gpas_cli.model.llama import Llama, SubLayer, build, observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.train import checkpoint

@@ -1,7 +1,13 @@
-"""Multi-head self-attention, causal unless the batch has a prefix, with rotary positions unless they are learned."""
+"""Multi-head self-attention, causal unless the batch has a prefix, with rotary positions unless they are learned.
+
+Rotary positions, how rows are packed into a stream, what tokens see, the module, and the kernel for streams.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +15,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.norm import norm_slot
-from gpas_cli.model.products import outputs
-from gpas_cli.model.ragged import ragged_attention, suits_ragged
-from gpas_cli.model.rope import rotate
+from gpas_cli.errors import first_line
+from gpas_cli.model.layers import norm_slot, outputs
 from gpas_cli.spec.model import Family, Size
 from gpas_cli.spec.norm import Norm
+
+
+class Rope(nn.Module):
+    """cos and sin of t * theta^(-2j/h), for t < length and j < h/2, repeated over both halves: shape (length, h)."""
+
+    def __init__(self, head_dim: int, theta: float):
+        super().__init__()
+        self.head_dim = head_dim
+        self.theta = theta
+        self._tables: dict[tuple[int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def forward(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the two tables in `dtype`, cached for the last length."""
+        key = (length, device, dtype)
+        if key not in self._tables:
+            self._tables = {key: self._make(length, device, dtype)}
+        return self._tables[key]
+
+    def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        # Computed on the CPU in float64, so that every device and dtype rounds the same numbers.
+        j = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
+        angles = torch.outer(torch.arange(length, dtype=torch.float64), self.theta ** (-j / self.head_dim))
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate x, (batch, heads, time, head_dim), by position: [a, b] -> [a cos - b sin, b cos + a sin]."""
+    cos, sin = tables
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
 @dataclass(frozen=True)
@@ -182,3 +217,75 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, positions: Positions, bounds: Ten
         q, k, v = (heads[0].transpose(0, 1).to(v.dtype) for heads in (q, k, v))
         return ragged_attention(q, k, v, bounds, positions.packing.time).transpose(0, 1)[None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=seen is None)
+
+
+# Rows of different lengths in one stream, by FlashAttention's kernel for GPUs.
+HALF = (torch.bfloat16, torch.float16)
+CAUSAL_WINDOW = (-1, 0)
+# Relative to the largest value: a few roundings to bfloat16. Attention to the wrong tokens errs by far more.
+TOLERANCE = 5e-2
+
+
+def ragged_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """Return softmax(q k^T / sqrt(h)) v, where each token sees the tokens of its row up to itself: (n, heads, h).
+
+    q, k, v: (n, heads, h), in bfloat16 or float16; bounds: (rows + 1,), int32, where each row begins and the last ends;
+    longest: tokens in a row, at most.
+    """
+    kernel = torch.nn.attention.varlen.varlen_attn
+    return kernel(q, k, v, bounds, bounds, longest, longest, window_size=CAUSAL_WINDOW)  # type: ignore[return-value]
+
+
+def suits_ragged(x: Tensor, head_dim: int) -> bool:
+    """Return whether the kernel takes heads of this width, on x's device and in the dtype in which x is multiplied."""
+    half = x.dtype in HALF or torch.is_autocast_enabled(x.device.type)
+    return x.is_cuda and half and head_dim % 8 == 0 and head_dim <= 256
+
+
+@functools.cache
+def has_ragged(device: torch.device) -> bool:
+    """Return whether `device` is a GPU whose kernel equals attention on separate rows, gradients included.
+
+    With deterministic algorithms, its backward pass is deterministic as well. Warns if torch has the kernel and it does
+    not work here.
+    """
+    if device.type != "cuda" or not _in_torch():
+        return False
+    try:
+        worst = _error(device)
+    except Exception as error:  # its class depends on what is missing
+        warnings.warn(f"packed rows are spread for attention, which is slower: {first_line(error)}", stacklevel=2)
+        return False
+    if not worst <= TOLERANCE:  # true for NaN, too
+        warnings.warn(f"packed rows are spread for attention: the kernel's result is off by {worst:.2g}", stacklevel=2)
+        return False
+    return True
+
+
+def _in_torch() -> bool:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    # torch 2.10 has another argument for causal attention.
+    return "window_size" in inspect.signature(varlen_attn).parameters
+
+
+@torch.enable_grad()  # the first packed rows of a process may be those of an evaluation
+def _error(device: torch.device) -> float:
+    """Return the largest difference between the kernel's outputs and gradients and those of attention on each row; NaN
+    if one of them is NaN."""
+    lengths = (5, 64, 19)
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, sum(lengths), 2, 64)
+    stream = torch.randn(shape, generator=generator).to(device, torch.bfloat16).requires_grad_()
+    bounds = torch.tensor((0, 5, 69, 88), dtype=torch.int32, device=device)
+    ours = ragged_attention(stream[0], stream[1], stream[2], bounds, max(lengths))
+    parts = []
+    for part in torch.split(stream, list(lengths), 1):
+        q, k, v = part.transpose(1, 2)[:, None]
+        parts.append(F.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1))
+    theirs = torch.cat(parts)
+    gradients = [torch.autograd.grad(y.float().mean(), stream)[0] for y in (ours, theirs)]
+    pairs = [(ours.detach(), theirs.detach()), *zip(*gradients, strict=True)]
+    return float(torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max())

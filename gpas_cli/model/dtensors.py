@@ -1,4 +1,4 @@
-"""Tensors that may be sharded over processes (FSDP's DTensor): their local part, and norms over all parts."""
+"""Tensors on their devices: copies from the host, and those that FSDP shards over processes (DTensor)."""
 
 from __future__ import annotations
 
@@ -68,3 +68,8 @@ def joint_norm(tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     if own:
         squared = squared + torch.linalg.vector_norm(torch.stack(own)).square()
     return squared.sqrt(), norms
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a host tensor on `device`, without waiting for a GPU to finish earlier work."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

@@ -21,10 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.gate import GpasGate
-from gpas_cli.model.llama import Block, Llama
-from gpas_cli.model.norm import RMSNorm
-from gpas_cli.model.wiring import Residual
+from gpas_cli.model.layers import GpasGate, RMSNorm
+from gpas_cli.model.llama import Block, Llama, Residual
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
 from gpas_cli.spec.parse import plain

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill
-from gpas_cli.model.gate import GpasGate
-from gpas_cli.model.norm import LayerNorm, RMSNorm
+from gpas_cli.model.layers import GpasGate, LayerNorm, RMSNorm
 from gpas_cli.spec.model import Init, Model, small_std
 
 Std = Callable[[Tensor], float]

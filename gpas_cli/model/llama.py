@@ -5,28 +5,143 @@ Parameters that LLaMA does not have are named `attn_branch_norm` and `mlp_branch
 `mlp_gate.alpha`, `model.embed_positions.weight` (learned positions), `model.embed_types.weight`,
 `model.embed_norm` and `head_transform` (BERT). A feed-forward network of two matrices has
 `up_proj` and `down_proj`; a network with a tied head has no `lm_head`.
+
+In this file: the embedding, the residual formula, the layer, the decoder, the language model, and reading activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Packing, Positions, Visible
-from gpas_cli.model.embed import LearnedPositions, TokenTypes, embed_stages, lookup
-from gpas_cli.model.gate import GpasGate
+from gpas_cli.model.attention import Attention, Packing, Positions, Rope, Visible
 from gpas_cli.model.init import initialise
-from gpas_cli.model.mlp import FFN_ACTIVATIONS, feed_forward
-from gpas_cli.model.norm import norm_slot
-from gpas_cli.model.rope import Rope
-from gpas_cli.model.wiring import Residual, gates_in
+from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, RMSNorm, feed_forward, norm_slot
 from gpas_cli.spec.depth import ActiveLayers
-from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import Norm
+from gpas_cli.spec.model import EMBED_STAGES, Embed, Model, Size
+from gpas_cli.spec.norm import GATE_SLOTS, Norm
+
+
+class Scale(nn.Module):
+    """factor * x. With factor sqrt(d), "Scaled Embed" of Spike No More."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Detach(nn.Module):
+    """gamma x + (1 - gamma) sg(x): the same value, gamma times the gradient ("Embed Detach", Zeng et al. 2023)."""
+
+    def __init__(self, gamma: float):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * x + (1 - self.gamma) * x.detach()
+
+
+def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
+    """Return the stages after the lookup, in order, each under its name in the specification."""
+    make: dict[str, Callable[[], nn.Module]] = {
+        "scale": lambda: Scale(spec.factor(size.hidden)),
+        "layernorm": lambda: LayerNorm(size.hidden),
+        "rmsnorm": lambda: RMSNorm(size.hidden, size.eps),
+        "detach": lambda: Detach(spec.detach_gamma),
+    }
+    assert make.keys() == set(EMBED_STAGES)
+    stages = nn.Sequential()
+    for name in spec.stages:
+        stages.add_module(name, make[name]())
+    return stages
+
+
+def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
+    """Return the uninitialised table E, shape (vocab, hidden). With `zero_last_row` the last row gets no gradient."""
+    padding = size.vocab - 1 if zero_last_row else None
+    weight = torch.empty(size.vocab, size.hidden)
+    return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)
+
+
+class TokenTypes(nn.Module):
+    """A vector for each of `types` token types, added to the embedding; weight (types, d). All tokens have the first:
+    text is one segment."""
+
+    def __init__(self, types: int, hidden: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(types, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, time, hidden) -> same shape."""
+        return x + self.weight[0]
+
+
+class LearnedPositions(nn.Module):
+    """One vector for each of `context` positions, added to the embedding (Radford et al. 2018); weight (context, d)."""
+
+    def __init__(self, context: int, hidden: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, hidden))
+
+    def forward(self, x: Tensor, packing: Packing | None = None) -> Tensor:
+        """x: (batch, time, hidden) -> same shape. Raises ValueError if `time` exceeds the number of positions."""
+        context = len(self.weight)
+        time = packing.time if packing else x.shape[1]
+        if time > context:
+            raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
+        # The backward pass of indexing the table would be a sort on GPUs with deterministic algorithms.
+        return x + (F.embedding(packing.index % time, self.weight) if packing else self.weight[:time])
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The wiring of one sub-layer. Every scheme and every position of the gate is a choice of its slots.
+
+        x ──► ENTRY ──┬─► in_norm ─► IN ─► f ─► branch_norm ─► BRANCH ──┐
+                      │                                                 ▼
+                      └─► SKIP ─► · skip ────────────────────────────► (+) ─► SUM ─► out_norm ─► OUT ─► y
+
+        y = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
+
+    With a bottom-to-top connection (B2T) the layer's input is added to the sum (+) of the layer's last sub-layer.
+    Absent slots are `nn.Identity`; the gate, if any, occupies exactly one of ENTRY IN BRANCH SKIP SUM OUT. The block
+    owns the modules, so that parameters keep LLaMA's names.
+    """
+
+    in_norm: nn.Module
+    branch_norm: nn.Module
+    out_norm: nn.Module
+    skip: float
+    gates: dict[str, nn.Module]
+
+    def apply(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
+        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden)."""
+        gate = self.gates
+        x = gate["entry"](x)
+        branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
+        kept = gate["skip"](x)
+        # torch.add applies the skip factor within the addition; a separate 1 * x would cost a pass over memory.
+        total = torch.add(branch, kept, alpha=self.skip)
+        if bottom is not None:
+            total = total + bottom
+        return gate["out"](self.out_norm(gate["sum"](total)))  # type: ignore[no-any-return]
+
+
+def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
+    """Return a module for every gate slot: `gate` in `slot`, the identity in all others."""
+    slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
+    if slot is not None and gate is not None:
+        slots[slot] = gate
+    return slots
+
 
 Read = Callable[[Tensor, Tensor], Tensor]
 
@@ -238,3 +353,28 @@ def build(
     network = Llama(model)
     initialise(network, model, seed)
     return network.to(device=device, dtype=dtype)
+
+
+@contextmanager
+def observed_inputs(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
+    """Call `observe` with each of `modules` and its detached input in every forward pass inside the context."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        observe(module, args[0].detach())
+
+    handles = [module.register_forward_pre_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def activation_variance(network: Llama, *, wanted: bool = True) -> Iterator[list[Tensor]]:
+    """Collect the variance over features, averaged over tokens, of the residual stream entering every layer and the
+    final norm: layers + 1 scalars for each forward pass inside the context. Without `wanted`, collect nothing."""
+    seen: list[Tensor] = []
+    modules = [*network.model.layers, network.model.norm] if wanted else []
+    with observed_inputs(modules, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
+        yield seen

@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from gpas_cli.model.attention import Attention, Positions
+from gpas_cli.model.attention import Attention, Positions, rotate
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.rope import rotate
 from gpas_cli.spec.model import Family, Model, Size
 from gpas_cli.spec.norm import Wiring
 

@@ -2,7 +2,7 @@
 
 An activation is named, or a formula such as `alpha / (1 + abs(alpha))`, which has `alpha`, numbers, + - * / **,
 parentheses and the functions of FUNCTIONS and CHOICES. This module parses it and computes its value and slope as
-numbers; `gpas_cli.model.activation` computes it on tensors. A formula is data: it is never executed as Python.
+numbers; `gpas_cli.model.layers` computes it on tensors. A formula is data: it is never executed as Python.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Normalisation schemes as data: the norm slots of a sub-layer, their initial weights, and the slot of the gate.
 
-Every scheme is one instance of the residual formula (`gpas_cli.model.wiring` computes it):
+Every scheme is one instance of the residual formula (`gpas_cli.model.llama` computes it):
 
     x <- ENTRY(x)
     y  = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )

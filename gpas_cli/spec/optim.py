@@ -122,7 +122,7 @@ ADAM = OptimizerKind(
 )
 ADAFACTOR = OptimizerKind(
     name="adafactor",
-    constructor="gpas_cli.train.adafactor:make_adafactor",
+    constructor="gpas_cli.train.optim:make_adafactor",
     parameters=AdafactorSettings,
     tensors=(
         StateTensor("row_var", roles=(MATRIX, TABLE), shape="rows", wide=True),
@@ -133,7 +133,7 @@ ADAFACTOR = OptimizerKind(
 )
 MUON = OptimizerKind(
     name="muon",
-    constructor="gpas_cli.train.muon:make_muon",
+    constructor="gpas_cli.train.optim:make_muon",
     settings=("beta1", "beta2", "eps"),
     parameters=MuonSettings,
     tensors=(

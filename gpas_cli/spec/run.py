@@ -156,9 +156,9 @@ class Monitoring:
     """The detection of spikes and divergence, and further receivers of a run's events.
 
     window, spike: a value is a spike if it exceeds the median of the `window` updates before it by `spike` robust
-    standard deviations (`train.health`); 0 turns detection off. margin, patience: a training has diverged, and ends, if
-    its loss stays `margin` nats above both its first value and the loss of guessing for `patience` updates in a row. A
-    network that merely stops learning stays below that bound: at worst it guesses by frequency.
+    standard deviations (`train.observe`); 0 turns detection off. margin, patience: a training has diverged, and ends,
+    if its loss stays `margin` nats above both its first value and the loss of guessing for `patience` updates in a row.
+    A network that merely stops learning stays below that bound: at worst it guesses by frequency.
     tensorboard: a folder, relative to the experiments file. wandb: a project of Weights & Biases. profile: how many
     updates to profile, after the first few.
     """

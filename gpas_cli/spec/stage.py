@@ -197,7 +197,7 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("masked_perplexity", "validation perplexity at masked tokens", main=True),
                 Metric("denoising_loss", "validation loss at corrupted spans", digits=3, unit=_PER_TARGET, kind="loss"),
                 Metric("denoising_perplexity", "validation perplexity at corrupted spans", main=True),
-                # Counted by report/query.py: each is an event of the training, by the rule of train/health.py.
+                # Counted by report/query.py: each is an event of the training, by the rule of train/observe.py.
                 Metric("loss_spikes", "spikes of the loss", digits=1),
                 Metric("gradient_spikes", "spikes of the gradient norm", digits=1),
                 Metric("train_seconds", "training time", digits=0, unit="s"),

@@ -26,7 +26,7 @@ from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
 from gpas_cli.train.dcp_storage import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
-from gpas_cli.train.optimizer_state import zeros
+from gpas_cli.train.optim import zeros
 from gpas_cli.train.parallel import ALONE, World
 
 __all__ = ["DamagedCheckpoint", "Position", "load", "load_gates", "save"]

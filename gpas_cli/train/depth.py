@@ -1,4 +1,4 @@
-"""The layers of every update of a training whose depth is not `full` (`spec.depth`): random paths, growing networks.
+"""The layers of every update: random paths and growing networks (`spec.depth`), and those that finetuning draws.
 
 The layers that an update skips are left out of its forward and backward pass. Their parameters have no gradient, so the
 optimizer leaves them and their state alone (`skipped: keep`); or they have a gradient of zero (`skipped: zero`).
@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gpas_cli.data.order import permutation
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers, LayerSchedule
+from gpas_cli.spec.finetune import Finetune
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,63 @@ class DepthTraining:
 
 def _clone(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+# Added to the seed, so that the layers are drawn independently of the order of the rows.
+_SEED_OFFSET = 2**32
+
+
+def drawn_layers(seed: int, draw: int, layers: int, count: int) -> frozenset[int]:
+    """Return the `count` layers of draw number `draw`, numbered from 0."""
+    return frozenset(permutation(_SEED_OFFSET + seed, draw, layers)[:count].tolist())
+
+
+def freeze_gates(network: Llama) -> None:
+    """Exclude the gates from training."""
+    for gate in network.gates():
+        gate.alpha.requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class LayerSelection:
+    """The layers that train in each update of a network with `layers` layers: LISA (Pan et al. 2024).
+
+    LISA trains the embedding, the final norm and the head in every update, and `count` layers, drawn uniformly and
+    again every `interval` updates. A layer that is not drawn needs no gradient: its parameters have `requires_grad`
+    False and no `grad`, and the optimizer skips them. When it is drawn again, Adam continues with its moments and its
+    own number of steps (`keep_state`), or starts with none. Gates never train, whichever layers do.
+
+    The layers of an update are a pure function of (seed, update): every process draws the same, and so does a resumed
+    run.
+    """
+
+    seed: int
+    layers: int
+    count: int
+    interval: int
+    keep_state: bool = True
+
+    @classmethod
+    def of(cls, spec: Finetune, layers: int) -> LayerSelection | None:
+        """Return the selection that `spec` asks for, None if all layers train in every update."""
+        if spec.method == "full":
+            return None
+        assert spec.seed is not None
+        return cls(spec.seed, layers, spec.lisa_layers, spec.lisa_interval, spec.lisa_state == "keep")
+
+    def at(self, step: int) -> frozenset[int]:
+        """Return the layers, numbered from 0, that train in update `step` = 0, 1, ..."""
+        return drawn_layers(self.seed, step // self.interval, self.layers, self.count)
+
+    def apply(self, network: Llama, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """Freeze the layers that do not train in update `step`, and unfreeze the others without their gates."""
+        trained = self.at(step)
+        gates = {id(gate.alpha) for gate in network.gates()}
+        for number, layer in enumerate(network.model.layers):
+            for parameter in layer.parameters():
+                trains = number in trained and id(parameter) not in gates
+                parameter.requires_grad_(trains)
+                if not trains:
+                    parameter.grad = None
+                    if not self.keep_state:
+                        optimizer.state.pop(parameter, None)

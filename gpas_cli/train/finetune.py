@@ -25,8 +25,8 @@ from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES
 from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.depth import LayerSelection, freeze_gates
 from gpas_cli.train.evaluate import evaluate, validation_rows
-from gpas_cli.train.lisa import LayerSelection, freeze_gates
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device

@@ -1,16 +1,21 @@
-"""Construct the optimizer, set its learning rate, and clip in the reference's order: all gradients, then the gates."""
+"""Construct the optimizer (Adam, Muon or Adafactor), set its learning rate, and clip in the reference's order: all
+gradients, then the gates.
+"""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from gpas_cli.model.dtensors import is_shard, joint_norm, local
+from gpas_cli.model.dtensors import fill, is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
 
 # The key of a parameter group that has a factor of the learning rate.
 RATE_FACTOR = "rate_factor"
@@ -77,3 +82,159 @@ def _scale(parameters: Iterable[Tensor], bound: float, norm: Tensor) -> None:
     factor = torch.clamp(bound / (norm + 1e-6), max=1.0)
     if gradients := [local(p.grad) for p in parameters if p.grad is not None]:
         torch._foreach_mul_(gradients, factor)
+
+
+def zeros(parameter: Tensor, state: StateTensor) -> Tensor:
+    """Return the state tensor of a parameter, filled with zeros.
+
+    A number for each row is sharded as the rows are; one for each column is whole in every process.
+    """
+    dtype = torch.float32 if state.wide else parameter.dtype
+    if state.shape == "parameter":
+        return torch.zeros_like(parameter, dtype=dtype)
+    if state.shape == "columns":
+        return torch.zeros(1, parameter.shape[-1], dtype=dtype, device=parameter.device)
+    rows = torch.zeros(len(local(parameter)), 1, dtype=dtype, device=parameter.device)
+    if not isinstance(parameter, DTensor):
+        return rows
+    shape = torch.Size((parameter.shape[0], 1))
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=(1, 1))
+
+
+ADJUSTMENTS = {"adamw": "match_rms_adamw", "original": "original"}
+
+
+def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
+    """Return torch's Muon for the trainable matrices of the layers, and AdamW for the other parameters."""
+    own = spec.optimizer_settings or MuonSettings()
+    assert isinstance(own, MuonSettings)
+    trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    matrices = [p for name, p in trainable.items() if role(name, p.dim()) == MATRIX]
+    others = [p for name, p in trainable.items() if role(name, p.dim()) != MATRIX]
+    settings = {
+        "weight_decay": spec.weight_decay,
+        "momentum": own.momentum,
+        "nesterov": own.nesterov,
+        "ns_steps": own.newton_steps,
+        "adjust_lr_fn": ADJUSTMENTS[own.matrix_scale],
+    }
+    return MuonAndAdam(matrices, settings, own.matrix_lr, adam_of(others, spec))
+
+
+class MuonAndAdam(torch.optim.Optimizer):
+    """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded."""
+
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        settings: dict[str, Any],
+        rate_factor: float,
+        adam: torch.optim.Optimizer,
+    ):
+        self._settings = settings
+        self._muon = torch.optim.Muon(matrices, lr=0.0, **settings)
+        self._muon.param_groups[0][RATE_FACTOR] = rate_factor
+        self._adam = adam
+        super().__init__([*matrices, *(p for group in adam.param_groups for p in group["params"])], adam.defaults)
+        self.param_groups = [*self._muon.param_groups, *adam.param_groups]
+        self._muon.state = adam.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        group = self._muon.param_groups[0]
+        if any(is_shard(matrix) for matrix in group["params"]):
+            for matrix in group["params"]:
+                self._update_shards(matrix, group["lr"])
+        else:
+            self._muon.step()  # type: ignore[no-untyped-call]
+        self._adam.step()
+
+    def _update_shards(self, matrix: Any, rate: float) -> None:
+        """Update a sharded matrix: every process gathers it, orthogonalises the whole update and keeps its part."""
+        if matrix.grad is None:
+            return
+        state = self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        whole = nn.Parameter(matrix.detach().full_tensor())
+        whole.grad = matrix.grad.full_tensor()
+        muon = torch.optim.Muon([whole], lr=rate, **self._settings)
+        momentum: Tensor = state["momentum_buffer"].full_tensor()
+        muon.state[whole] = {"momentum_buffer": momentum}
+        muon.step()  # type: ignore[no-untyped-call]
+        fill(matrix, whole.detach())
+        fill(state["momentum_buffer"], momentum)
+
+
+SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper
+
+
+def make_adafactor(network: Llama, spec: Optim) -> torch.optim.Optimizer:
+    """Return Adafactor with decoupled weight decay, for every trainable parameter, gates included."""
+    own = spec.optimizer_settings or AdafactorSettings()
+    assert isinstance(own, AdafactorSettings)
+    trainable = [p for p in network.parameters() if p.requires_grad]
+    return Adafactor(trainable, own, spec.weight_decay)
+
+
+class Adafactor(torch.optim.Optimizer):
+    """Adafactor without momentum: second moments of a matrix from those of its rows and columns, in float32 (Shazeer
+    and Stern 2018). `step` is collective if a parameter is sharded.
+
+    torch.optim.Adafactor bounds the rate by 1/sqrt(step), whatever the schedule is, and cannot train sharded networks
+    with statistics of the whole matrix. Below that bound both compute the same.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], own: AdafactorSettings, weight_decay: float):
+        super().__init__(parameters, {"lr": 0.0, "weight_decay": weight_decay})
+        self.own = own
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group["lr"], group["weight_decay"])
+
+    def _update(self, parameter: Tensor, rate: float, weight_decay: float) -> None:
+        assert parameter.grad is not None
+        weight, gradient = local(parameter), local(parameter.grad).float()
+        second = self._second_moments(parameter, gradient.square().add_(SMALLEST))
+        update = gradient * second.clamp_(min=SMALLEST).rsqrt_()
+        squares = torch.stack([update.square().sum(), weight.float().square().sum()])
+        of_update, of_weight = (_summed(parameter, squares) / parameter.numel()).sqrt()
+        factor = rate * of_weight.clamp(min=self.own.min_scale) / (of_update / self.own.update_clip).clamp(min=1.0)
+        weight.mul_(1 - rate * weight_decay).sub_(update.mul_(factor))
+
+    def _second_moments(self, parameter: Tensor, squares: Tensor) -> Tensor:
+        """Average the squared gradients of this process's part, and return its second moments, float32."""
+        state = self._state_of(parameter)
+        state["step"] += 1
+        new = float(state["step"]) ** self.own.beta2_exponent
+        if "variance" in state:
+            return local(state["variance"]).lerp_(squares, new).clone()
+        rows, columns = local(state["row_var"]), state["col_var"]
+        height = parameter.shape[0]
+        rows.lerp_(squares.mean(1, keepdim=True), new)
+        columns.lerp_(_summed(parameter, squares.sum(0, keepdim=True)) / height, new)
+        return (rows / (_summed(parameter, rows.sum()) / height)) * columns
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            own = ADAFACTOR.tensors_of(VECTOR if parameter.dim() < 2 else MATRIX)
+            state.update({name: zeros(parameter, tensor) for name, tensor in own.items()})
+            state["step"] = torch.zeros(())
+        return state
+
+
+def _summed(parameter: Tensor, part: Tensor) -> Tensor:
+    """Return the sum of `part` over the processes that have shards of the parameter."""
+    if is_shard(parameter):
+        dist.all_reduce(part)
+    return part

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
+from gpas_cli.model.layers import LayerNorm, RMSNorm
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.norm import LayerNorm, RMSNorm
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import predicted
 from gpas_cli.spec.depth import ActiveLayers
@@ -26,8 +26,7 @@ from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.compiling import compile_layers
-from gpas_cli.train.gradient_sum import GradientSum
-from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.parallel import ALONE, GradientSum, World
 from gpas_cli.train.precision import Precision
 
 NORMS = (RMSNorm, LayerNorm)

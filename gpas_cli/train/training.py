@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Emit, Evaluation, Outcome, Phase, Stop, Warned
@@ -20,16 +21,14 @@ from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import NOT_FINITE
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, Start, assemble, leave, settle_matmul
-from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.compiling import reuse_kernels_of
-from gpas_cli.train.health import Divergence
-from gpas_cli.train.lisa import LayerSelection
+from gpas_cli.train.depth import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.observe import Observer
+from gpas_cli.train.observe import Divergence, Observer
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import MatmulChoice
 from gpas_cli.train.profile import profiling
-from gpas_cli.train.resume import check_code, resume
 
 DEFAULT_MONITORING = Monitoring()
 EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
@@ -109,7 +108,7 @@ def run_training(
     loop.warn = lambda message: emit(Warned(message))
     folders = [paths.checkpoints, *paths.earlier]
     position = resume(folders, inputs.key, loop, inputs.text, emit)
-    check_code(position, paths.code, resources, emit)
+    _check_code(position, paths.code, resources, emit)
     loop.position = replace(position, text=inputs.text).made_by(paths.code)
     matmul = settle_matmul(inputs.recipe, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
@@ -120,6 +119,46 @@ def run_training(
     if loop.position.step:
         loop.compile_for_first_update()
     return _Training(inputs, paths, emit, cadence, watch, lambda: world.agree(stop()), loop).run()
+
+
+def resume(folders: Sequence[Path], key: str, loop: Loop, text: str, emit: Emit) -> Position:
+    """Load the newest intact checkpoint of stage `key` in `folders`; return its position, or that of a new training.
+
+    A damaged checkpoint is skipped with a warning. Raises GpasError if the checkpoint was trained on another text than
+    `text` (`data.prepare.Corpus.identity`). Collective.
+    """
+    world = loop.layout.world
+    # The first process's list: a network file system may show the others an older one.
+    found = world.broadcast(newest_first(folders))
+    for path in found:
+        try:
+            position = checkpoint.load(path, key, loop.network, loop.optimizer, world, loop.spec.kind)
+        except DamagedCheckpoint as error:
+            emit(Warned(f"{error}; it is skipped"))
+            continue
+        if position.text not in ("", text):
+            raise GpasError(
+                f"{path} was trained on another text, or with another tokenizer; restore the old one, or move "
+                f"{path.parents[2]} away to start again"
+            )
+        return position
+    if found:
+        emit(Warned("no intact checkpoint is left: training starts again at update 0"))
+    return Position()
+
+
+def _check_code(position: Position, code: str, resources: Resources, emit: Emit) -> None:
+    """Warn if another version of the code made the checkpoint, or raise GpasError if `resources.resume` forbids it."""
+    before = position.codes.rpartition(" ")[2]
+    if not before or not code or before == code:
+        return
+    changed = f"update {position.step} was made by version {before} of the code, and this is version {code}"
+    if resources.resume == "same-code":
+        raise GpasError(
+            f"{changed}; resources.resume: same-code refuses to mix them. Restore the code (`gpas why` has the commit) "
+            "and `gpas retry`, set resume: any-code, or move the stage's run directory away to train from the start"
+        )
+    emit(Warned(f"{changed}: the result will come from both"))
 
 
 def require_even_split(recipe: Cell, world: World) -> None:

@@ -25,8 +25,8 @@ from gpas_cli.evaluate.bounds import (
     swiglu_bound,
 )
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
+from gpas_cli.model.layers import FFN_ACTIVATIONS
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.mlp import FFN_ACTIVATIONS
 from gpas_cli.spec.model import PRESETS
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model

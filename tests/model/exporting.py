@@ -16,9 +16,8 @@ import torch
 from end_to_end import WORDS
 
 from gpas_cli.evaluate.export import ExportOptions, ExportReport, export
-from gpas_cli.model.gate import GpasGate
+from gpas_cli.model.layers import GpasGate, RMSNorm
 from gpas_cli.model.llama import build
-from gpas_cli.model.norm import RMSNorm
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import checkpoint

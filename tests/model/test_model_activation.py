@@ -6,7 +6,7 @@ import pytest
 import torch
 from gate_activations import ALL_ACTIVATIONS
 
-from gpas_cli.model.activation import torch_activation
+from gpas_cli.model.layers import torch_activation
 from gpas_cli.spec.gate import ACTIVATIONS, activation
 
 

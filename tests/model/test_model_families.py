@@ -13,8 +13,8 @@ from torch import nn
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.removal import without_layer
+from gpas_cli.model.attention import rotate
 from gpas_cli.model.llama import Block, Llama, build
-from gpas_cli.model.rope import rotate
 from gpas_cli.spec.model import FAMILIES, FFNS, SIZES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import Optim

@@ -15,9 +15,8 @@ from gate_activations import ALL_ACTIVATIONS
 from gpas_cli.errors import GpasError
 from gpas_cli.model.bundle import Bundle
 from gpas_cli.model.fold import fold, logit_difference, obstacle
-from gpas_cli.model.gate import GpasGate
+from gpas_cli.model.layers import GpasGate, RMSNorm
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.norm import RMSNorm
 from gpas_cli.spec.gate import SITES
 from gpas_cli.spec.model import EMBEDS
 from gpas_cli.spec.norm import SCHEMES

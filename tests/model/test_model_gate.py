@@ -12,8 +12,8 @@ from moved_networks import moved_network
 from torch import Tensor
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model import gate as gate_module
-from gpas_cli.model.gate import GpasGate
+from gpas_cli.model import layers as gate_module
+from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.gate import SITES, Gate
 from gpas_cli.spec.norm import SCHEMES

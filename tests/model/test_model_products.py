@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.model import products
+from gpas_cli.model import layers
+from gpas_cli.model.layers import aligned_rows, outputs, with_inputs
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.products import aligned_rows, outputs, with_inputs
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
@@ -29,7 +29,7 @@ def rows(request: pytest.FixtureRequest) -> DeviceRows:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device of the test computes wide products faster, as a GPU does."""
-    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
 
 
 def gradients(network: Llama, rows: DeviceRows) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def test_wide_products_give_the_same_loss_and_gradients(
     model = parse_model({"size": SIZE, "gate": "gpas", "family": family})
     network = build(model, dtype=torch.float64)
     separate = gradients(network, rows)
-    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
     together = gradients(network, rows)
     assert together.keys() == separate.keys()
     for name, expected in separate.items():
@@ -95,7 +95,7 @@ def test_in_bfloat16_wide_products_agree_up_to_rounding(
     precision = Precision(name, FP32.device)
     network = build(parse_model({"size": SIZE}), dtype=precision.weights)
     separate = summed_loss(network, rows, precision)
-    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
     together = summed_loss(network, rows, precision)
     together.backward()
     torch.testing.assert_close(together, separate, rtol=1e-2, atol=0)
@@ -118,7 +118,7 @@ def test_weights_are_joined_where_a_copy_is_made_anyway_or_small(
     maps = [nn.Linear(hidden, width, dtype=dtype) for width in (8, 40)]
     x = torch.randn(3, hidden, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert products.joins(x, maps[0].weight) == joined
+        assert layers.joins(x, maps[0].weight) == joined
         found = outputs(x, maps, 16)
         for y, linear in zip(found, maps, strict=True):
             width = linear.out_features
@@ -131,7 +131,7 @@ def test_weights_are_joined_where_a_copy_is_made_anyway_or_small(
 def test_a_matrix_gets_rows_of_zeros_only_for_narrow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(50, 16)
     assert len(aligned_rows(weight, torch.bfloat16)) == 50
-    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
     found = aligned_rows(weight, torch.bfloat16)
     assert found.shape == (64, 16)
     assert torch.equal(found[:50], weight.to(torch.bfloat16))

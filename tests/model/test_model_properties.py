@@ -14,11 +14,8 @@ from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 
 from gpas_cli.evaluate.removal import without_layer
-from gpas_cli.model.gate import GpasGate
-from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.mlp import MLP
-from gpas_cli.model.norm import norm_slot
-from gpas_cli.model.probe import activation_variance
+from gpas_cli.model.layers import MLP, GpasGate, norm_slot
+from gpas_cli.model.llama import Llama, activation_variance, build
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.gate import ACTIVATIONS, SITES, Gate, activation
 from gpas_cli.spec.model import FAMILIES, SIZES, Model

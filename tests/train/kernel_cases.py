@@ -8,7 +8,7 @@ import torch
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.train import loss, triton_cross_entropy
-from gpas_cli.train.cross_entropy import softmax_gradients_by_torch
+from gpas_cli.train.loss import softmax_gradients_by_torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

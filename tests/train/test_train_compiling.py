@@ -18,9 +18,8 @@ from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model import attention, mlp, norm, products
-from gpas_cli.model.llama import Llama, build
-from gpas_cli.model.probe import activation_variance
+from gpas_cli.model import attention, layers
+from gpas_cli.model.llama import Llama, activation_variance, build
 from gpas_cli.spec.gate import SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -43,7 +42,7 @@ TOKENS = np.random.default_rng(1).integers(0, 50, (4, 9))
 
 
 def network(norm: str, site: str = "home", **family: object) -> Llama:
-    return build(parse_model({"size": SIZE, "norm": norm, "gate": {"site": site, "init": 0.2}, "family": family}))
+    return build(parse_model({"size": SIZE, "norm": layers, "gate": {"site": site, "init": 0.2}, "family": family}))
 
 
 def rows(*lengths: int) -> DeviceRows:
@@ -58,13 +57,13 @@ def test_no_scheme_and_no_site_breaks_the_graph(norm: str) -> None:
         torch._dynamo.reset()
         counter = CompileCounter()
         try:
-            made = network(norm, site)
+            made = network(layers, site)
         except InvalidExperiments:
             continue
         compile_layers(made, counter)
         summed_loss(made, rows(9, 9, 9, 9), FP32).backward()
         # Mix-LN has layers of two kinds; the final norm has a graph of its own, and so has the norm of embeddings.
-        assert counter.frame_count == (3 if norm in ("mix", "peri") else 2)
+        assert counter.frame_count == (3 if layers in ("mix", "peri") else 2)
 
 
 def test_norms_of_queries_and_keys_do_not_break_the_graph() -> None:
@@ -116,9 +115,9 @@ def graphs_of(made: Llama, batches: list[tuple[int, ...]], *, gradients: bool = 
 def test_every_update_has_the_same_graphs_also_after_a_resume(
     norm: str, family: dict[str, object], batches: list[tuple[int, ...]], gradients: bool, graphs: int
 ) -> None:
-    whole = graphs_of(network(norm, **family), batches, gradients=gradients)
+    whole = graphs_of(network(layers, **family), batches, gradients=gradients)
     assert [len(codes) for codes in whole] == [graphs] + [0] * (len(batches) - 1)
-    resumed = graphs_of(network(norm, **family), batches[2:], gradients=gradients)
+    resumed = graphs_of(network(layers, **family), batches[2:], gradients=gradients)
     assert resumed == [whole[0]] + [[]] * (len(batches) - 3)
 
 
@@ -163,7 +162,7 @@ def test_graphs_do_not_depend_on_the_batches_before() -> None:
 
 def test_wide_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = summed_loss(network("pre"), rows(*PADDED[0]), FP32)
-    monkeypatch.setattr(products, "prefers_wide", lambda x: True)
+    monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
     torch._dynamo.reset()
     counter = CompileCounter()
     made = network("pre")
@@ -270,8 +269,8 @@ def test_no_function_of_a_compiled_layer_ends_with_a_cast_that_changes_nothing(
     down = torch.ones(4, 8, dtype=inputs)
     index = torch.arange(6)
     functions: list[Callable[[SimpleNamespace], torch.Tensor]] = [
-        lambda ctx: norm._Normed.forward(ctx, x, weight, 1e-6),
-        lambda ctx: mlp._GatedDown.forward(ctx, x, x, down, None),
+        lambda ctx: layers._Normed.forward(ctx, x, weight, 1e-6),
+        lambda ctx: layers._GatedDown.forward(ctx, x, x, down, None),
         lambda ctx: attention._Spread.forward(ctx, x[0], index, index),
         lambda ctx: attention._Join.forward(ctx, x[0], index, index, index[:, None] >= 0),
     ]
@@ -286,13 +285,13 @@ def test_no_function_of_a_compiled_layer_ends_with_a_cast_that_changes_nothing(
 
 def test_layers_are_not_compiled_where_torch_compiles_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiling._error(FP32.device) <= compiling.TOLERANCE
-    backward = norm._Normed.backward
+    backward = layers._Normed.backward
 
     def zeros(ctx: Any, d_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         return (*(0 * one for one in backward(ctx, d_y)[:2]), None)
 
     monkeypatch.setattr(
-        norm._Normed,
+        layers._Normed,
         "backward",
         staticmethod(lambda ctx, d_y: (zeros if torch.compiler.is_compiling() else backward)(ctx, d_y)),
     )

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.train import cross_entropy
-from gpas_cli.train.cross_entropy import _subtract_one_hot, softmax_gradients
+from gpas_cli.train import loss
+from gpas_cli.train.loss import _subtract_one_hot, softmax_gradients
 
 TARGETS = torch.tensor([3, 0, IGNORED, 89, 41, 3])
 KERNEL_CASES = Path(__file__).parent / "kernel_cases.py"
@@ -83,11 +83,11 @@ def test_the_kernels_are_those_of_torch(interpreted: bool) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible, where Triton works")
 def test_a_machine_without_triton_says_why_it_is_slower() -> None:
-    cross_entropy.has_triton.cache_clear()
+    loss.has_triton.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert not cross_entropy.has_triton(torch.device("cuda"))
-        assert not cross_entropy.has_triton(torch.device("cpu"))
+        assert not loss.has_triton(torch.device("cuda"))
+        assert not loss.has_triton(torch.device("cpu"))
     (warning,) = caught
     assert "Triton's kernel is not used, which makes training slower" in str(warning.message)
-    cross_entropy.has_triton.cache_clear()
+    loss.has_triton.cache_clear()

@@ -18,7 +18,7 @@ from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import assemble
 from gpas_cli.train.bench import synthetic_loop
-from gpas_cli.train.lisa import LayerSelection, freeze_gates
+from gpas_cli.train.depth import LayerSelection, freeze_gates
 from gpas_cli.train.loop import Loop
 
 # They have no deterministic kernel on GPUs, or one that sorts. (So has the gradient of an embedding's lookup, which is

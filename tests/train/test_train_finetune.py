@@ -23,7 +23,7 @@ from gpas_cli.events import Checkpoint, Evaluation, Event, Phase, Step, TextFact
 from gpas_cli.model.llama import build
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import checkpoint
-from gpas_cli.train.lisa import LayerSelection
+from gpas_cli.train.depth import LayerSelection
 from gpas_cli.train.parallel import World
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.trained import load_trained

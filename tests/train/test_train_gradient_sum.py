@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gpas_cli.model.layers import RMSNorm
 from gpas_cli.model.llama import Llama
-from gpas_cli.model.norm import RMSNorm
 from gpas_cli.spec.parse_cell import parse_model
-from gpas_cli.train import gradient_sum
-from gpas_cli.train.gradient_sum import GradientSum
+from gpas_cli.train import parallel
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.parallel import World
+from gpas_cli.train.parallel import GradientSum, World
 from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import ParallelLayout
 
@@ -43,7 +42,7 @@ def sent(group: None, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         return usual(tensor, *arguments, **more)
 
     monkeypatch.setattr(dist, "all_reduce", recorded)
-    monkeypatch.setattr(gradient_sum, "BUCKET_BYTES", 4 * 9)
+    monkeypatch.setattr(parallel, "BUCKET_BYTES", 4 * 9)
     return messages
 
 

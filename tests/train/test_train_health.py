@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.spec.run import Monitoring
-from gpas_cli.train.health import Divergence, Health, Spike, read_state
+from gpas_cli.train.observe import Divergence, Health, Spike, read_state
 
 VOCAB = 512
 

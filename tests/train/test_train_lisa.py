@@ -13,7 +13,7 @@ from torch import Tensor
 from gpas_cli.data.loader import Batch
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.finetune import Finetune
-from gpas_cli.train.lisa import LayerSelection, drawn_layers, freeze_gates
+from gpas_cli.train.depth import LayerSelection, drawn_layers, freeze_gates
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.precision import Precision, make_deterministic

@@ -18,10 +18,10 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import activation_bytes, update_bytes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
-from gpas_cli.train import loop, memory
+from gpas_cli.train import assemble, loop
+from gpas_cli.train.assemble import free_bytes, micro_batch_rows
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.memory import free_bytes, micro_batch_rows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, make_deterministic
 from gpas_cli.train.strategy import ParallelLayout, choose_layout
@@ -39,14 +39,14 @@ def cell(**optim: Any) -> Cell:
 
 def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     what = cell()
-    monkeypatch.setattr(memory, "CPU_LOGITS", 2**40)
-    monkeypatch.setattr(memory, "logits_at_once", lambda _: 2**10)
-    monkeypatch.setattr(memory, "USABLE_FRACTION", 1.0)
+    monkeypatch.setattr(assemble, "CPU_LOGITS", 2**40)
+    monkeypatch.setattr(assemble, "logits_at_once", lambda _: 2**10)
+    monkeypatch.setattr(assemble, "USABLE_FRACTION", 1.0)
     needed = update_bytes(what, 100, logits=2**10)
     for rows, free in [(100, needed), (99, needed - 1), (1, 0), (512, 10**15)]:
-        monkeypatch.setattr(memory, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(assemble, "free_bytes", lambda _, free=free: free)
         assert micro_batch_rows(what, FP32) == rows
-    monkeypatch.setattr(memory, "free_bytes", lambda _: needed)
+    monkeypatch.setattr(assemble, "free_bytes", lambda _: needed)
     assert micro_batch_rows(what, FP32, reserved=needed - update_bytes(what, 50, logits=2**10)) == 50
     assert 40 < micro_batch_rows(what, FP32, processes=2) <= 50
     assert micro_batch_rows(what, FP32, 7) == 7
@@ -81,7 +81,7 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
 
 
 def test_free_memory_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    monkeypatch.setattr(assemble, "CGROUP", tmp_path)
     assert free_bytes(CPU) <= psutil.virtual_memory().total
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")

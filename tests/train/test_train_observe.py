@@ -19,10 +19,10 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
+from gpas_cli.train.loop import GradientNorms, Update, embedding_rows, measure_layers
 from gpas_cli.train.observe import Observer, fetch, speed_meter
 from gpas_cli.train.parallel import World, joined
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.update import GradientNorms, Update, embedding_rows, measure_layers
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
 

@@ -22,9 +22,8 @@ from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train import checkpoint
-from gpas_cli.train.adafactor import Adafactor
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
-from gpas_cli.train.optim import make_adam, make_optimizer, set_learning_rate
+from gpas_cli.train.optim import Adafactor, make_adam, make_optimizer, set_learning_rate
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 

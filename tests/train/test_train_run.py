@@ -24,9 +24,9 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import dcp_storage, loop, training
+from gpas_cli.train.loop import Update
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
-from gpas_cli.train.update import Update
 
 STEPS = 24
 CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7)

@@ -33,19 +33,19 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     from gpas_cli.events import fields_of
     from gpas_cli.spec.parse_cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
-    from gpas_cli.train import gradient_sum, loop
+    from gpas_cli.train import loop, parallel
     from gpas_cli.train.run import RunPaths, train
 
     name, cell, resources, earlier, updates = case
     rank, rows, passes = resources.pop("room", (-1, 0, 0))
-    healthy, usual = loop.summed_loss, gradient_sum.BUCKET_BYTES
-    gradient_sum.BUCKET_BYTES = resources.pop("message", usual)
+    healthy, usual = loop.summed_loss, parallel.BUCKET_BYTES
+    parallel.BUCKET_BYTES = resources.pop("message", usual)
     if rank == world.rank:
         loop.summed_loss = limited(healthy, rows, passes)
-    products = as_on_gpus() if resources.pop("wide", False) else nullcontext()
+    layers = as_on_gpus() if resources.pop("wide", False) else nullcontext()
     events: dict[str, Any] = {}
     asked = iter(range(10**6))
-    with products:
+    with layers:
         outcome = train(
             cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
             lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
@@ -54,19 +54,19 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
             stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None,
             resources=Resources(**resources), world=world,
         )  # fmt: skip
-    loop.summed_loss, gradient_sum.BUCKET_BYTES = healthy, usual
+    loop.summed_loss, parallel.BUCKET_BYTES = healthy, usual
     return {**events, "outcome": fields_of(outcome)}
 
 
 @contextmanager
 def as_on_gpus() -> Iterator[None]:
     """Compute the products of layers in the form that GPUs take, and compile layers without Inductor."""
-    from gpas_cli.model import products
+    from gpas_cli.model import layers
     from gpas_cli.train import strategy
 
-    places = [(products, "prefers_wide"), (strategy, "compile_layers")]
+    places = [(layers, "prefers_wide"), (strategy, "compile_layers")]
     usual = [getattr(module, name) for module, name in places]
-    products.prefers_wide = lambda x: True
+    layers.prefers_wide = lambda x: True
     strategy.compile_layers = partial(strategy.compile_layers, backend="aot_eager")
     try:
         with warnings.catch_warnings(action="ignore"):  # torch.compile raises and handles some itself

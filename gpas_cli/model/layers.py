@@ -1,0 +1,372 @@
+"""The parts of a layer beside attention: norms, matrix products, feed-forward networks (SwiGLU, Shazeer 2020, or two
+matrices) and the GPAS gate with its activations.
+
+Matrix products have the form that GPUs compute fastest: few of them, and no row that is not aligned. On a GPU the
+linear maps of one input are one product with their joined weights, and the width of a feed-forward network is padded
+with zeros to a multiple of ALIGNED_WIDTH. Zero rows and columns add nothing: silu, gelu and relu of 0 are 0. Weights
+are joined and padded when they are used, which is fused with the cast of a compiled layer under autocast; the
+parameters, their names and their gradients stay as they are. The head's matrix gets rows of zeros in the same way, for
+vocabularies such as GPT-2's of 50,257. On a CPU none of this is worthwhile, so nothing changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpas_cli.spec.gate import ACTIVATIONS, CHOICES, FUNCTIONS, Gate, syntax_tree
+from gpas_cli.spec.model import FFNS, Family, Size
+from gpas_cli.spec.norm import Norm
+
+
+class RMSNorm(nn.Module):
+    """scale * weight * x / sqrt(mean(x^2) + eps), statistics in float32 or wider (Zhang and Sennrich 2019).
+
+    `weight` has shape (hidden,) and is initialised to `start`; `scale` is the constant multiplier 1/sqrt(l) of LNS.
+    """
+
+    def __init__(self, hidden: int, eps: float, start: float = 1.0, scale: float = 1.0):
+        super().__init__()
+        self.eps, self.start, self.scale = eps, start, scale
+        self.weight = nn.Parameter(torch.empty(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> same shape and dtype."""
+        weight = self.weight if self.scale == 1 else self.weight * self.scale
+        return _Normed.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
+
+
+class _Normed(torch.autograd.Function):
+    """weight * x / rms(x). Of the activations only x is saved: on a CPU, torch's RMSNorm saves three times as much, and
+    it rounds bfloat16 elsewhere than the reference."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = _wide(x)
+        inverse = _inverse_rms(wide, eps)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.eps = eps
+        # As in the reference, the cast precedes the weight: a bfloat16 weight multiplies a bfloat16 tensor.
+        y = (wide * inverse).to(weight.dtype) * weight
+        # A cast that changes nothing must not come last: compiled by torch 2.11, all gradients would be zero.
+        return y if y.dtype == x.dtype else y.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        wide, d_y = _wide(x), d_y.to(weight.dtype)
+        if torch.is_grad_enabled():  # the gradient is differentiated, too
+            inverse = _inverse_rms(wide, ctx.eps)
+        normed = wide * inverse
+        d_weight = (d_y * normed.to(weight.dtype)).flatten(0, -2).sum(0)
+        d_normed = (d_y * weight).to(wide.dtype)
+        mean = (d_normed * normed).mean(-1, keepdim=True)
+        return (torch.addcmul(d_normed, normed, mean, value=-1) * inverse).to(x.dtype), d_weight, None
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class LayerNorm(nn.Module):
+    """scale * (weight * (x - mean(x)) / sqrt(var(x) + eps) + bias) (Ba et al. 2016).
+
+    `weight` and `bias` have shape (hidden,) and are initialised to `start` and 0; `scale` is as in RMSNorm.
+    """
+
+    def __init__(self, hidden: int, eps: float = 1e-5, start: float = 1.0, scale: float = 1.0):
+        super().__init__()
+        self.eps, self.start, self.scale = eps, start, scale
+        self.weight = nn.Parameter(torch.empty(hidden))
+        self.bias = nn.Parameter(torch.empty(hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> same shape and dtype."""
+        normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return normed if self.scale == 1 else normed * self.scale
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
+
+
+# Name of a family's norm -> module.
+NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+
+
+def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm") -> nn.Module:
+    """Return the module of a norm slot, of `kind` in NORM_MODULES; the identity if the slot is absent."""
+    return NORM_MODULES[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()
+
+
+# A row of bfloat16 is then a multiple of 128 bytes. The fastest products need 16; the 1B of the papers has 5,461.
+ALIGNED_WIDTH = 64
+WIDEST_JOINED = 1024  # inputs; with more of them, several products are about as fast as a joined one
+
+
+def prefers_wide(x: Tensor) -> bool:
+    """Return whether the device of x computes one wide product faster than several narrow ones."""
+    return x.is_cuda
+
+
+def joins(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the product with joined weights is worth their copy, which is saved for the backward pass.
+
+    Where autocast makes a copy anyway, it is. Other copies would keep most of what FSDP has gathered, 9 GB at 7B.
+    """
+    cast = weight.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type)
+    return cast or x.shape[-1] <= WIDEST_JOINED
+
+
+def outputs(x: Tensor, maps: Sequence[nn.Linear], multiple: int = 1) -> Sequence[Tensor]:
+    """Return the output of every map for the same x, (..., hidden) -> (..., width) each.
+
+    Where wide products pay, widths are padded with zeros to a multiple of `multiple`.
+    """
+    if not prefers_wide(x):
+        return [linear(x) for linear in maps]
+    widths = [-(-linear.out_features // multiple) * multiple for linear in maps]
+    weights = [_padded(linear.weight, width) for linear, width in zip(maps, widths, strict=True)]
+    biases = [
+        _padded(linear.bias, width) for linear, width in zip(maps, widths, strict=True) if linear.bias is not None
+    ]
+    if not joins(x, maps[0].weight):
+        return [F.linear(x, *parts) for parts in (zip(weights, biases, strict=True) if biases else zip(weights))]
+    y = F.linear(x, _joined(weights), _joined(biases) if biases else None)
+    return torch.split(y, widths, -1)
+
+
+def with_inputs(weight: Tensor, width: int) -> Tensor:
+    """Return `weight`, (out, in), with zero columns for the inputs from `in` to `width`: (out, width)."""
+    extra = width - weight.shape[1]
+    return F.pad(weight, (0, extra)) if extra else weight
+
+
+def aligned_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `weight`, (out, in), in `dtype`; where that makes the products of its outputs faster, with rows of zeros
+    up to a multiple of ALIGNED_WIDTH."""
+    rows = -(-len(weight) // ALIGNED_WIDTH) * ALIGNED_WIDTH
+    if rows == len(weight) or dtype.itemsize > 2 or not prefers_wide(weight):
+        return weight.to(dtype)
+    padded = weight.new_zeros(rows, weight.shape[1], dtype=dtype)
+    padded[: len(weight)] = weight
+    return padded
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    extra = rows - len(tensor)
+    return F.pad(tensor, (0,) * (2 * tensor.dim() - 1) + (extra,)) if extra else tensor
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
+
+
+class MLP(nn.Module):
+    """down( silu(gate x) * (up x) )."""
+
+    def __init__(self, size: Size, family: Family):
+        super().__init__()
+        self.gate_proj = nn.Linear(size.hidden, size.ffn, bias=family.bias)
+        self.up_proj = nn.Linear(size.hidden, size.ffn, bias=family.bias)
+        self.down_proj = nn.Linear(size.ffn, size.hidden, bias=family.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, time, hidden) -> same shape."""
+        gate, up = outputs(x, (self.gate_proj, self.up_proj), ALIGNED_WIDTH)
+        down = with_inputs(self.down_proj.weight, gate.shape[-1])
+        return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GatedDown(torch.autograd.Function):
+    """down( silu(gate) * up ). The backward pass recomputes silu(gate) and the product, which would otherwise be a
+    quarter of the activations that a layer saves. gate, up: (..., ffn); weight: (hidden, ffn)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        return F.linear(F.silu(gate) * up, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        gate, up, weight = ctx.saved_tensors
+        opened = F.silu(gate)
+        rows = d_y.flatten(0, -2)
+        product = (opened * up).flatten(0, -2)
+        # Autocast is off inside autograd functions, so a float32 weight is cast to bfloat16 explicitly.
+        d_product = d_y @ weight.to(d_y.dtype)
+        d_gate = _silu_backward(d_product * up, gate)
+        d_bias = rows.sum(0).to(weight.dtype) if ctx.needs_input_grad[3] else None
+        return d_gate, d_product * opened, (rows.t() @ product).to(weight.dtype), d_bias
+
+
+def _silu_backward(d_y: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of silu at x. PyTorch's kernel is not differentiable, so second derivatives use a formula."""
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(d_y, x)  # type: ignore[no-any-return]
+    share = torch.sigmoid(x)
+    return d_y * share * (1 + x * (1 - share))
+
+
+class PlainMLP(nn.Module):
+    """down( act(up x) ): W_2 and W_1 of Spike No More, equation 3."""
+
+    def __init__(self, size: Size, family: Family):
+        super().__init__()
+        self.activation = FFN_ACTIVATIONS[family.ffn]
+        self.up_proj = nn.Linear(size.hidden, size.ffn, bias=family.bias)
+        self.down_proj = nn.Linear(size.ffn, size.hidden, bias=family.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, time, hidden) -> same shape."""
+        (up,) = outputs(x, (self.up_proj,), ALIGNED_WIDTH)
+        return F.linear(self.activation(up), with_inputs(self.down_proj.weight, up.shape[-1]), self.down_proj.bias)
+
+
+FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+assert {"swiglu", *FFN_ACTIVATIONS} == set(FFNS)
+
+
+def feed_forward(size: Size, family: Family) -> MLP | PlainMLP:
+    """Return the feed-forward network of one layer."""
+    return MLP(size, family) if family.ffn == "swiglu" else PlainMLP(size, family)
+
+
+_NAMED: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda a: a,
+    "relu": F.relu,
+    "leaky-relu": F.leaky_relu,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "silu-beta-8": lambda a: a * torch.sigmoid(8 * a),
+}
+assert _NAMED.keys() == ACTIVATIONS.keys()
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "abs": torch.abs,
+    "atan": torch.atan,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "log": torch.log,
+    # Of two equal arguments, the second gets the gradient, unlike with torch.maximum.
+    "max": lambda a, b: torch.where(a > b, a, b),
+    "min": lambda a, b: torch.where(a < b, a, b),
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "sin": torch.sin,
+    "softplus": lambda a: torch.logaddexp(a, torch.zeros_like(a)),
+    "sqrt": torch.sqrt,
+    "tanh": torch.tanh,
+}
+assert _FUNCTIONS.keys() == FUNCTIONS.keys() | CHOICES.keys()
+
+_OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
+
+
+def torch_activation(text: str) -> Callable[[Tensor], Tensor]:
+    """Return the activation of a name in ACTIVATIONS or of a formula, applied element by element."""
+    return _NAMED[text] if text in _NAMED else _function(syntax_tree(text))
+
+
+def _function(node: ast.AST) -> Callable[[Tensor], Tensor]:
+    match node:
+        case ast.Constant(value=float(number)):
+            return lambda alpha: torch.full_like(alpha, number)
+        case ast.UnaryOp(operand=inner):
+            negated = _function(inner)
+            return lambda alpha: -negated(alpha)
+        case ast.BinOp(left=left, op=kind, right=right):
+            operate, first, second = _OPERATORS[type(kind)], _function(left), _function(right)
+            return lambda alpha: operate(first(alpha), second(alpha))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            apply, parts = _FUNCTIONS[name], [_function(part) for part in args]
+            return lambda alpha: apply(*[part(alpha) for part in parts])
+    return lambda alpha: alpha
+
+
+# In place of 1 - act(alpha) = 0: below the rounding of float64, and a power of two, so that u = y / kept is exact.
+_LEAST_KEPT = 2.0**-60
+
+
+class GpasGate(nn.Module):
+    """Scale the input by 1 - act(alpha) in the forward pass; with stop-gradient, the backward pass is the identity.
+
+    alpha has shape (1,), because FSDP refuses 0-dimensional parameters. A fixed gate's alpha is a buffer.
+    `saves_input`: the backward pass reads the gate's input, else its output. It takes no memory if the network saves
+    it anyway: the output where a norm or a linear map follows the gate, the input on the skip path.
+    """
+
+    alpha: Tensor
+
+    def __init__(self, spec: Gate, start: float, *, saves_input: bool = False):
+        super().__init__()
+        self.start = start
+        self.stop_gradient = spec.stop_gradient
+        self.saves_input = saves_input
+        self.activation = torch_activation(spec.activation)
+        if spec.learnable:
+            self.alpha = nn.Parameter(torch.empty(1))
+        else:
+            self.register_buffer("alpha", torch.empty(1))
+
+    def value(self) -> Tensor:
+        """Return act(alpha), the share of the stream that is subtracted, shape (1,)."""
+        return self.activation(self.alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x of any shape -> same shape, in the wider of its dtype and alpha's.
+
+        In bfloat16, subtracting a share below 2^-9 would change nothing, so outputs of autocast are widened first.
+        Where alpha is bfloat16 as well, everything is rounded as in the reference.
+        """
+        share = self.value()
+        x = x.to(torch.promote_types(x.dtype, share.dtype))
+        if self.stop_gradient and x.dtype != torch.bfloat16:
+            return _Gated.apply(x, share, self.saves_input)  # type: ignore[no-any-return, no-untyped-call]
+        return x - share * (x.detach() if self.stop_gradient else x)
+
+    def extra_repr(self) -> str:
+        return f"start={self.start:g}, stop_gradient={self.stop_gradient}"
+
+
+class _Gated(torch.autograd.Function):
+    """y = (1 - share) u with dL/du = dL/dy and dL/dshare = -<dL/dy, u>, where u = y / (1 - share)."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, share: Tensor, saves_input: bool) -> Tensor:
+        kept = torch.where(share == 1, _LEAST_KEPT, 1 - share)
+        y = u * kept
+        ctx.save_for_backward(u, None) if saves_input else ctx.save_for_backward(y, kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        saved, kept = ctx.saved_tensors
+        if not ctx.needs_input_grad[1]:
+            return d_y, None, None
+        product = (d_y * saved.detach()).sum().neg()[None]
+        return d_y, product if kept is None else product / kept.detach(), None
