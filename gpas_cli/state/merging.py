@@ -6,6 +6,7 @@ imported.json of a copy says where it comes from. A result that is here already 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 from gpas_cli.errors import GpasError, StoreError
+from gpas_cli.files import open_regular
 from gpas_cli.permissions import explain, user_name
 from gpas_cli.state import locks
 from gpas_cli.state.claims import claims_lock
@@ -82,11 +84,14 @@ class Merge:
             found = observe(self.there, folder.name, view)
             if found.state in RESULTS:
                 yield self._merge(folder.name, found)
+            elif found.state == "unknown" and not found.source:  # it may have a result, which cannot be read
+                yield MergedStage(folder.name, "unreadable", problem=found.evidence)
 
     def _merge(self, key: str, found: StageStatus) -> MergedStage:
         try:
             tried = attempts(self.there, key)
             records = [attempt.read_attempt() for attempt in tried]
+            theirs = [_digest(attempt) for attempt in tried]
             if other := next((record.key for record in records if record.key != key), ""):
                 return MergedStage(key, "unreadable", problem=f"an attempt.json there is of another stage, {other!r}")
             name = f"{records[-1].grid}/{records[-1].name}"
@@ -95,7 +100,7 @@ class Merge:
                 if own.state in ALIVE:
                     return MergedStage(key, "busy", name, len(tried))
                 if own.state in RESULTS:
-                    return self._kept(key, name, tried, own, found)
+                    return self._kept(key, name, theirs, own, found)
                 if not self.dry_run:
                     for attempt, record in zip(tried, records, strict=True):
                         self._copy(attempt, record)
@@ -103,10 +108,9 @@ class Merge:
             return MergedStage(key, "unreadable", problem=explain(error))
         return MergedStage(key, "copied", name, len(tried))
 
-    def _kept(self, key: str, name: str, tried: list[AttemptDir], own: StageStatus, found: StageStatus) -> MergedStage:
-        contents = {_journal(attempt) for attempt in attempts(self.runs, key)}
-        what = "known" if all(_journal(attempt) in contents for attempt in tried) else "kept"
-        return MergedStage(key, what, name, len(tried), _difference(own.metrics, found.metrics))
+    def _kept(self, key: str, name: str, theirs: list[bytes], own: StageStatus, found: StageStatus) -> MergedStage:
+        what = "known" if {_digest(attempt) for attempt in attempts(self.runs, key)}.issuperset(theirs) else "kept"
+        return MergedStage(key, what, name, len(theirs), _difference(own.metrics, found.metrics))
 
     def _copy(self, attempt: AttemptDir, record: AttemptRecord) -> None:
         origin = Imported(
@@ -150,9 +154,11 @@ def _files(folder: Path, checkpoints: bool, depth: int = DEEPEST) -> Iterable[Pa
             yield from _files(path, checkpoints, depth - 1)
 
 
-def _journal(attempt: AttemptDir) -> bytes:
+def _digest(attempt: AttemptDir) -> bytes:
+    """Return a digest of a journal, b"" if there is none. Raises OSError if it cannot be read or is no file."""
     try:
-        return attempt.journal_path.read_bytes()
+        with open_regular(attempt.journal_path) as file:
+            return hashlib.file_digest(file, "sha256").digest()
     except FileNotFoundError:
         return b""
 

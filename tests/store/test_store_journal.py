@@ -362,4 +362,4 @@ def test_of_a_kind_that_fills_a_journal_the_tail_may_be_thinned(tmp_path: Path) 
     lines = [("start", 0), *(("step", i) for i in range(1, 50)), ("spike", 50), ("step", 51), ("outcome", 52)]
     path.write_bytes(b"".join(encode({"n": n, "t": 1.0, "kind": kind}) for kind, n in lines))
     assert [line.n for line in module.lines_in(module.raw_tail(path, newest={"step": 3}))] == [0, 1, 48, 49, 50, 51, 52]
-    assert [event["n"] for event in tail(path, newest={"layers": 1})] == list(range(53))
+    assert len(module.raw_tail(path, newest={"layers": 1})) == 53

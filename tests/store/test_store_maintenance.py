@@ -199,6 +199,19 @@ def test_damage_is_found(connect: Connect, url: str, life: Life, harm: str, mess
     assert message in findings[0]
 
 
+def test_events_that_a_job_adds_during_a_check_are_no_defect(connect: Connect, sqlite_url: str, life: Life) -> None:
+    engine = connect(sqlite_url)
+    grown(engine, life)
+    sync(engine, life.runs)
+    began = time.time()
+    journal = next(life.runs.glob("*/*/001/journal.jsonl"))
+    with journal.open("ab") as file:
+        file.write(encode({"n": 10**6, "t": began, "kind": "weather"}))
+    os.utime(journal, (began + 1, began + 1))
+    assert not [defect for defect in check(sqlite_url, life.runs, since=began) if "not yet ingested" in str(defect)]
+    assert any("not yet ingested" in str(defect) for defect in check(sqlite_url, life.runs, since=began + 2))
+
+
 def test_rows_of_no_attempt_are_found(connect: Connect, sqlite_url: str, life: Life, tmp_path: Path) -> None:
     """SQLite checks foreign keys only where a connection asks for it; Postgres always does."""
     grown(connect(sqlite_url), life)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from face import TRAINED, Face, end
 
 from gpas_cli.store.rundir import all_stages, attempts, stage_dir
@@ -114,3 +117,18 @@ def test_the_tables_of_the_database_become_parquet_files(face: Face) -> None:
     assert "journal_offset" not in table.column_names
     assert table.schema.metadata[b"gpas_project"]
     assert "cannot be written" in face("db", "export", "experiments.yaml", expect=2).err
+
+
+@pytest.mark.parametrize("number", ["001", "002"])
+@pytest.mark.parametrize("instead", [os.mkfifo, os.mkdir])
+def test_a_journal_that_is_no_file_is_named(face: Face, number: str, instead: Callable[[Path], None]) -> None:
+    face.attempt("pre-s1")
+    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
+    there = other_project(face)
+    journal = stage_dir(there / "runs", done.key) / number / "journal.jsonl"
+    journal.unlink(missing_ok=True)
+    instead(journal)
+    said = face("db", "merge", str(there), expect=None)
+    assert said.code
+    assert f"{number}/journal.jsonl" in said.out + said.err
+    assert not stage_dir(face.runs, done.key).exists()
