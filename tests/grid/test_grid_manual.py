@@ -9,17 +9,8 @@ from pathlib import Path
 import yaml
 from documentation import DOCS, hooks
 
-from gpas_cli.grid.claims import (
-    BOUNDS,
-    COMPARISON_KEYS,
-    KINDS,
-    LAYER_GROUPS,
-    OUTER_KEYS,
-    SIDES,
-    TAKES,
-    TESTS,
-    UPDATES,
-)
+from gpas_cli.grid.claim import Feature
+from gpas_cli.grid.claims import BOUNDS, COMPARISON_KEYS, KINDS, OUTER_KEYS, SIDES, TESTS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import TOP_LEVEL_KEYS, load
 from gpas_cli.grid.read import GRID_KEYS, RULES
@@ -43,7 +34,7 @@ from gpas_cli.spec.run import Cadence, Monitoring
 TEXT = packaged("experiments.yaml").read_text()
 HEAD = TEXT[: TEXT.index("\nversion:")]
 WORDS = set(re.findall(r"[A-Za-z0-9_-]+", hooks().on_page_markdown((DOCS / "reference/grid.md").read_text("utf-8"))))
-SECTIONS = (Size, Gate, Embed, Init, Family, Data, Masked, Spans, Optim, Depth, Finetune, Cadence, Monitoring)
+SECTIONS = (Size, Gate, Embed, Init, Family, Data, Masked, Spans, Optim, Depth, Finetune, Cadence, Monitoring, Feature)
 UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective or a depth is its name
 NAMES = {
     "top level": set(TOP_LEVEL_KEYS),
@@ -52,7 +43,7 @@ NAMES = {
     "axes": {*RULES, *RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
     "claim": {*OUTER_KEYS, *COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
-    "words of claims": {*KINDS, *SIDES, *BOUNDS, *TESTS, *TAKES, *LAYER_GROUPS, *UPDATES, *SPIKES, DIVERGED},
+    "words of claims": {*KINDS, *SIDES, *BOUNDS, *TESTS, *SPIKES, DIVERGED},
     "metrics": set(METRICS),
     "sources": set(SOURCES),
     "precision": set(PRECISIONS),
