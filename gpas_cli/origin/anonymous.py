@@ -29,23 +29,32 @@ from gpas_cli.store.journal import decode, encode
 Member = Path | bytes  # a file of the project, or content
 
 # Fields of records and events -> what the text in them names.
-NAMED = {
+_NAMED = {
     **dict.fromkeys(("host", "hostname", "node", "nodes"), "host"),
     "user": "user",
     **dict.fromkeys(("job", "submission", "submitter", "id", "token", "boot"), "job"),
 }
-REMOVED = ("git", "pid")
-OF_CLUSTER = ("partition", "account", "qos", "constraint", "sbatch", "setup", "environment", "python")  # in `resources`
-UNCHANGED = ("cell", "axes", "kind", "stage", "key", "parents", "grid", "name", "code", "plugin", "stage_plugins")
+_REMOVED = ("git", "pid")
+_OF_CLUSTER = (
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "sbatch",
+    "setup",
+    "environment",
+    "python",
+)  # in `resources`
+_UNCHANGED = ("cell", "axes", "kind", "stage", "key", "parents", "grid", "name", "code", "plugin", "stage_plugins")
 # Settings of a cluster in experiments.yaml.
 _CLUSTER = re.compile(r"\b(partition|account|qos|constraint)(\s*:\s*)(\"[^\"]*\"|'[^']*'|[^\s,}#]+)")
-RECORDS = (".json", ".jsonl")
-TEXTS = (".md", ".csv", ".yaml")
-SHORTEST = 3  # characters of a name that is replaced within texts
+_RECORDS = (".json", ".jsonl")
+_TEXTS = (".md", ".csv", ".yaml")
+_SHORTEST = 3  # characters of a name that is replaced within texts
 
 
 @dataclass
-class Substitutes:
+class _Substitutes:
     """What replaces each name and path. `paths` are in the order in which they are tried."""
 
     names: dict[str, str] = field(default_factory=dict)
@@ -71,7 +80,7 @@ class Substitutes:
     @cached_property
     def _pattern(self) -> re.Pattern[str] | None:
         """The names that are long enough, as whole words; used once all names are known."""
-        long = sorted((name for name in self.names if len(name) >= SHORTEST), key=len, reverse=True)
+        long = sorted((name for name in self.names if len(name) >= _SHORTEST), key=len, reverse=True)
         return re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, long))})(?![\w-])") if long else None
 
 
@@ -96,8 +105,8 @@ def anonymised(
     return made, left
 
 
-def _substitutes(members: Mapping[str, Member], folder: Path, cache: Path) -> Substitutes:
-    known = Substitutes()
+def _substitutes(members: Mapping[str, Member], folder: Path, cache: Path) -> _Substitutes:
+    known = _Substitutes()
     places = {str(folder.resolve()): "/project", str(cache.resolve()): "/cache"}
     user = user_name(os.getuid())
     if user != "root":  # which names nobody
@@ -105,24 +114,24 @@ def _substitutes(members: Mapping[str, Member], folder: Path, cache: Path) -> Su
     for name, member in members.items():
         for values in _objects(name, member):
             for key, text in _strings(values):
-                if key in NAMED:
-                    known.add(NAMED[key], text)
+                if key in _NAMED:
+                    known.add(_NAMED[key], text)
                 elif key in ("root", "cache"):
                     places.setdefault(text, f"/{'project' if key == 'root' else 'cache'}")
     places.setdefault(str(Path.home()), "/home/user")
-    wanted = {path: other for path, other in places.items() if len(path) >= SHORTEST}
+    wanted = {path: other for path, other in places.items() if len(path) >= _SHORTEST}
     known.paths = dict(sorted(wanted.items(), key=lambda item: -len(item[0])))
     return known
 
 
-def _without_names(name: str, member: Member, known: Substitutes) -> bytes | None:
+def _without_names(name: str, member: Member, known: _Substitutes) -> bytes | None:
     """Return the new content of a file, None if it does not change."""
     if _is_record(name):
         objects = [_replaced(values, known) for values in _objects(name, member)]
         if name.endswith(".jsonl"):
             return b"".join(map(encode, objects))
         return b"".join((json.dumps(values, indent=1) + "\n").encode() for values in objects)
-    if name == "README.md" or name.startswith(("runs/", "published/")) or not name.endswith(TEXTS):
+    if name == "README.md" or name.startswith(("runs/", "published/")) or not name.endswith(_TEXTS):
         return None
     text = _content(member).decode()
     if name.endswith(".yaml"):
@@ -145,14 +154,14 @@ def _objects(name: str, member: Member) -> Iterator[dict[str, Any]]:
 
 
 def _is_record(name: str) -> bool:
-    return name.startswith("runs/") and name.endswith(RECORDS) and not name.startswith("runs/.")
+    return name.startswith("runs/") and name.endswith(_RECORDS) and not name.startswith("runs/.")
 
 
 def _strings(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield (field, text) for each text of a JSON object, outside of what does not change."""
     if isinstance(values, dict):
         for name, value in values.items():
-            if name not in UNCHANGED:
+            if name not in _UNCHANGED:
                 yield from _strings(value, name)
     elif isinstance(values, list):
         for value in values:
@@ -161,18 +170,18 @@ def _strings(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, values
 
 
-def _replaced(value: Any, known: Substitutes, key: str = "") -> Any:
-    if key in UNCHANGED:
+def _replaced(value: Any, known: _Substitutes, key: str = "") -> Any:
+    if key in _UNCHANGED:
         return value
-    if key in REMOVED:
+    if key in _REMOVED:
         return type(value)()
     if isinstance(value, dict):
-        removed = OF_CLUSTER if key == "resources" else ()
+        removed = _OF_CLUSTER if key == "resources" else ()
         return {name: type(own)() if name in removed else _replaced(own, known, name) for name, own in value.items()}
     if isinstance(value, list):
         return [_replaced(own, known, key) for own in value]
     if isinstance(value, str):
-        return known.names.get(value, "") if key in NAMED else known.in_text(value)
+        return known.names.get(value, "") if key in _NAMED else known.in_text(value)
     return value
 
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 # Settings of a cluster in experiments.yaml.
 
 
-SUFFIXES = (".tar.gz", ".tgz", ".tar")
+_SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _OF_STAGE = ("claim.json", "rerun.json", "cancel.json")
 _OF_ATTEMPT = ("attempt.json", "journal.jsonl", "exit.json", "cancel.json")
 _CODE = re.compile(r"[0-9a-f]{16}")
@@ -96,9 +96,9 @@ def write_archive(
     Raises GpasError for another name, if nothing has been run, and for a file that leads out of the project. An
     existing file is replaced once the new one is complete.
     """
-    suffix = next((end for end in SUFFIXES if path.name.endswith(end) and path.name != end), None)
+    suffix = next((end for end in _SUFFIXES if path.name.endswith(end) and path.name != end), None)
     if suffix is None:
-        raise GpasError(f"{path}: the name of an archive ends in {', '.join(SUFFIXES)}")
+        raise GpasError(f"{path}: the name of an archive ends in {', '.join(_SUFFIXES)}")
     entries = list({entry.id: entry for each in grids.values() for entry in each}.values())
     tried = [attempt for key in stage_keys(entries) for attempt in attempts(project.runs, key)]
     if not tried:

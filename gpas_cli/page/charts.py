@@ -171,10 +171,10 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-Point = TypeVar("Point", bound=tuple[float, ...])
+_Point = TypeVar("_Point", bound=tuple[float, ...])
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
+def thinned(points: Sequence[_Point], most: int) -> list[_Point]:
     """Return at most `most` points (x, y, ...) of a curve: the first, the last, and those that shape it.
 
     Of each stretch of x, the point is kept that spans the largest triangle with the kept point before it and the mean

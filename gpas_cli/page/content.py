@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 # The states in the order in which the page shows them.
-STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
+_STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
 # Whose details are kept first where not all of them fit.
 _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", "cancelled", "done", "missing")
 
 
 @dataclass(frozen=True)
-class GridSection:
+class _GridSection:
     """One grid: its table as HTML, or why there is none (`problem`), and its figures.
 
     captioned: the caption of the table says more than the title.
@@ -79,9 +79,9 @@ class Content:
     title: str
     made: float
     states: Mapping[str, int]
-    grids: tuple[GridSection, ...] = ()
+    grids: tuple[_GridSection, ...] = ()
     claims: Sequence[ClaimJson] = ()
-    paper_tables: Sequence[PaperTableView] = ()
+    paper_tables: Sequence[_PaperTableView] = ()
     figures: Sequence[Mapping[str, Any]] = ()
     cells: Sequence[Mapping[str, Any]] = ()
     details: Mapping[str, Any] | None = None
@@ -92,7 +92,7 @@ class Content:
 
 
 def collect(
-    experiments: Experiments, known: Recorded, states: Sequence[CellStatus], log_tail: LogTail, limits: Limits
+    experiments: Experiments, known: Recorded, states: Sequence[CellStatus], log_tail: _LogTail, limits: Limits
 ) -> Content:
     """Return the content of the page about cells with these states, which `known` covers."""
     names = list(dict.fromkeys(state.entry.grid for state in states))
@@ -133,18 +133,18 @@ def _of_cells(states: Sequence[CellStatus]) -> dict[str, int]:
 
 def _counts(states: Iterable[CellStatus]) -> dict[str, int]:
     found = Counter(state.state for state in states)
-    return {name: found[name] for name in STATES if found[name]}
+    return {name: found[name] for name in _STATES if found[name]}
 
 
 def _section(
     name: str, experiments: Experiments, known: Recorded, states: Sequence[CellStatus], limits: Limits
-) -> GridSection:
+) -> _GridSection:
     own = [state for state in states if state.entry.grid == name]
     entries = [state.entry for state in own]
     grid = experiments.grids.get(name)
     title = grid.title if grid and grid.title else name
     spec = grid.table_spec if grid else TableSpec(title=title)
-    section = GridSection(
+    section = _GridSection(
         name, title, _counts(own), tuple(grid_charts(known, entries, spec, limits)), captioned=spec.title != title
     )
     try:
@@ -153,13 +153,13 @@ def _section(
         return replace(section, problem=str(error))
 
 
-def _not_drawn(sections: Sequence[GridSection], limits: Limits) -> list[str]:
+def _not_drawn(sections: Sequence[_GridSection], limits: Limits) -> list[str]:
     large = [section for section in sections if section.cells > limits.drawn_cells]
     return [f"the curves of all but the first {limits.drawn_cells:,} cells of {section.name}" for section in large]
 
 
 def _details(
-    states: Sequence[CellStatus], known: Recorded, log_tail: LogTail, limits: Limits
+    states: Sequence[CellStatus], known: Recorded, log_tail: _LogTail, limits: Limits
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the details of the cells by id, those that need attention first, and what does not fit."""
     found: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def _details(
     return found, [f"{what} {count(number, 'cell')}" for what, number in left_out.items() if number]
 
 
-LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
+_LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
 
 # Columns of an attempt that the page shows of every attempt, and of the latest alone.
 _FACTS = (
@@ -250,7 +250,7 @@ def _present(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class PaperTableView:
+class _PaperTableView:
     """A table of a paper with our numbers. `html` is the table without its notes; `command` prints it."""
 
     title: str
@@ -259,7 +259,7 @@ class PaperTableView:
     command: str
 
 
-def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]) -> Iterator[PaperTableView]:
+def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]) -> Iterator[_PaperTableView]:
     """Yield the papers' tables in which a cell of the grids `names` has a number.
 
     A grid is considered for the published tables that it names, so that other grids cost nothing.
@@ -279,7 +279,7 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
             made = paper_beside_declared(served, known.states, known.results)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
-            yield PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")
+            yield _PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")
 
 
 def _parts() -> Iterator[PrintedPart]:

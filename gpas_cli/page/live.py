@@ -21,7 +21,7 @@ IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so 
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class _Snapshot:
     """Collected content, and the document and the JSON that show it.
 
     json: that of the page without the time, whose tag is `tag`. taken: when the content was collected, of the monotonic
@@ -58,10 +58,10 @@ class LivePage:
     rescue: Callable[[Content | None, Exception], Content]
     details: Callable[[str], dict[str, Any] | None]
     refresh: float
-    _last: Snapshot | None = None
+    _last: _Snapshot | None = None
     _collecting: threading.Lock = field(default_factory=threading.Lock)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> _Snapshot:
         """Return the newest snapshot. While one is being taken, other callers get the one before."""
         last = self._last
         if last is not None and (self._is_fresh(last) or not self._collecting.acquire(blocking=False)):
@@ -75,10 +75,10 @@ class LivePage:
         finally:
             self._collecting.release()
 
-    def _is_fresh(self, last: Snapshot) -> bool:
+    def _is_fresh(self, last: _Snapshot) -> bool:
         return time.monotonic() < last.taken + max(self.refresh, IDLE_SHARE * last.seconds)
 
-    def _take(self) -> Snapshot:
+    def _take(self) -> _Snapshot:
         from sqlalchemy.exc import SQLAlchemyError
 
         before = self._last.content if self._last else None
@@ -89,7 +89,7 @@ class LivePage:
             content = self.rescue(before, error)
         json, tag = self._shown(content)
         seconds = time.thread_time() - began
-        return Snapshot(content, json, tag, time.monotonic(), seconds, self.refresh)
+        return _Snapshot(content, json, tag, time.monotonic(), seconds, self.refresh)
 
     def _shown(self, content: Content) -> tuple[str, str]:
         """Return the JSON of the content without the time, and its tag: the time alone does not make another page."""

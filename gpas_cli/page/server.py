@@ -18,12 +18,12 @@ from gpas_cli.errors import GpasError
 if TYPE_CHECKING:
     from gpas_cli.page.live import LivePage
 
-ADDRESS = "127.0.0.1"
+_ADDRESS = "127.0.0.1"
 MOST_REQUESTS = 64  # that are answered at a time
 WAIT_SECONDS = 1.0  # for one of them to end
-SMALL_BYTES = 2000  # answers are compressed from this size on
-TIMEOUT_SECONDS = 10  # a client that sends nothing for so long is disconnected
-HEADERS = {
+_SMALL_BYTES = 2000  # answers are compressed from this size on
+_TIMEOUT_SECONDS = 10  # a client that sends nothing for so long is disconnected
+_HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         self._free = threading.BoundedSemaphore(MOST_REQUESTS)
         self.secret = secrets.token_urlsafe(12)
         try:
-            super().__init__((ADDRESS, port), _Handler)
+            super().__init__((_ADDRESS, port), _Handler)
         except OSError as error:
             why = "another program uses it" if error.errno == errno.EADDRINUSE else (error.strerror or str(error))
             raise GpasError(f"port {port}: {why}; choose another one: `gpas serve --port {port + 1}`") from error
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version = "gpas"
     sys_version = ""
-    timeout = TIMEOUT_SECONDS
+    timeout = _TIMEOUT_SECONDS
 
     def do_GET(self) -> None:
         if not _is_loopback(self.headers.get("Host", "")):
@@ -137,11 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
         self, body: bytes, kind: str, headers: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
     ) -> None:
         own = {"Content-Type": kind, **(headers or {})}
-        if len(body) > SMALL_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
+        if len(body) > _SMALL_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
             body = gzip.compress(body, 3)
             own["Content-Encoding"] = "gzip"
         self.send_response(status)
-        for name, value in {**HEADERS, **own}.items():
+        for name, value in {**_HEADERS, **own}.items():
             self.send_header(name, value)
         if status != HTTPStatus.NOT_MODIFIED:
             self.send_header("Content-Length", str(len(body)))

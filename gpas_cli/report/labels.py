@@ -26,10 +26,10 @@ RowKey = tuple[Label | None, ...]
 
 NO_MATCH = "-"  # the label of a setting that no paper has
 # Axes whose labels are clear without the axis's name; other labels are shown with it.
-SPEAKING_AXES = ("norm", "gate", "family", "size", "task", "data", "objective", "activation", "site")
-ADDED = "gate"  # the axis whose labels are added to what stands before them: "Pre-LN + GPAS"
-DEPTH_LABELS = ("stages", "full_steps", "fixed", "scale")
-PROPER_NAMES = {"gpas": "GPAS"}
+_SPEAKING_AXES = ("norm", "gate", "family", "size", "task", "data", "objective", "activation", "site")
+_ADDED = "gate"  # the axis whose labels are added to what stands before them: "Pre-LN + GPAS"
+_DEPTH_LABELS = ("stages", "full_steps", "fixed", "scale")
+_PROPER_NAMES = {"gpas": "GPAS"}
 
 
 def facts(entry: Entry) -> dict[str, Label]:
@@ -45,16 +45,16 @@ def facts(entry: Entry) -> dict[str, Label]:
         **entry.axes,
         "family": _name_in(FAMILIES, model.family),
         "size": _name_in(SIZES, model.size),
-        "shape": describe_shape(model.size),
+        "shape": _describe_shape(model.size),
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),
         "init": model.init.preset,
-        "std": describe_std(model),
-        "data": named_corpus(entry) or describe_corpus(cell.data),
-        "text": describe_text(cell.data),
+        "std": _describe_std(model),
+        "data": _named_corpus(entry) or _describe_corpus(cell.data),
+        "text": _describe_text(cell.data),
         "objective": cell.objective.kind,
-        **describe_depth(cell.depth),
+        **_describe_depth(cell.depth),
         "budget": "equal" if _has_equal_work(entry) else "steps",
         "steps": round(relative_flops(cell) * cell.optim.updates),
         "lr": cell.optim.lr,
@@ -96,12 +96,12 @@ def measured(entry: Entry, column: Label, metric: Metric, *, by_task: bool) -> d
     return {"task": task, "text": task}
 
 
-def describe_shape(size: Size) -> str:
+def _describe_shape(size: Size) -> str:
     """Return layers, hidden width, FFN width and heads: "24x1024x4096x16"."""
     return f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}"
 
 
-def describe_std(model: Model) -> str:
+def _describe_std(model: Model) -> str:
     """Return "usual", or the standard deviations of the initialisation that differ from those of its preset."""
     given = model.init
     if given.everywhere:
@@ -119,7 +119,7 @@ def describe_norm(model: Model) -> str:
     return model.scheme if published else NO_MATCH
 
 
-def named_corpus(entry: Entry) -> str:
+def _named_corpus(entry: Entry) -> str:
     """Return the name under `corpora` by which a cell's text is declared, "" if it has none."""
     declared = entry.declared
     name = _declared(entry, "data")
@@ -142,9 +142,9 @@ def _declared(entry: Entry, *path: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def describe_depth(depth: Depth) -> dict[str, Label]:
+def _describe_depth(depth: Depth) -> dict[str, Label]:
     """Return the kind, and of its settings those by which papers name a schedule."""
-    own: dict[str, Label] = {name: getattr(depth, name) for name in READS[depth.kind] if name in DEPTH_LABELS}
+    own: dict[str, Label] = {name: getattr(depth, name) for name in READS[depth.kind] if name in _DEPTH_LABELS}
     if not depth.full_steps:
         own.pop("full_steps", None)
     return {"depth": depth.kind, **own}
@@ -169,7 +169,7 @@ def row_title(axes: Sequence[str], key: RowKey, scheme_titles: Mapping[Label, st
     title = ""
     for axis, label in zip(axes, key, strict=True):
         part = label_title(axis, label, scheme_titles)
-        between = " + " if axis == ADDED else ", "
+        between = " + " if axis == _ADDED else ", "
         title += f"{between if title and part else ''}{part}"
     return title or f"no {axes[-1]}"
 
@@ -180,9 +180,9 @@ def label_title(axis: str, label: Label | None, scheme_titles: Mapping[Label, st
         return ""
     if axis == "norm" and label in scheme_titles:
         return scheme_titles[label]
-    if isinstance(label, bool) or axis not in SPEAKING_AXES:
+    if isinstance(label, bool) or axis not in _SPEAKING_AXES:
         return f"{axis} {_word(label)}"
-    return PROPER_NAMES.get(str(label), str(label))
+    return _PROPER_NAMES.get(str(label), str(label))
 
 
 def objective_title(entry: Entry) -> str:
@@ -204,14 +204,14 @@ def _name_in(named: Mapping[str, Any], value: object) -> str:
     return next((name for name, known in named.items() if known == value), NO_MATCH)
 
 
-def describe_corpus(data: Data) -> str:
+def _describe_corpus(data: Data) -> str:
     """Return the name of the text that is read, whatever its rows and tokens."""
     return next((name for name, known in CORPORA.items() if known.source == data.source), NO_MATCH)
 
 
-def describe_text(data: Data) -> str:
+def _describe_text(data: Data) -> str:
     """Return the name of the text if a perplexity on it is comparable: if it consists of the usual tokens."""
-    name = describe_corpus(data)
+    name = _describe_corpus(data)
     return name if name in CORPORA and CORPORA[name].tokenizer == data.tokenizer else NO_MATCH
 
 

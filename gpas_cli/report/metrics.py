@@ -10,7 +10,7 @@ from gpas_cli.report.result import Result
 from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
 METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}
-SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
+_SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
 
 
 def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
@@ -47,4 +47,4 @@ def _digits(values: Iterable[float]) -> int:
     largest = max(finite, default=0.0)
     if not largest or all(value == int(value) for value in finite):
         return 0
-    return max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(largest)))
+    return max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(largest)))

@@ -22,7 +22,7 @@ from gpas_cli.store.projection import SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
 
 DECISIVE = ("done", "diverged")
-MODULUS = 2**31 - 1  # the largest INTEGER of Postgres; sums of many numbers below it fit 64 bits
+_MODULUS = 2**31 - 1  # the largest INTEGER of Postgres; sums of many numbers below it fit 64 bits
 
 
 def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
@@ -37,7 +37,7 @@ def ingested(engine: Engine) -> tuple[int | None, ...]:
     counts = (func.count(), func.max(row.id), func.count(row.gone))
     read = (row.journal_offset, row.journal_events, row.journal_tail, row.journal_mtime)
     with engine.connect() as connection:
-        found = connection.execute(select(*counts, *(func.sum(one % MODULUS) for one in read)).select_from(row)).one()
+        found = connection.execute(select(*counts, *(func.sum(one % _MODULUS) for one in read)).select_from(row)).one()
     return tuple(None if number is None else int(number) for number in found)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpas_cli.report.tables.table import Table, TableCell
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
-Where: TypeAlias = str | Sequence[str]
+_Where: TypeAlias = str | Sequence[str]
 
 # Columns of `cells` beside the labels: facts of the result of the cell's last stage that has one.
 _FACTS = ("attempt", "outcome", "host", "device", "gpu", "code", "git_commit", "git_dirty", "parameters", "last_step")
@@ -53,7 +53,7 @@ class Results:
         """The names of the declared grids."""
         return list(self.experiments.grids)
 
-    def cells(self, of: Cells = None, where: Where = ()) -> pd.DataFrame:
+    def cells(self, of: Cells = None, where: _Where = ()) -> pd.DataFrame:
         """Return one row for each cell: its labels, its state, and the facts of its last result.
 
         state: as in `gpas status`, of the first stage without a result. attempt to cause: of the last stage that has a
@@ -65,7 +65,7 @@ class Results:
         frame = _frame(rows, known, ("state", *_FACTS, *_TEXT))
         return _typed(frame)
 
-    def metrics(self, of: Cells = None, where: Where = ()) -> pd.DataFrame:
+    def metrics(self, of: Cells = None, where: _Where = ()) -> pd.DataFrame:
         """Return one row for each final number of a stage: stage, metric, value, and its standard error if it has one.
 
         metric: as in `gpas why`, such as "perplexity" or "accuracy/piqa". Results that the run directories do not
@@ -80,7 +80,7 @@ class Results:
             ]  # fmt: skip
         return _frame(rows, known, ("stage", "metric", "value", "stderr"))
 
-    def curves(self, name: str = "loss", of: Cells = None, where: Where = ()) -> pd.DataFrame:
+    def curves(self, name: str = "loss", of: Cells = None, where: _Where = ()) -> pd.DataFrame:
         """Return one row for each point of a curve of the training: step and value.
 
         name: "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss", "eval_perplexity", ... Where several
@@ -98,7 +98,7 @@ class Results:
             _refuse_unknown(name, rows, known, layers=False)
         return _frame(rows, known, ("stage", "step", "value"))
 
-    def layer_curves(self, name: str = "activation_variance", of: Cells = None, where: Where = ()) -> pd.DataFrame:
+    def layer_curves(self, name: str = "activation_variance", of: Cells = None, where: _Where = ()) -> pd.DataFrame:
         """Return one row for each point and layer of a curve by layer: step, layer and value.
 
         layer: from 1; the number after the last layer is the final norm. name: "activation_variance", "gate",
@@ -117,7 +117,7 @@ class Results:
             _refuse_unknown(name, rows, known, layers=True)
         return _frame(rows, known, ("stage", "step", "layer", "value"))
 
-    def table(self, grid: str = "", where: Where = ()) -> pd.DataFrame:
+    def table(self, grid: str = "", where: _Where = ()) -> pd.DataFrame:
         """Return one row for each cell of a grid's table: mean and std over seeds, the difference from the base.
 
         n, wanted: the seeds with a number, and all. delta: the mean paired difference, with its 95 % interval from
@@ -150,7 +150,7 @@ class Results:
             return _claims_frame([claim_json(evaluate(claim, known)) for claim in chosen])
 
     @contextmanager
-    def _recorded(self, of: Cells, where: Where) -> Iterator[Recorded]:
+    def _recorded(self, of: Cells, where: _Where) -> Iterator[Recorded]:
         """Yield what is recorded of the selected cells. Results that cannot be ingested are announced by a warning."""
         chosen = select(self._selected(of), [where] if isinstance(where, str) else list(where))
         with recorded(self.project, chosen) as known:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpas_cli.report.query import Curve, LayerCurve
     from gpas_cli.spec.cell import Stage
 
-ENTRIES_AT_ONCE = 100  # whose curves are in memory together
+_ENTRIES_AT_ONCE = 100  # whose curves are in memory together
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def curves(
     if engine is None:
         return []
     found: list[CellCurve] = []
-    for start in range(0, len(entries), ENTRIES_AT_ONCE):
-        part = entries[start : start + ENTRIES_AT_ONCE]
+    for start in range(0, len(entries), _ENTRIES_AT_ONCE):
+        part = entries[start : start + _ENTRIES_AT_ONCE]
         stored = _Stored(engine, [stage.key for entry in part for stage in _stages(entry, selection)], selection)
         found += (run for entry in part for run in _cell_curves(stored, entry, averaged(entry), selection))
     return found

@@ -16,7 +16,7 @@ from gpas_cli.report.labels import objective_title
 from gpas_cli.statistics.growth import LEAST_POINTS, better
 from gpas_cli.words import one_line
 
-MOST_BARS = 4  # beside each other at a layer
+_MOST_BARS = 4  # beside each other at a layer
 
 
 class MeanJson(TypedDict):
@@ -124,7 +124,7 @@ class Figure:
     @property
     def has_bars(self) -> bool:
         """Whether the series are drawn as bars."""
-        return self.bars and not self.every_run and len(self.series) <= MOST_BARS
+        return self.bars and not self.every_run and len(self.series) <= _MOST_BARS
 
     @property
     def drawn(self) -> tuple[Series | Line, ...]:

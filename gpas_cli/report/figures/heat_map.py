@@ -15,11 +15,11 @@ from gpas_cli.report.figures.figure import Figure
 from gpas_cli.report.figures.series import Series
 from gpas_cli.report.figures.ticks import log_ticks, readable
 
-SHADES = "viridis"
-MAP_WIDTH = 1.6  # inches, at least, of one of several
-TITLE_CHARACTERS = 16  # in an inch
-MOST_TICKS = 8  # on the axis of layers
-MOST_UPDATES = 4  # with a number below a map
+_SHADES = "viridis"
+_MAP_WIDTH = 1.6  # inches, at least, of one of several
+_TITLE_CHARACTERS = 16  # in an inch
+_MOST_TICKS = 8  # on the axis of layers
+_MOST_UPDATES = 4  # with a number below a map
 
 
 def canvas_size(series: Sequence[Series], size: tuple[float, float]) -> tuple[float, float]:
@@ -33,7 +33,7 @@ def draw(canvas: Any, figure: Figure, title: str) -> None:
     rows = math.ceil(len(figure.series) / columns)
     axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     maps = [one.matrix() for one in figure.series]
-    limits = {"norm": _norm([value for matrix in maps for row in matrix for value in row], figure), "cmap": SHADES}
+    limits = {"norm": _norm([value for matrix in maps for row in matrix for value in row], figure), "cmap": _SHADES}
     drawn = [_draw_map(own, one, limits) for own, one in zip(axes.flat, figure.series, strict=False)]
     for unused in axes.flat[len(figure.series) :]:
         unused.set_visible(False)
@@ -47,7 +47,7 @@ def draw(canvas: Any, figure: Figure, title: str) -> None:
         bar.minorticks_off()
     canvas.supxlabel(figure.x, fontsize="medium")
     canvas.supylabel(figure.y, fontsize="medium")
-    canvas.suptitle("\n".join(textwrap.wrap(title, int(TITLE_CHARACTERS * canvas.get_figwidth()))), fontsize="medium")
+    canvas.suptitle("\n".join(textwrap.wrap(title, int(_TITLE_CHARACTERS * canvas.get_figwidth()))), fontsize="medium")
 
 
 def _norm(values: Sequence[float], figure: Figure) -> Any:
@@ -66,10 +66,10 @@ def _draw_map(axes: Any, series: Series, limits: dict[str, Any]) -> Any:
     columns = series.columns()
     mesh = axes.pcolormesh(_edges(columns), [i + 0.5 for i in range(len(rows) + 1)], padded, rasterized=True, **limits)
     if series.runs[0].columns:
-        axes.locator_params(axis="x", nbins=MOST_UPDATES)
+        axes.locator_params(axis="x", nbins=_MOST_UPDATES)
     else:
-        axes.set_xticks(list(range(1, width + 1, math.ceil(width / MOST_TICKS))))
-    axes.set_yticks(list(range(1, len(rows) + 1, math.ceil(len(rows) / MOST_TICKS))))
+        axes.set_xticks(list(range(1, width + 1, math.ceil(width / _MOST_TICKS))))
+    axes.set_yticks(list(range(1, len(rows) + 1, math.ceil(len(rows) / _MOST_TICKS))))
     axes.set_title(series.title, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
     return mesh
@@ -84,4 +84,4 @@ def _edges(centres: Sequence[float]) -> list[float]:
 
 
 def _columns(count: int, width: float) -> int:
-    return min(max(1, int(width / MAP_WIDTH)), math.ceil(math.sqrt(count)) if count > 2 else count)
+    return min(max(1, int(width / _MAP_WIDTH)), math.ceil(math.sqrt(count)) if count > 2 else count)

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments
     from gpas_cli.grid.entry import Entry
 
-SOURCES = ("gpas", "curse_of_depth", "spike_no_more", "raptr")
-BOUND = "bound"  # a quantity that is computed, not recorded
-BOUND_AXIS = "upper bound of the Jacobian's norm"
-TOY_SIZES = ("quickstart",)
-METHOD_AXES = ("norm", "gate", "embed", "init", "family")  # whose labels the title of a method replaces
-SHOWN = 6  # missing cells that a message names
+_SOURCES = ("gpas", "curse_of_depth", "spike_no_more", "raptr")
+_BOUND = "bound"  # a quantity that is computed, not recorded
+_BOUND_AXIS = "upper bound of the Jacobian's norm"
+_TOY_SIZES = ("quickstart",)
+_METHOD_AXES = ("norm", "gate", "embed", "init", "family")  # whose labels the title of a method replaces
+_SHOWN = 6  # missing cells that a message names
 
-Bounds = Callable[["Entry"], Sequence[float]]
+_Bounds = Callable[["Entry"], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class Request:
         if self.grid == self.spec.grid or not self.entries:
             return ""
         sizes = list(dict.fromkeys(str(entry.axes.get("size", "")) for entry in self.entries))
-        toy = all(entry.cell.model.size == SIZES[name] for entry in self.entries for name in TOY_SIZES)
-        return f"{'toy size' if toy else 'size'}: {listed(sizes, SHOWN)}, grid {self.grid}"
+        toy = all(entry.cell.model.size == SIZES[name] for entry in self.entries for name in _TOY_SIZES)
+        return f"{'toy size' if toy else 'size'}: {listed(sizes, _SHOWN)}, grid {self.grid}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class PaperFigure:
 def declared_figures() -> dict[str, FigureSpec]:
     """Return the figures of the papers by name, in the papers' order."""
     found: dict[str, FigureSpec] = {}
-    for source in SOURCES:
+    for source in _SOURCES:
         text = files("gpas_cli.report").joinpath("papers", "figures", f"{source}.yaml").read_text(encoding="utf-8")
         document = yaml.safe_load(text)
         for name, figure in document["figures"].items():
@@ -197,14 +197,14 @@ def _variants(spec: FigureSpec, entries: Sequence[Entry]) -> set[str]:
     return alike - named
 
 
-def make(request: Request, known: Recorded, bounds: Bounds | None = None) -> PaperFigure:
+def make(request: Request, known: Recorded, bounds: _Bounds | None = None) -> PaperFigure:
     """Return the figure as far as it is recorded. `bounds` computes equation (15) for each layer of a cell."""
     spec = request.spec
     title = f"{spec.title} at {spec.size}" if spec.size and request.grid == spec.grid else spec.title
     blank = PaperFigure(spec.name, spec.paper, spec.number, title, request.grid, (), request.note)
     if request.problem:
         return replace(blank, problem=request.problem)
-    if spec.panels[0]["what"] == BOUND:
+    if spec.panels[0]["what"] == _BOUND:
         return _with_bounds(blank, request, bounds)
     panels: list[Figure] = []
     drawn: set[str] = set()
@@ -244,7 +244,7 @@ def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorde
     if startable or not missing:
         return run_command(startable, declared)
     grids = dict.fromkeys(entry.grid for entry in missing)
-    return shlex.join(["gpas", "retry", *([entry.id for entry in missing] if len(missing) <= SHOWN else grids)])
+    return shlex.join(["gpas", "retry", *([entry.id for entry in missing] if len(missing) <= _SHOWN else grids)])
 
 
 def _labels_of_each(request: Request) -> list[dict[str, Label]]:
@@ -313,7 +313,7 @@ def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:
         for method in spec.methods
         if has_labels(run.entry, method["cells"], named=named)
     ]
-    axes = dict.fromkeys((*METHOD_AXES, *(axis for method in spec.methods for axis in method["cells"])))
+    axes = dict.fromkeys((*_METHOD_AXES, *(axis for method in spec.methods for axis in method["cells"])))
     return replace(run, method=titles[0], method_axes=tuple(axes)) if titles else run
 
 
@@ -329,7 +329,7 @@ def _lettered(panels: Sequence[Figure]) -> list[Figure]:
     return [replace(panel, title=f"({letters[i]}) {panel.title.strip()}") for i, panel in enumerate(panels)]
 
 
-def _with_bounds(blank: PaperFigure, request: Request, bounds: Bounds | None) -> PaperFigure:
+def _with_bounds(blank: PaperFigure, request: Request, bounds: _Bounds | None) -> PaperFigure:
     """Return a figure of bounds at initialisation: a line for each method, of its first cell."""
     if bounds is None:
         return replace(blank, problem="its bounds are computed, not recorded: run `gpas figure --paper spike-2`")
@@ -342,5 +342,5 @@ def _with_bounds(blank: PaperFigure, request: Request, bounds: Bounds | None) ->
             layers = max(layers, len(values))
             points = tuple((float(n), value) for n, value in enumerate(values, 1))
             lines.append(Line(method["title"], points, colour=i, form="joined"))
-    panel = Figure("", "layer", BOUND_AXIS, log=True, layers=layers, lines=tuple(lines))
+    panel = Figure("", "layer", _BOUND_AXIS, log=True, layers=layers, lines=tuple(lines))
     return replace(blank, panels=(panel,))

@@ -19,12 +19,12 @@ from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import Series
 from gpas_cli.report.figures.ticks import is_log, layer_axis, log_axis
 
-FORMATS = (".pdf", ".svg", ".png")
-PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
-COLUMN_SIZE = (3.3, 2.3)  # inches, of a plot as wide as a column of a paper
-PAGE_SIZE = (6.8, 2.4)  # inches, of one as wide as both columns
-NARROW = 5.0  # inches; narrower panels are below each other, and narrower plots have their legend below
-TITLE_CHARACTERS = 19  # in an inch
+_FORMATS = (".pdf", ".svg", ".png")
+_PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
+_COLUMN_SIZE = (3.3, 2.3)  # inches, of a plot as wide as a column of a paper
+_PAGE_SIZE = (6.8, 2.4)  # inches, of one as wide as both columns
+_NARROW = 5.0  # inches; narrower panels are below each other, and narrower plots have their legend below
+_TITLE_CHARACTERS = 19  # in an inch
 STYLE: dict[str, Any] = {
     # matplotlib includes a Times, as in the body of most papers; the second has the characters that this one has not.
     "font.family": ["STIXGeneral", "DejaVu Sans"],
@@ -57,15 +57,15 @@ class Sheet:
         """The size in inches for a paper: a column for a single panel of few lines, else both columns; of several rows
         of panels, that of one."""
         if len(self.panels) > 1 or (self.panels[0].heat_map and len(self.panels[0].series) > 1):
-            return PAGE_SIZE
-        return COLUMN_SIZE if len(self.panels[0].series) + len(self.panels[0].lines) <= MOST_SHADES else PLOT_SIZE
+            return _PAGE_SIZE
+        return _COLUMN_SIZE if len(self.panels[0].series) + len(self.panels[0].lines) <= _MOST_SHADES else _PLOT_SIZE
 
 
 def check_formats(paths: Sequence[Path]) -> None:
     """Raise GpasError unless every suffix names a format."""
     for path in paths:
-        if path.suffix.lower() not in FORMATS:
-            raise GpasError(f"{path}: unknown format '{path.suffix}'; {nearest(path.suffix.lower(), FORMATS)}")
+        if path.suffix.lower() not in _FORMATS:
+            raise GpasError(f"{path}: unknown format '{path.suffix}'; {nearest(path.suffix.lower(), _FORMATS)}")
 
 
 def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None = None) -> None:
@@ -98,24 +98,24 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
         canvas.set_size_inches(heat_map.canvas_size(panels[0].series, size))
         heat_map.draw(canvas, panels[0], sheet.title or panels[0].title)
         return
-    below = size[0] < NARROW or len(panels) > 1
-    rows, columns = (len(panels), 1) if size[0] < NARROW else _arranged(len(panels))
+    below = size[0] < _NARROW or len(panels) > 1
+    rows, columns = (len(panels), 1) if size[0] < _NARROW else _arranged(len(panels))
     width = size[0] / columns
     axes = []
-    legends: list[Labelled] = []
+    legends: list[_Labelled] = []
     parts = canvas.subfigures(rows, columns, squeeze=False).flat if len(panels) > 1 else [canvas]
     for part, panel in zip(parts, panels, strict=False):
         axes.append(part.subplots())
-        legends.append(Labelled(part, panel, _draw_panel(axes[-1], panel, width, titled=len(panels) > 1)))
+        legends.append(_Labelled(part, panel, _draw_panel(axes[-1], panel, width, titled=len(panels) > 1)))
     _scale(axes, panels)
     title = _wrapped(sheet.title or panels[0].title, size[0])
     if title:
         canvas.suptitle("\n".join(title), x=0.01, ha="left", fontsize=8, linespacing=1.1)
-    plots = rows * size[1] + LINE_HEIGHT * max(0, len(title) - 1)
+    plots = rows * size[1] + _LINE_HEIGHT * max(0, len(title) - 1)
     if below:
-        canvas.set_size_inches(size[0], plots + legends_below(canvas, legends, (size[0], width), rows))
+        canvas.set_size_inches(size[0], plots + _legends_below(canvas, legends, (size[0], width), rows))
     else:
-        height, wider = legend_beside(canvas, legends[0])
+        height, wider = _legend_beside(canvas, legends[0])
         canvas.set_size_inches(size[0] + wider, max(plots, height))
 
 
@@ -126,7 +126,7 @@ def _arranged(panels: int) -> tuple[int, int]:
 
 
 def _draw_panel(axes: Any, panel: Figure, width: float, *, titled: bool) -> list[tuple[str, Any]]:
-    handles = draw_all(axes, panel)
+    handles = _draw_all(axes, panel)
     axes.set_xlabel(panel.x)
     axes.set_ylabel("\n".join(textwrap.wrap(panel.y, 44)))
     if titled:
@@ -157,25 +157,25 @@ def _scale(axes: Sequence[Any], panels: Sequence[Figure]) -> None:
 
 
 def _wrapped(text: str, width: float) -> list[str]:
-    return textwrap.wrap(text, int(TITLE_CHARACTERS * width), break_on_hyphens=False)
+    return textwrap.wrap(text, int(_TITLE_CHARACTERS * width), break_on_hyphens=False)
 
 
 # Colours that colour-blind readers can distinguish (Okabe and Ito, 2008, without yellow, plus grey).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
-WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
+_DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
+_WIDTHS = (1.5, 1.0, 1.2, 1.0)  # points, by line style
 MARKERS = ("o", "s", "D", "P", "X", "*", "d", "p")  # no triangles, which mark spikes
-SHADES = "viridis"  # for colours that represent numbers
-BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
-ALL_MARKED = 40  # points; longer curves have markers at some of them
-MARKS = 6  # on a long curve
-SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
-FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
-BAR_WIDTH = 0.8  # layers, of all bars at a layer
-BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
+_SHADES = "viridis"  # for colours that represent numbers
+_BRIGHTEST = 0.85  # fraction of the shades that is dark enough on white paper
+_ALL_MARKED = 40  # points; longer curves have markers at some of them
+_MARKS = 6  # on a long curve
+_SPREAD = 0.8  # layers over which the final norm's values are spread, so that they do not overlap
+_FADED = 0.8  # of the opacity: how much lighter the last of many runs of a series is than the first
+_BAR_WIDTH = 0.8  # layers, of all bars at a layer
+_BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the series of one colour differ in weight
 
 
-def draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
+def _draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
     draw = _draw_bars if figure.has_bars else _draw_series
     handles = [(_title(figure, series), draw(axes, figure, series)) for series in figure.series]
@@ -205,19 +205,19 @@ def look(one: Series | Line, points: int) -> dict[str, Any]:
     if one.shade is not None:
         from matplotlib import colormaps
 
-        colour = colormaps[SHADES](BRIGHTEST * one.shade)
-    style = one.style % len(DASHES)
-    every = max(1, points // MARKS)
+        colour = colormaps[_SHADES](_BRIGHTEST * one.shade)
+    style = one.style % len(_DASHES)
+    every = max(1, points // _MARKS)
     return {
         "color": colour,
-        "linestyle": DASHES[style],
-        "linewidth": WIDTHS[style],
+        "linestyle": _DASHES[style],
+        "linewidth": _WIDTHS[style],
         "marker": MARKERS[one.colour % len(MARKERS)] if one.shade is None else "",
         "markersize": 3.0,
         "markeredgewidth": 0.8,
         "markerfacecolor": "white" if one.style else colour,
         # Lines that lie on each other have their markers at different places.
-        "markevery": 1 if points <= ALL_MARKED else ((one.colour * 5 + style * 3) % 12 * every // 12, every),
+        "markevery": 1 if points <= _ALL_MARKED else ((one.colour * 5 + style * 3) % 12 * every // 12, every),
     }
 
 
@@ -226,7 +226,7 @@ def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
     own = look(series, figure.longest())
     if figure.every_run:
         lines = [
-            axes.plot(*zip(*run.points, strict=True), **own, alpha=1 - FADED * i / len(series.runs))
+            axes.plot(*zip(*run.points, strict=True), **own, alpha=1 - _FADED * i / len(series.runs))
             for i, run in enumerate(series.runs)
         ]
         handle = lines[0][0]
@@ -255,8 +255,8 @@ def _draw_mean(axes: Any, figure: Figure, series: Series, own: dict[str, Any]) -
 
 def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
     """Draw the bars of one series beside those of the others, and return the artist that represents it."""
-    width = BAR_WIDTH / len(figure.series)
-    shift = width * (figure.series.index(series) + 0.5) - BAR_WIDTH / 2
+    width = _BAR_WIDTH / len(figure.series)
+    shift = width * (figure.series.index(series) + 0.5) - _BAR_WIDTH / 2
     means = series.mean()
     deviations = [summary.std or 0.0 for _, summary in means]
     axes.axhline(0, color="0.3", linewidth=0.6)
@@ -266,7 +266,7 @@ def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
         width,
         yerr=deviations if any(deviations) else None,
         color=look(series, 0)["color"],
-        alpha=BAR_WEIGHTS[series.style % len(BAR_WEIGHTS)],
+        alpha=_BAR_WEIGHTS[series.style % len(_BAR_WEIGHTS)],
         error_kw={"elinewidth": 0.6, "ecolor": "0.3"},
     )
 
@@ -299,25 +299,25 @@ def _draw_final_norm(axes: Any, figure: Figure) -> None:
         if not own["marker"]:
             own["marker"] = "o"
         axes.errorbar(
-            [beyond(figure) + SPREAD * ((i + 0.5) / len(shown) - 0.5)] * len(values),
+            [beyond(figure) + _SPREAD * ((i + 0.5) / len(shown) - 0.5)] * len(values),
             values,
             yerr=None if figure.every_run or summary.std is None else [summary.std],
             **own,
         )
 
 
-LONGEST_LABEL = 34  # characters in a line of the legend
-LONGEST_COLUMN = 24  # entries of a legend
-MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
-LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
-CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
-HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
-USUAL_LEGEND = 1.5  # inches of a plot's width that a legend beside it may take
-BAR_TICKS = 12  # at most, on a colour bar
+_LONGEST_LABEL = 34  # characters in a line of the legend
+_LONGEST_COLUMN = 24  # entries of a legend
+_MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
+_LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
+_CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
+_HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
+_USUAL_LEGEND = 1.5  # inches of a plot's width that a legend beside it may take
+_BAR_TICKS = 12  # at most, on a colour bar
 
 
 @dataclass(frozen=True)
-class Labelled:
+class _Labelled:
     """A drawn panel: its part of the canvas, and the titles and artists of its legend."""
 
     part: Any
@@ -325,7 +325,7 @@ class Labelled:
     handles: Sequence[tuple[str, Any]]
 
 
-def legends_below(canvas: Any, drawn: Sequence[Labelled], widths: tuple[float, float], rows: int) -> float:
+def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float, float], rows: int) -> float:
     """Draw one legend below all panels, or one below each if a title would be ambiguous. Return the inches it needs.
 
     widths: those of the canvas and of a panel.
@@ -345,7 +345,7 @@ def legends_below(canvas: Any, drawn: Sequence[Labelled], widths: tuple[float, f
     return rows * needed + (_below(canvas, {}, panels, width) if alike else 0.0)
 
 
-def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
+def _legend_beside(canvas: Any, one: _Labelled) -> tuple[float, float]:
     """Draw a legend beside a single plot. Return the height that it needs and the width that it adds, in inches."""
     if _is_shaded(one.panel):
         _colour_bar(one)
@@ -354,10 +354,12 @@ def legend_beside(canvas: Any, one: Labelled) -> tuple[float, float]:
     explained = list(_explained(one.panel))
     if not titles and not explained:
         return 0.0, 0.0
-    columns = math.ceil(len(titles) / LONGEST_COLUMN)
+    columns = math.ceil(len(titles) / _LONGEST_COLUMN)
     _draw(canvas, dict(one.handles), titles, "outside right upper", columns, "\n".join(explained))
     lines = _lines(titles) / columns + len(explained) + 3
-    return LINE_HEIGHT * lines, max(0.0, columns * (CHARACTER_WIDTH * _longest(titles) + HANDLE_WIDTH) - USUAL_LEGEND)
+    return _LINE_HEIGHT * lines, max(
+        0.0, columns * (_CHARACTER_WIDTH * _longest(titles) + _HANDLE_WIDTH) - _USUAL_LEGEND
+    )
 
 
 def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], width: float) -> float:
@@ -365,10 +367,10 @@ def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], widt
     explained = list(dict.fromkeys(line for panel in panels for line in _explained(panel)))
     if not titles and not explained and len(panels) == 1:
         return 0.0
-    columns = max(1, min(len(titles), int(width / (CHARACTER_WIDTH * _longest(titles) + HANDLE_WIDTH))))
-    heading = textwrap.wrap("; ".join(explained), int(width / CHARACTER_WIDTH))
+    columns = max(1, min(len(titles), int(width / (_CHARACTER_WIDTH * _longest(titles) + _HANDLE_WIDTH))))
+    heading = textwrap.wrap("; ".join(explained), int(width / _CHARACTER_WIDTH))
     _draw(part, entries, titles, "outside lower left", columns, "\n".join(heading))
-    return LINE_HEIGHT * (math.ceil(_lines(titles) / columns) + len(heading) + 0.8)
+    return _LINE_HEIGHT * (math.ceil(_lines(titles) / columns) + len(heading) + 0.8)
 
 
 def _draw(part: Any, entries: Mapping[str, Any], titles: Sequence[str], place: str, columns: int, heading: str) -> None:
@@ -391,7 +393,7 @@ def _draw(part: Any, entries: Mapping[str, Any], titles: Sequence[str], place: s
 
 
 def _wrapped_titles(entries: Mapping[str, Any]) -> list[str]:
-    return ["\n".join(textwrap.wrap(title, LONGEST_LABEL)) for title in entries]
+    return ["\n".join(textwrap.wrap(title, _LONGEST_LABEL)) for title in entries]
 
 
 def _longest(titles: Sequence[str]) -> int:
@@ -430,19 +432,19 @@ def _is_shaded(panel: Figure) -> bool:
     """Return whether colours represent numbers of more series than a legend should name."""
     shades = [series.shade for series in panel.series]
     alike = all(series.style == 0 for series in panel.series)
-    return len(shades) > MOST_SHADES and None not in shades and alike and not panel.lines
+    return len(shades) > _MOST_SHADES and None not in shades and alike and not panel.lines
 
 
-def _colour_bar(one: Labelled) -> None:
+def _colour_bar(one: _Labelled) -> None:
     from matplotlib import cm, colormaps, colors
 
     series = one.panel.series
     axis = next(axis for axis in series[0].labels if len({own.labels.get(axis) for own in series}) > 1)
     numbers = sorted(float(str(own.labels[axis])) for own in series)
-    shades = colors.ListedColormap(colormaps[SHADES]([BRIGHTEST * i / 255 for i in range(256)]))
+    shades = colors.ListedColormap(colormaps[_SHADES]([_BRIGHTEST * i / 255 for i in range(256)]))
     # Shades are equally spaced by rank.
     scale = cm.ScalarMappable(colors.Normalize(0, len(numbers) - 1), shades)
     bar = one.part.colorbar(scale, ax=one.part.axes, label=axis, pad=0.02, aspect=30)
-    ranks = range(0, len(numbers), math.ceil(len(numbers) / BAR_TICKS))
+    ranks = range(0, len(numbers), math.ceil(len(numbers) / _BAR_TICKS))
     bar.set_ticks(list(ranks), labels=[f"{numbers[rank]:g}" for rank in ranks])
     bar.outline.set_linewidth(0.4)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 
-LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
-LEVEL = 0.95
+_LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
+_LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class PowerLaw:
         """Return y at x."""
         return self.factor * math.pow(x, -self.exponent)
 
-    def band(self, x: float, level: float = LEVEL) -> tuple[float, float]:
+    def band(self, x: float, level: float = _LEVEL) -> tuple[float, float]:
         """Return the confidence interval of the law's y at x."""
         spread = self.scatter * math.sqrt(1 / self.points + (math.log(x) - self.centre) ** 2 / self.sum_squares)
         half = two_sided_t(1 - level, self.points - 2) * spread
         return self.at(x) * math.exp(-half), self.at(x) * math.exp(half)
 
 
-def fit(points: Sequence[tuple[float, float]], level: float = LEVEL) -> PowerLaw | None:
+def fit(points: Sequence[tuple[float, float]], level: float = _LEVEL) -> PowerLaw | None:
     """Return the power law through the points (x, y), None for fewer than LEAST_POINTS different x.
 
     Raises ValueError unless all x and y are positive and finite.
     """
     if not all(math.isfinite(value) and value > 0 for point in points for value in point):
         raise ValueError("a power law needs positive and finite numbers")
-    if len({x for x, _ in points}) < LEAST_POINTS:
+    if len({x for x, _ in points}) < _LEAST_POINTS:
         return None
     xs = [math.log(x) for x, _ in points]
     ys = [math.log(y) for _, y in points]
@@ -80,16 +80,16 @@ def fit(points: Sequence[tuple[float, float]], level: float = LEVEL) -> PowerLaw
     )
 
 
-OURS = "ours"
-DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
-MOST_BANDS = 4  # in a panel; with more methods, the intervals of the exponents have to do
-NOTE = "fitted exponent ± half of its 95 % interval"
-CURVE_POINTS = 40  # of a fitted curve
-AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
+_OURS = "ours"
+_DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
+_MOST_BANDS = 4  # in a panel; with more methods, the intervals of the exponents have to do
+_NOTE = "fitted exponent ± half of its 95 % interval"
+_CURVE_POINTS = 40  # of a fitted curve
+_AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
 
 
 @dataclass(frozen=True)
-class Point:
+class _Point:
     """The loss of one method at one size, in nats per token. `loss`: the mean over `runs` seeds."""
 
     method: str
@@ -116,7 +116,7 @@ class Law:
     def words(self) -> str:
         """The exponent with its interval, or why there is none."""
         if self.law is None:
-            return f"{count(self.sizes, 'size')}; a power law needs {LEAST_POINTS}"
+            return f"{count(self.sizes, 'size')}; a power law needs {_LEAST_POINTS}"
         low, high = self.law.interval
         return f"exponent {self.law.exponent:.4f}, 95 % interval {low:.4f} to {high:.4f}, {count(self.sizes, 'size')}"
 
@@ -135,13 +135,13 @@ def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[str, s
 
     Published tables without a perplexity of at least one of the cells are left out.
     """
-    sources = [(OURS, _ours(entries, known))]
+    sources = [(_OURS, _ours(entries, known))]
     for source, name in published.items():
         sources.append((papers.load(source)["short"], _published(entries, papers.published(source, name))))
     panels: list[Figure] = []
     laws: list[Law] = []
     for title, points in sources:
-        for over, x in AXES if points else ():
+        for over, x in _AXES if points else ():
             own = _laws(title, points, over)
             laws += own
             panels.append(_panel(title, x, points, over, own))
@@ -160,7 +160,7 @@ def _loss(entry: Entry, known: Recorded) -> tuple[float, float] | None:
     )
 
 
-def _ours(entries: Sequence[Entry], known: Recorded) -> list[Point]:
+def _ours(entries: Sequence[Entry], known: Recorded) -> list[_Point]:
     """Return a point for each method and size, the mean over seeds."""
     groups: dict[tuple[str, str], list[tuple[Entry, float, float]]] = {}
     methods = _methods(entries)
@@ -174,12 +174,12 @@ def _ours(entries: Sequence[Entry], known: Recorded) -> list[Point]:
     ]
 
 
-def _published(entries: Sequence[Entry], table: papers.PublishedTable) -> list[Point]:
+def _published(entries: Sequence[Entry], table: papers.PublishedTable) -> list[_Point]:
     """Return a point for each method and size whose perplexity is printed; runs that diverged are left out."""
     if not table.metric.startswith("perplexity"):
         return []
     methods = _methods(entries)
-    found: dict[tuple[str, str], Point] = {}
+    found: dict[tuple[str, str], _Point] = {}
     for entry in entries:
         labels = facts(entry)
         perplexity, tokens = table.value(labels), table.tokens(labels)
@@ -189,7 +189,7 @@ def _published(entries: Sequence[Entry], table: papers.PublishedTable) -> list[P
     best: dict[str, float] = {}
     for point in found.values():
         best[point.size] = min(point.loss, best.get(point.size, math.inf))
-    return [point for point in found.values() if point.loss < best[point.size] + DIVERGED_NATS]
+    return [point for point in found.values() if point.loss < best[point.size] + _DIVERGED_NATS]
 
 
 def _methods(entries: Sequence[Entry]) -> dict[str, str]:
@@ -211,8 +211,8 @@ def _further(entry: Entry, axes: Sequence[str]) -> list[str]:
     return [f"{axis} {spelled(entry.axes[axis])}" for axis in axes if axis in entry.axes]
 
 
-def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1) -> Point:
-    return Point(
+def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1) -> _Point:
+    return _Point(
         method=method,
         norm=entry.cell.model.scheme,
         gated=entry.cell.model.gate is not None,
@@ -224,7 +224,7 @@ def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1)
     )
 
 
-def _laws(source: str, points: Sequence[Point], over: str) -> list[Law]:
+def _laws(source: str, points: Sequence[_Point], over: str) -> list[Law]:
     found = []
     for method, own in _by_method(points):
         pairs = [(getattr(point, over), point.loss) for point in own]
@@ -232,12 +232,12 @@ def _laws(source: str, points: Sequence[Point], over: str) -> list[Law]:
     return found
 
 
-def _by_method(points: Sequence[Point]) -> Iterator[tuple[str, list[Point]]]:
+def _by_method(points: Sequence[_Point]) -> Iterator[tuple[str, list[_Point]]]:
     for method in dict.fromkeys(point.method for point in points):
         yield method, [point for point in points if point.method == method]
 
 
-def _panel(source: str, x: str, points: Sequence[Point], over: str, laws: Sequence[Law]) -> Figure:
+def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Sequence[Law]) -> Figure:
     """Return the plot: points of each method, and its law as a line with a band."""
     lines: list[Line] = []
     schemes = list(SCHEMES)
@@ -249,12 +249,12 @@ def _panel(source: str, x: str, points: Sequence[Point], over: str, laws: Sequen
         pairs = tuple(sorted((getattr(point, over), point.loss) for point in own))
         lines.append(Line(method, pairs, form="points", in_legend=law.law is None, **look))
         if law.law is not None:
-            xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / CURVE_POINTS) for i in range(CURVE_POINTS + 1)]
-            band = tuple((at, *law.law.band(at)) for at in xs) if len(laws) <= MOST_BANDS else ()
+            xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
+            band = tuple((at, *law.law.band(at)) for at in xs) if len(laws) <= _MOST_BANDS else ()
             title = f"{method}: {_exponent(law.law)}"
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
     title = f"{source[0].upper()}{source[1:]}"
-    note = NOTE if any(law.law for law in laws) else f"no law: fewer than {LEAST_POINTS} sizes"
+    note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} sizes"
     return Figure(title, x, "validation loss (nats per token)", log=True, log_x=True, lines=tuple(lines), note=note)
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Points = tuple[tuple[float, float], ...]
 
-STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
-METHOD = ("norm", "gate")  # axes that form the first part of a title
-NAMED_METHOD = "method"  # the label of curves whose method has a title of its own
+_STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
+_METHOD = ("norm", "gate")  # axes that form the first part of a title
+_NAMED_METHOD = "method"  # the label of curves whose method has a title of its own
 PART = "part"  # the label of curves of a part of the network: W_q
 
 
@@ -59,7 +59,7 @@ class CellCurve:
         """The labels that distinguish this curve's method from others."""
         left_out = (self.over, *self.method_axes)
         own = {axis: label for axis, label in self.entry.axes.items() if axis not in left_out}
-        return {**own, **({NAMED_METHOD: self.method} if self.method else {}), **dict(self.variant)}
+        return {**own, **({_NAMED_METHOD: self.method} if self.method else {}), **dict(self.variant)}
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def _title(
 
     If the curves differ only by variants, the method is left out: "layer 3".
     """
-    method = [axis for axis in METHOD if axis in labels]
-    others = [axis for axis in varying if axis not in (*METHOD, NAMED_METHOD)]
-    words = [str(labels[NAMED_METHOD])] if NAMED_METHOD in labels else []
+    method = [axis for axis in _METHOD if axis in labels]
+    others = [axis for axis in varying if axis not in (*_METHOD, _NAMED_METHOD)]
+    words = [str(labels[_NAMED_METHOD])] if _NAMED_METHOD in labels else []
     words += [row_title(method, tuple(labels[axis] for axis in method), titles)] if method else []
     if others and set(varying) <= set(variants):
         words = []
@@ -186,14 +186,14 @@ def _with_grids(found: Sequence[Series]) -> list[Series]:
 
 def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, ...]:
     styles = _styles([series.labels.get("gate", "none") for series in found])
-    hued = [axis for axis in varying if axis != "gate" or len(styles) > STYLES]
-    numbers = [series.labels.get(hued[0]) for series in found] if len(hued) == 1 and hued[0] not in METHOD else []
+    hued = [axis for axis in varying if axis != "gate" or len(styles) > _STYLES]
+    numbers = [series.labels.get(hued[0]) for series in found] if len(hued) == 1 and hued[0] not in _METHOD else []
     shades = _shades(numbers)
     return tuple(
         replace(
             series,
             colour=colour,
-            style=styles[series.labels.get("gate", "none")] if len(styles) <= STYLES else 0,
+            style=styles[series.labels.get("gate", "none")] if len(styles) <= _STYLES else 0,
             shade=shades.get(series.labels.get(hued[0])) if shades else None,
         )
         for series, colour in zip(found, _colours(found, hued), strict=True)
@@ -277,22 +277,22 @@ class Quantity:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
-NATS = "nats per token"
-PER_TARGET = "nats per target"
-PI = "\N{GREEK SMALL LETTER PI}"
-MATRICES = {
+_NATS = "nats per token"
+_PER_TARGET = "nats per target"
+_PI = "\N{GREEK SMALL LETTER PI}"
+_MATRICES = {
     "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
     "norms": "the norms",
 }  # fmt: skip
-ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
+_ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
 
 OVER_UPDATES = (
-    Quantity("loss", "training loss", NATS, spikes="spike_loss", of_targets=True),
-    Quantity("eval_loss", "validation loss", NATS, of_targets=True),
+    Quantity("loss", "training loss", _NATS, spikes="spike_loss", of_targets=True),
+    Quantity("eval_loss", "validation loss", _NATS, of_targets=True),
     Quantity("eval_perplexity", "validation perplexity", of_targets=True),
-    Quantity("eval_masked_loss", "validation loss at masked tokens", PER_TARGET, of_targets=True),
+    Quantity("eval_masked_loss", "validation loss at masked tokens", _PER_TARGET, of_targets=True),
     Quantity("eval_masked_perplexity", "validation perplexity at masked tokens", of_targets=True),
-    Quantity("eval_denoising_loss", "validation loss at corrupted spans", PER_TARGET, of_targets=True),
+    Quantity("eval_denoising_loss", "validation loss at corrupted spans", _PER_TARGET, of_targets=True),
     Quantity("eval_denoising_perplexity", "validation perplexity at corrupted spans", of_targets=True),
     Quantity("eval_bits_per_byte", "validation loss", "bits per byte", of_targets=True),
     Quantity("lr", "learning rate"),
@@ -305,7 +305,7 @@ OVER_UPDATES = (
     *(
         Quantity(f"{norm}_{part}", f"{title} of {words}", per_layer=True)
         for norm, title in (("weight_norm", "weight norm"), ("grad_norm", "gradient norm"))
-        for part, words in ENDS.items()
+        for part, words in _ENDS.items()
     ),
 )
 BY_LAYER = (
@@ -319,14 +319,14 @@ BY_LAYER = (
     Quantity("weight_norm", "weight norm", by_layer=True),
     *(
         Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True, part=words)
-        for part, words in MATRICES.items()
+        for part, words in _MATRICES.items()
     ),
-    Quantity("importance", "rise of the loss without the layer", NATS, by_layer=True, bars=True),
+    Quantity("importance", "rise of the loss without the layer", _NATS, by_layer=True, bars=True),
     Quantity("importance_score", "accuracy lost without the layer", "points", by_layer=True, bars=True),
     Quantity("stream_norm", "norm of the layer's output", by_layer=True, outputs=True),
     Quantity("stability", "change of the output without the layer, \N{GREEK CAPITAL LETTER PSI}", by_layer=True),
-    Quantity("angular_distance", "angular distance from input to output", PI, by_layer=True),
-    Quantity("angular_distances", "angular distance", PI, curve="angular_distance", by_layer=True, spans=True),
+    Quantity("angular_distance", "angular distance from input to output", _PI, by_layer=True),
+    Quantity("angular_distances", "angular distance", _PI, curve="angular_distance", by_layer=True, spans=True),
 )
 QUANTITIES = {quantity.name: quantity for quantity in (*OVER_UPDATES, *BY_LAYER)}
 

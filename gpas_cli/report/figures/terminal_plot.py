@@ -20,18 +20,18 @@ from gpas_cli.report.figures.series import Points, Series
 from gpas_cli.report.figures.ticks import apart, is_log, linear_ticks, log_ticks, readable
 from gpas_cli.words import printable
 
-PLOT_LINES = 18  # without axes and legend
-WIDEST = 120  # characters; a wider plot has too flat lines
-TICK_EVERY = (14, 4)  # characters of x and lines of y between ticks, at least
-KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
-KEYS_ON_CURVE = 4  # times that a curve has its key
+_PLOT_LINES = 18  # without axes and legend
+_WIDEST = 120  # characters; a wider plot has too flat lines
+_TICK_EVERY = (14, 4)  # characters of x and lines of y between ticks, at least
+_KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
+_KEYS_ON_CURVE = 4  # times that a curve has its key
 # Okabe and Ito's colours, as in files; black and grey are the terminal's own colour.
-COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), None, None)
+_COLOURS = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0), (86, 180, 233), None, None)
 # Shades of ordered numbers, of which the darkest is readable on black and the lightest on white.
-SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
-LEVELS = " ░▒▓█"  # of heat maps, so that they are readable without colour
-ZERO_BELOW = 0.05  # an axis that begins below this fraction of its end begins at 0
-DASH_DOTS = 3  # of braille, and of the gap after them
+_SHADES = ((116, 84, 160), (59, 100, 172), (33, 145, 140), (60, 170, 90), (160, 190, 40))
+_LEVELS = " ░▒▓█"  # of heat maps, so that they are readable without colour
+_ZERO_BELOW = 0.05  # an axis that begins below this fraction of its end begins at 0
+_DASH_DOTS = 3  # of braille, and of the gap after them
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Plot:
             yield from _heat_maps(figure, options.max_width)
             return
         curves = _curves(figure)
-        yield from _Frame.around(figure, curves, min(options.max_width, WIDEST)).rows(curves)
+        yield from _Frame.around(figure, curves, min(options.max_width, _WIDEST)).rows(curves)
         yield from _legend(curves, options.max_width)
         if figure.note:
             yield Text(printable(figure.note), "dim")
@@ -82,10 +82,10 @@ class _Frame:
         ys = [y for curve in curves for _, y in curve.points]
         ys += [figure.level] if figure.level is not None else []
         y = _limits(ys)
-        ticks = _ticks(*y, is_log(figure), PLOT_LINES // TICK_EVERY[1])
+        ticks = _ticks(*y, is_log(figure), _PLOT_LINES // _TICK_EVERY[1])
         margin = max(map(len, map(readable, _shown(ticks, figure))))
         x = _limits(xs, margin=0)
-        if not figure.log_x and 0 < x[0] < ZERO_BELOW * x[1]:
+        if not figure.log_x and 0 < x[0] < _ZERO_BELOW * x[1]:
             x = (0.0, x[1])
         return cls(figure, x, y, room - margin - 2, ticks)
 
@@ -105,14 +105,14 @@ class _Frame:
     def _y_labels(self) -> dict[int, str]:
         """Return the labels of ticks by line, counted from the top."""
         low, high = self.y
-        lines = {round((high - tick) / (high - low) * PLOT_LINES - 0.5): tick for tick in self.ticks}
+        lines = {round((high - tick) / (high - low) * _PLOT_LINES - 0.5): tick for tick in self.ticks}
         shown = _shown(lines.values(), self.figure)
-        return {max(0, min(PLOT_LINES - 1, line)): readable(value) for line, value in zip(lines, shown, strict=True)}
+        return {max(0, min(_PLOT_LINES - 1, line)): readable(value) for line, value in zip(lines, shown, strict=True)}
 
     def _x_labels(self) -> str:
         line = [" "] * self.width
         low, high = self.x
-        for tick in _ticks(low, high, self.figure.log_x, max(2, self.width // TICK_EVERY[0])):
+        for tick in _ticks(low, high, self.figure.log_x, max(2, self.width // _TICK_EVERY[0])):
             text = readable(10**tick if self.figure.log_x else tick)
             at = round((tick - low) / (high - low) * (self.width - 1)) - len(text) // 2
             start = max(0, min(at, self.width - len(text)))
@@ -125,7 +125,7 @@ class _Frame:
         except ModuleNotFoundError as error:
             raise GpasError("plots in the terminal need plotille: pip install plotille") from error
         canvas = Canvas(
-            self.width, PLOT_LINES, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True
+            self.width, _PLOT_LINES, *(self.x[0], self.y[0], self.x[1], self.y[1]), mode="rgb", full_reset=True
         )
         if self.figure.level is not None:
             canvas.line(self.x[0], self.figure.level, self.x[1], self.figure.level, color=(128, 128, 128))
@@ -133,7 +133,7 @@ class _Frame:
             self._draw(canvas, curve)
             if len(curves) > 1:
                 for x, y in _spread(curve.points, number):
-                    canvas.text(x, y, KEYS[number % len(KEYS)], color=curve.colour)
+                    canvas.text(x, y, _KEYS[number % len(_KEYS)], color=curve.colour)
         return str(canvas.plot("\n"))
 
     def _draw(self, canvas: Any, curve: _Curve) -> None:
@@ -151,16 +151,16 @@ class _Frame:
     def _dots(self, x0: float, y0: float, x1: float, y1: float) -> float:
         """Return the length of a line in dots of braille: a character has two by four."""
         wide = (x1 - x0) / (self.x[1] - self.x[0]) * 2 * self.width
-        high = (y1 - y0) / (self.y[1] - self.y[0]) * 4 * PLOT_LINES
+        high = (y1 - y0) / (self.y[1] - self.y[0]) * 4 * _PLOT_LINES
         return math.hypot(wide, high)
 
 
 def _dashes(length: float, before: float) -> Iterator[tuple[float, float]]:
     """Yield the dashes of a line of so many dots as (start, end) between 0 and 1; `before`: dots before it."""
-    period = 2 * DASH_DOTS
+    period = 2 * _DASH_DOTS
     at = -(before % period)
     while at < length:
-        start, end = max(0.0, at), min(length, at + DASH_DOTS)
+        start, end = max(0.0, at), min(length, at + _DASH_DOTS)
         if end > start:
             yield start / length, end / length
         at += period
@@ -186,13 +186,13 @@ def _curves(figure: Figure) -> list[_Curve]:
 def _colour(one: Series | Line) -> tuple[int, int, int] | None:
     if one.shade is not None:
         return _shade(one.shade)
-    return COLOURS[one.colour % len(COLOURS)]
+    return _COLOURS[one.colour % len(_COLOURS)]
 
 
 def _shade(fraction: float) -> tuple[int, int, int]:
     """Return the colour of a number between 0 and 1."""
-    at = fraction * (len(SHADES) - 1)
-    low, high = SHADES[int(at)], SHADES[min(int(at) + 1, len(SHADES) - 1)]
+    at = fraction * (len(_SHADES) - 1)
+    low, high = _SHADES[int(at)], _SHADES[min(int(at) + 1, len(_SHADES) - 1)]
     red, green, blue = (round(a + (b - a) * (at - int(at))) for a, b in zip(low, high, strict=True))
     return red, green, blue
 
@@ -219,15 +219,15 @@ def _shown(ticks: Any, figure: Figure) -> list[float]:
 def _spread(points: Points, number: int) -> Iterator[tuple[float, float]]:
     """Yield the points at which a curve has its key: at other places than the curve before it, and at the end."""
     count = len(points)
-    for i in range(KEYS_ON_CURVE):
-        yield points[min(count - 1, round((i + 0.3 + 0.17 * (number % 5)) * count / KEYS_ON_CURVE))]
+    for i in range(_KEYS_ON_CURVE):
+        yield points[min(count - 1, round((i + 0.3 + 0.17 * (number % 5)) * count / _KEYS_ON_CURVE))]
 
 
 def _legend(curves: Sequence[_Curve], room: int) -> Iterator[Text]:
     """Yield the keys and titles of the curves, in columns."""
     if len(curves) < 2:
         return
-    entries = [f"{KEYS[i % len(KEYS)]} {printable(curve.title)}" for i, curve in enumerate(curves)]
+    entries = [f"{_KEYS[i % len(_KEYS)]} {printable(curve.title)}" for i, curve in enumerate(curves)]
     width = max(map(len, entries)) + 5
     columns = max(1, room // width)
     for start in range(0, len(entries), columns):
@@ -271,5 +271,5 @@ def _fraction(value: float, low: float, high: float, log: bool) -> float:
 
 
 def _block(fraction: float, width: int) -> tuple[str, Style]:
-    level = LEVELS[1 + min(len(LEVELS) - 2, int(fraction * (len(LEVELS) - 1)))]
+    level = _LEVELS[1 + min(len(_LEVELS) - 2, int(fraction * (len(_LEVELS) - 1)))]
     return level * width, Style(color=f"rgb({','.join(map(str, _shade(fraction)))})")

@@ -8,23 +8,23 @@ from typing import Any
 
 from gpas_cli.report.figures.figure import Figure
 
-LEAST_TICKS = 4  # on a logarithmic axis
+_LEAST_TICKS = 4  # on a logarithmic axis
 # Multiples of powers of ten, the coarsest first.
-STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
-ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
-CLOSEST = 0.08  # of a logarithmic axis between two ticks
-MOST_LAYERS = 12  # with a number in a plot of usual width
+_STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
+_ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
+_CLOSEST = 0.08  # of a logarithmic axis between two ticks
+_MOST_LAYERS = 12  # with a number in a plot of usual width
 
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return round numbers between `low` and `high` for a logarithmic axis: the fewest that show the scale."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in STEPS:
+    for steps in _STEPS:
         # Powers of whole numbers, so that 3e-5 is not 3.0000000000000004e-05.
         ticks = [tick for power in decades for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
-        if len(ticks) >= LEAST_TICKS:
-            return apart(ticks[:: math.ceil(len(ticks) / (3 * LEAST_TICKS))], CLOSEST * math.log(high / low))
-    return linear_ticks(low, high, LEAST_TICKS + 2)
+        if len(ticks) >= _LEAST_TICKS:
+            return apart(ticks[:: math.ceil(len(ticks) / (3 * _LEAST_TICKS))], _CLOSEST * math.log(high / low))
+    return linear_ticks(low, high, _LEAST_TICKS + 2)
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
@@ -39,7 +39,7 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 def apart(ticks: Sequence[float], least: float) -> list[float]:
     """Return the ticks whose logarithms differ by `least`, preferring those that begin with 1, 2 or 5."""
     kept: list[float] = []
-    for tick in sorted(ticks, key=lambda tick: ROUNDEST.index(f"{tick:e}"[0])):
+    for tick in sorted(ticks, key=lambda tick: _ROUNDEST.index(f"{tick:e}"[0])):
         if all(abs(math.log(tick / other)) >= least for other in kept):
             kept.append(tick)
     return sorted(kept)
@@ -71,7 +71,7 @@ def log_axis(axis: Any, name: str) -> None:
 
 def layer_axis(axes: Any, figure: Figure, beyond: float) -> None:
     """Label layers with integers, and the final norm, behind a vertical line at `beyond`, with its name."""
-    step = math.ceil(figure.layers / MOST_LAYERS)
+    step = math.ceil(figure.layers / _MOST_LAYERS)
     ticks: list[float] = list(range(1, figure.layers + 1, step))
     labels = [f"{tick:g}" for tick in ticks]
     if any(run.final_norm is not None for series in figure.series for run in series.runs):

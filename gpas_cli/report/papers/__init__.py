@@ -28,7 +28,7 @@ SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
 UNCHANGED = {"gate": "none", "embed": "plain", "depth": "full", "budget": "steps"}
 # What says which experiment a number belongs to; of these, a row has what its source states.
 IDENTITY = ("family", "norm", "init", "data")
-NOT_COMPARED = (
+_NOT_COMPARED = (
     "size",
     "family",
     "init",
@@ -141,7 +141,7 @@ class PublishedTable:
     def _row(self, labels: CellLabels) -> PublishedRow | None:
         """Return the matching row; of several, the one with the most labels."""
         cell = self.in_own_words(labels)
-        fitting = [row for row in self.rows if row.fits(cell, NOT_COMPARED if self.as_if else ())]
+        fitting = [row for row in self.rows if row.fits(cell, _NOT_COMPARED if self.as_if else ())]
         return max(fitting, key=lambda row: len(row.labels), default=None)
 
 

@@ -35,7 +35,7 @@ from gpas_cli.report.papers import SOURCES, CellLabels, PublishedRow, PublishedT
 SEPARATOR = ":"  # in the name of a printed table: gpas:2
 ALIASES = {"curse": "curse_of_depth", "spike": "spike_no_more"}  # short names of sources on the command line
 USUAL = "gpas"
-PLACES = ("Left", "Right")  # of two tables under one caption
+_PLACES = ("Left", "Right")  # of two tables under one caption
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
     if len(parts) > 1:
         alike = len({part["corner"] for part in parts}) == 1
         corners = ["" if alike else f": {part['corner']}" for part in parts]
-        titles = [f"{title} {place}{corner}." for place, corner in zip(PLACES, corners, strict=True)]
+        titles = [f"{title} {place}{corner}." for place, corner in zip(_PLACES, corners, strict=True)]
     name = f"{source}{SEPARATOR}{number}"
     return tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True))
 

@@ -19,8 +19,8 @@ from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_label
 if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
-RELATIVE = 1e-6  # numbers that differ by less are the same setting
-BEST_OF = "best_of"
+_RELATIVE = 1e-6  # numbers that differ by less are the same setting
+_BEST_OF = "best_of"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class RecipeException:
+class _RecipeException:
     """Settings of the rows with the labels `where`."""
 
     where: CellLabels
@@ -42,7 +42,7 @@ class RecipeException:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class _Recipe:
     """How some published networks were trained. stated_in: where the source says so.
 
     axis, columns: the labels that lists of values are by.
@@ -54,7 +54,7 @@ class Recipe:
     code: Mapping[str, Any]
     not_here: Mapping[str, Any]
     unstated: tuple[str, ...]
-    exceptions: tuple[RecipeException, ...]
+    exceptions: tuple[_RecipeException, ...]
     axis: str
     columns: tuple[Any, ...]
 
@@ -78,33 +78,33 @@ class Recipe:
         return values[places[0]] if places else None
 
 
-def recipes(table: PublishedTable) -> tuple[Recipe, ...]:
+def recipes(table: PublishedTable) -> tuple[_Recipe, ...]:
     """Return the recipes of the networks of a table."""
     return tuple(recipe(table.source, name) for name in table.recipes)
 
 
 @cache
-def recipe(source: str, name: str) -> Recipe:
+def recipe(source: str, name: str) -> _Recipe:
     """Return one recipe of a source; a name SOURCE/NAME is one of another source."""
     if "/" in name:
         source, _, name = name.partition("/")
     data = load(source)["recipes"][name]
     columns = data.get("columns", {})
-    return Recipe(
+    return _Recipe(
         name=name,
         stated_in=data["stated_in"],
         settings=data.get("settings", {}),
         code=data.get("code", {}),
         not_here=data.get("not_here", {}),
         unstated=tuple(data.get("unstated", ())),
-        exceptions=tuple(RecipeException(frozen(one["where"]), one["settings"]) for one in data.get("exceptions", ())),
+        exceptions=tuple(_RecipeException(frozen(one["where"]), one["settings"]) for one in data.get("exceptions", ())),
         axis=columns.get("axis", ""),
         columns=tuple(columns.get("labels", ())),
     )
 
 
 @dataclass(frozen=True)
-class Compared:
+class _Compared:
     """A setting of the recipe and of cells. stated: one value, or those that the best of is published."""
 
     setting: str
@@ -147,7 +147,7 @@ def fit(entry: Entry, table: PublishedTable) -> tuple[int, Hashable]:
     return sum(one.strays for one in found), tuple(str(one.ours) for one in found if len(one.stated) > 1)
 
 
-def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[Compared]:
+def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[_Compared]:
     labels = table.in_own_words(facts(entries[0]))
     cells = [entry.cell.to_mapping() for entry in entries]
     for setting, (published, origin) in (item for one in recipes(table) for item in one.settings_of(labels).items()):
@@ -155,8 +155,8 @@ def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[Compa
         known = [cell[section] for cell in cells if cell.get(section) is not None]
         ours = {str(value): value for value in (one.get(name) if name else one for one in known)}
         if ours:
-            stated = published[BEST_OF] if isinstance(published, Mapping) else [published]
-            yield Compared(setting, tuple(stated), tuple(ours.values()), origin)
+            stated = published[_BEST_OF] if isinstance(published, Mapping) else [published]
+            yield _Compared(setting, tuple(stated), tuple(ours.values()), origin)
 
 
 def _one_of(values: Sequence[Any]) -> Any:
@@ -166,5 +166,5 @@ def _one_of(values: Sequence[Any]) -> Any:
 def _agree(published: Any, ours: Any) -> bool:
     numbers = (int, float)
     if isinstance(published, numbers) and isinstance(ours, numbers):
-        return abs(published - ours) <= RELATIVE * max(abs(published), abs(ours))
+        return abs(published - ours) <= _RELATIVE * max(abs(published), abs(ours))
     return bool(published == ours)

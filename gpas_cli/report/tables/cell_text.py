@@ -48,7 +48,7 @@ def cell_text(cell: TableCell, digits: int, style: Style) -> str:
     return marked + delta + status
 
 
-def external_text(cell: ExternalCell, digits: int, style: Style) -> str:
+def _external_text(cell: ExternalCell, digits: int, style: Style) -> str:
     """Return the number of a network that was not trained here: "41.20 ± 0.97", "not scored"."""
     if cell.value is None:
         return style.escape(cell.status)
@@ -56,12 +56,12 @@ def external_text(cell: ExternalCell, digits: int, style: Style) -> str:
     return text if cell.stderr is None else f"{text} {style.plus_minus} {number(cell.stderr, digits, style)}"
 
 
-def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
+def _printed_text(printed: Printed | None, digits: int, style: Style) -> str:
     """Return a published number with its difference from the published base, "" if there is none."""
     if printed is None:
         return ""
     if printed.text or printed.value is None:
-        text, space, rest = as_printed(printed.text, style).partition(" (")
+        text, space, rest = _as_printed(printed.text, style).partition(" (")
         return (style.underline(text) if printed.mark else text) + space + rest
     delta = f" ({number(printed.delta, digits, style, '+')})" if printed.delta is not None else ""
     return number(printed.value, digits, style) + delta
@@ -69,7 +69,7 @@ def printed_text(printed: Printed | None, digits: int, style: Style) -> str:
 
 def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
-    groups, published = column_groups(table), published_columns(table)
+    groups, published = _column_groups(table), _published_columns(table)
     return Sheet(
         table.spec.title,
         lambda style: grid(table, style),
@@ -92,7 +92,7 @@ def _rules(table: Table) -> frozenset[int]:
     return frozenset(rules | ({place} if table.externals.rows else set()))
 
 
-def as_printed(text: str, style: Style) -> str:
+def _as_printed(text: str, style: Style) -> str:
     """Return text of a paper with the style's minus before numbers."""
     return style.minus.join(map(style.escape, re.split(r"-(?=\d)", text)))
 
@@ -128,7 +128,7 @@ def corner(table: Table) -> str:
     return f"{table.metric.title}{unit}"
 
 
-def column_groups(table: Table) -> list[list[int]]:
+def _column_groups(table: Table) -> list[list[int]]:
     """Return the groups of columns of `grid`, without the first, that belong together: those of one label."""
     groups: list[list[int]] = []
     start = 1
@@ -142,7 +142,7 @@ def column_groups(table: Table) -> list[list[int]]:
     return groups
 
 
-def published_columns(table: Table) -> frozenset[int]:
+def _published_columns(table: Table) -> frozenset[int]:
     """Return the columns of `grid` with published numbers."""
     ours = [True, *(own for column in table.columns for own in (True, *[False] * len(column.sources)))]
     return frozenset(i for i, own in enumerate(ours) if not own)
@@ -153,16 +153,16 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
     for column, cell in zip(table.columns, row.cells, strict=True):
         digits = column.metric.digits
         if table.alone:
-            line += [printed_text(printed, digits, style) for printed in (cell.printed or {}).values()]
+            line += [_printed_text(printed, digits, style) for printed in (cell.printed or {}).values()]
             continue
         line.append(cell_text(cell, digits, style))
-        line += [printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
+        line += [_printed_text((cell.printed or {}).get(source), digits, style) for source in column.sources]
     return line
 
 
 def _external_line(table: Table, row: ExternalRow, style: Style) -> list[str]:
     line = [style.escape(row.title)]
     for column, cell in zip(table.columns, row.cells, strict=True):
-        line.append(external_text(cell, column.metric.digits, style))
+        line.append(_external_text(cell, column.metric.digits, style))
         line += [""] * len(column.sources)
     return line

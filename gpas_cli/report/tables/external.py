@@ -16,8 +16,8 @@ from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, Downstream, metrics
 from gpas_cli.words import listed
 
 ALL = "all"  # selects every network
-DIGEST_SHOWN = 12  # hex digits
-NAMED = 12  # tasks in one note
+_DIGEST_SHOWN = 12  # hex digits
+_NAMED = 12  # tasks in one note
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def external_rows(
         notes.append(_origin(row) if row.scores else f"{title} is not shown: it has no score at these tasks")
         unscored = [task for task in tasks if all(score.task != task for score in row.scores)]
         if unscored:
-            titles = listed([task_title(task) for task in unscored], NAMED)
+            titles = listed([task_title(task) for task in unscored], _NAMED)
             notes.append(f"{title}: not scored at {titles}; to score: `{_command(network, unscored, wanted)}`")
     # A network with comparable scores needs no note about its other ones.
     known = {_identity(network) for network in alike}
@@ -118,11 +118,11 @@ def _origin(row: ExternalRow) -> str:
     network = row.network
     origin = network.origin
     revision = origin.get("revision")
-    source = origin.get("source", "unknown origin") + (f" at {revision[:DIGEST_SHOWN]}" if revision else "")
+    source = origin.get("source", "unknown origin") + (f" at {revision[:_DIGEST_SHOWN]}" if revision else "")
     limit = network.settings["limit"]
     facts = [
         source,
-        f"weights {origin.get('weights', 'unknown')[:DIGEST_SHOWN]}",
+        f"weights {origin.get('weights', 'unknown')[:_DIGEST_SHOWN]}",
         network.precision or "precision unknown",
         "scored by " + ", ".join(dict.fromkeys(score.harness for score in row.scores)),
         f"{network.settings['shots']}-shot",

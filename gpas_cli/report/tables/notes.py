@@ -21,13 +21,13 @@ from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import MEASURED_COLUMNS
 from gpas_cli.words import abbreviated, count, listed
 
-SIGNIFICANT = 0.05
-MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
-NAMED = 3  # cells in one note
+_SIGNIFICANT = 0.05
+_MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
+_NAMED = 3  # cells in one note
 
 
 @dataclass(frozen=True)
-class Gain:
+class _Gain:
     """Our and a published difference between a method and its base, in units of the metric."""
 
     row: str
@@ -55,17 +55,17 @@ def notes(table: Table) -> tuple[Note, ...]:
         _externals,
         _overrides,
         _shortcuts,
-        published_notes,
+        _published_notes,
         _gains,
     )
     return (*table.remarks, *(note for make in makers for note in make(table)))
 
 
-def gains(table: Table) -> list[Gain]:
+def gains(table: Table) -> list[_Gain]:
     """Return a gain for every cell where both we and a source have a number for the method and for its base."""
     return [
-        Gain(full_title(row), table.columns[i].title, source, cell.delta.mean, printed.delta)
-        for row, i, cell in shown_cells(table)
+        _Gain(full_title(row), table.columns[i].title, source, cell.delta.mean, printed.delta)
+        for row, i, cell in _shown_cells(table)
         for source, printed in (cell.printed or {}).items()
         if cell.delta is not None and printed.delta is not None
     ]
@@ -74,23 +74,23 @@ def gains(table: Table) -> list[Gain]:
 def significant(cell: TableCell) -> bool:
     """Return whether the difference from the base is marked with a star."""
     delta = cell.delta
-    return delta is not None and delta.p is not None and delta.n >= MIN_PAIRS and delta.p < SIGNIFICANT
+    return delta is not None and delta.p is not None and delta.n >= _MIN_PAIRS and delta.p < _SIGNIFICANT
 
 
 def _seeds(table: Table) -> Iterator[Note]:
     over = table.spec.over
-    sizes = sorted({len(cell.statuses) for _, _, cell in shown_cells(table)})
+    sizes = sorted({len(cell.statuses) for _, _, cell in _shown_cells(table)})
     if sizes and sizes[-1] > 1:
         number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
     elif sizes:
         yield Note("seeds", f"one {over} per cell: differences may be noise")
-    if any(cell.stderr is not None for _, _, cell in shown_cells(table)):
+    if any(cell.stderr is not None for _, _, cell in _shown_cells(table)):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
 
 
 def _delta(table: Table) -> Iterator[Note]:
-    deltas = [cell for _, _, cell in shown_cells(table) if cell.delta is not None]
+    deltas = [cell for _, _, cell in _shown_cells(table) if cell.delta is not None]
     if not deltas:
         return
     against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
@@ -104,12 +104,12 @@ def _delta(table: Table) -> Iterator[Note]:
     if any(map(significant, deltas)):
         yield Note(
             "delta",
-            f"* paired t test over {table.spec.over}s, two-sided p < {SIGNIFICANT:g}, per cell, uncorrected",
+            f"* paired t test over {table.spec.over}s, two-sided p < {_SIGNIFICANT:g}, per cell, uncorrected",
         )
 
 
 def _marks(table: Table) -> Iterator[Note]:
-    cells = [cell for _, _, cell in shown_cells(table)]
+    cells = [cell for _, _, cell in _shown_cells(table)]
     if any(cell.mark for cell in cells):
         rest = "" if all(cell.complete for cell in cells) else " (unfinished cells are not ranked)"
         yield Note("marks", f"bold: best of its column; underlined: second best{rest}")
@@ -118,7 +118,7 @@ def _marks(table: Table) -> Iterator[Note]:
 def _diverged(table: Table) -> Iterator[Note]:
     part = [
         place(table, row, i)
-        for row, i, cell in shown_cells(table)
+        for row, i, cell in _shown_cells(table)
         if cell.summary is not None and any(s.state == "diverged" for s in cell.statuses)
     ]
     if part:
@@ -145,7 +145,7 @@ def _unfinished(table: Table) -> Iterator[Note]:
 def _runs(table: Table) -> list[EntryStatus]:
     """Return the status of each entry in each column, once if the column shows several metrics of it."""
     found: dict[tuple[str, object], EntryStatus] = {}
-    for _, i, cell in shown_cells(table):
+    for _, i, cell in _shown_cells(table):
         for status in cell.runs:
             place = (status.entry.id, table.columns[i].label)
             if place not in found or status.value is None:
@@ -173,13 +173,13 @@ def _withheld(table: Table) -> Iterator[Note]:
 
 def _few(statuses: Sequence[EntryStatus]) -> str:
     names = list(dict.fromkeys(s.entry.name for s in statuses))
-    return listed(names, NAMED)
+    return listed(names, _NAMED)
 
 
 def _pairs(table: Table) -> Iterator[Note]:
     few = [
         f"{place(table, row, i)} ({cell.delta.n} of {cell.summary.n})"
-        for row, i, cell in shown_cells(table)
+        for row, i, cell in _shown_cells(table)
         if cell.delta is not None and cell.summary is not None and cell.delta.n < cell.summary.n
     ]
     if few:
@@ -189,7 +189,7 @@ def _pairs(table: Table) -> Iterator[Note]:
 def _bases(table: Table) -> Iterator[Note]:
     lone = [
         place(table, row, i)
-        for row, i, cell in shown_cells(table)
+        for row, i, cell in _shown_cells(table)
         if row.base is not None and cell.summary is not None and cell.delta is None
     ]
     if lone:
@@ -215,7 +215,7 @@ def _mixtures(table: Table) -> Iterator[Note]:
     yield from _mixture(results, "devices", lambda r: r.gpu or r.device)
     changed = [s for s in everything if s.value is not None and _changed(s.result)]
     if changed:
-        names = listed([s.entry.id for s in changed], NAMED)
+        names = listed([s.entry.id for s in changed], _NAMED)
         yield Note("mixture", f"{count(len(changed), 'run')} resumed after the code had changed: {names} (`gpas why`)")
 
 
@@ -297,7 +297,7 @@ def _shortcuts(table: Table) -> Iterator[Note]:
         if text := remarks[id(model)]:
             named.setdefault(text, []).append(status.entry.name)
     for text, names in named.items():
-        yield Note("override", f"{listed(names, NAMED)}: {text}")
+        yield Note("override", f"{listed(names, _NAMED)}: {text}")
 
 
 def _overrides(table: Table) -> Iterator[Note]:
@@ -306,7 +306,7 @@ def _overrides(table: Table) -> Iterator[Note]:
         for reason in getattr(status.entry, "notes", ()):
             why.setdefault(reason, []).append(status.entry.name)
     for reason, names in why.items():
-        yield Note("override", f"{listed(names, NAMED)}: {reason}")
+        yield Note("override", f"{listed(names, _NAMED)}: {reason}")
 
 
 def _gains(table: Table) -> Iterator[Note]:
@@ -321,7 +321,7 @@ def _gains(table: Table) -> Iterator[Note]:
         yield Note("gains", f"differences: {signs}; median {ours:+.{digits}f} here, {theirs:+.{digits}f} there")
 
 
-def shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
+def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
     """Yield row, index of the column and cell for every cell that the grid has."""
     return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.statuses)
 
@@ -336,12 +336,12 @@ def place(table: Table, row: Row, column: int) -> str:
     return f"{full_title(row)} {table.columns[column].title}"
 
 
-SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
+_SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
 
-Place = tuple[int, int]  # row and column of a cell
+_Place = tuple[int, int]  # row and column of a cell
 
 
-def published_notes(table: Table) -> Iterator[Note]:
+def _published_notes(table: Table) -> Iterator[Note]:
     """Yield the notes about the sources of a table, and about each of their numbers."""
     yield from _sources(table)
     yield from _unserved(table)
@@ -375,7 +375,7 @@ def _used(table: Table) -> set[str]:
 
 
 def _unserved(table: Table) -> Iterator[Note]:
-    found: dict[str, list[Place]] = {}
+    found: dict[str, list[_Place]] = {}
     for row, column, _, printed in _printed(table):
         found.setdefault(printed.unserved, []).append((row, column))
     for why in filter(None, found):
@@ -400,10 +400,10 @@ def _compared(table: Table) -> Iterator[Note]:
 
 
 def _unrecorded(table: Table, name: str) -> Iterator[Note]:
-    cells = [cell for _, i, cell in shown_cells(table) if table.columns[i].metric.name == name]
+    cells = [cell for _, i, cell in _shown_cells(table) if table.columns[i].metric.name == name]
     statuses = [s for cell in cells for s in cell.statuses if s.state == "unrecorded"]
     if statuses:
-        names = listed([s.entry.id for s in statuses], NAMED)
+        names = listed([s.entry.id for s in statuses], _NAMED)
         yield Note(
             "compared",
             f"{count(len(statuses), 'run')} did not record {name}: {names}; without --paper, the table shows their "
@@ -413,7 +413,7 @@ def _unrecorded(table: Table, name: str) -> Iterator[Note]:
 
 def _remarks(table: Table) -> Iterator[Note]:
     """Note misprints and unstated choices of the sources, with the cells whose numbers they concern."""
-    found: dict[tuple[str, str], list[Place]] = {}
+    found: dict[tuple[str, str], list[_Place]] = {}
     for row, column, source, printed in _printed(table):
         for one in printed.remarks:
             found.setdefault((one.text, source), []).append((row, column))
@@ -425,7 +425,7 @@ def _remarks(table: Table) -> Iterator[Note]:
 
 def _deviations(table: Table) -> Iterator[Note]:
     """Note each setting in which cells differ from the recipes of the published numbers beside them."""
-    found: dict[str, dict[Deviation, dict[str, list[Place]]]] = {}
+    found: dict[str, dict[Deviation, dict[str, list[_Place]]]] = {}
     for row, column, source, printed in _printed(table):
         for one in printed.deviations:
             found.setdefault(one.setting, {}).setdefault(one, {}).setdefault(source, []).append((row, column))
@@ -451,11 +451,11 @@ def _unstated(table: Table) -> Iterator[Note]:
 
 def _budgets(table: Table) -> Iterator[Note]:
     found: dict[str, None] = {}
-    for _, i, cell in shown_cells(table):
+    for _, i, cell in _shown_cells(table):
         entry = cell.statuses[0].entry.cell
         ours = entry.optim.trained_rows * entry.data.length
         for source, printed in (cell.printed or {}).items():
-            if printed.tokens and not 1 / SAME_BUDGET < ours / printed.tokens < SAME_BUDGET:
+            if printed.tokens and not 1 / _SAME_BUDGET < ours / printed.tokens < _SAME_BUDGET:
                 budgets = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
                 found[f"{table.columns[i].title} was trained on {budgets}"] = None
     yield from (Note("budget", text) for text in found)
@@ -469,7 +469,7 @@ def _printed(table: Table) -> Iterator[tuple[int, int, str, Any]]:
                 yield i, column, source, printed
 
 
-def _where(table: Table, places: Sequence[Place], sources: Sequence[str]) -> str:
+def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> str:
     """Return " (71m, LNS, Pre-LN 130m)": the columns, rows and cells among the published numbers of `sources`.
 
     Return "" for all of them.
@@ -488,7 +488,7 @@ def _where(table: Table, places: Sequence[Place], sources: Sequence[str]) -> str
                 titles.append(name)
                 left -= whole
     titles += [place(table, table.rows[row], column) for row, column in sorted(left)]
-    return f" ({listed(titles, NAMED)})"
+    return f" ({listed(titles, _NAMED)})"
 
 
 def _titles(sources: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid.declared import Grid
 
 
-NAMED = 3  # cells or rows in one note
+_NAMED = 3  # cells or rows in one note
 _AS_PRINTED = Metric("", "")  # of tables without our numbers
 Place = tuple[str, int, int]  # published table, row and column
 
@@ -76,7 +76,7 @@ def _served(part: PrintedPart, grid: Grid, entries: Sequence[Entry]) -> Serving:
     tables = {table.name: table for table in part.tables}
     over = grid.table_spec.over
     chosen = {
-        place: nearest_to_recipe(found, tables[place[0]], over) for place, found in _places(part, entries).items()
+        place: _nearest_to_recipe(found, tables[place[0]], over) for place, found in _places(part, entries).items()
     }
     places = {place: entries for place, (entries, _) in chosen.items() if entries}
     return Serving(part, grid, places, {place: why for place, (_, why) in chosen.items() if why})
@@ -97,7 +97,7 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
         for table in part.tables:
             for task, place in _in_table(table, entry):
                 cell = shown.get(place)
-                if cell and _task(cell) == task and compared_metric(cell).stage in kinds:
+                if cell and _task(cell) == task and _compared_metric(cell).stage in kinds:
                     found.setdefault(place, []).append(entry)
     return found
 
@@ -137,7 +137,7 @@ def _text(cell: PrintedCell) -> str | None:
     return str(text) if text in KNOWN_TEXTS else None
 
 
-def compared_metric(cell: PrintedCell) -> Metric:
+def _compared_metric(cell: PrintedCell) -> Metric:
     """Return the metric of ours that a printed number is compared with."""
     assert cell.table is not None  # settings are no results
     table = cell.table
@@ -160,7 +160,7 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
     sources = {table.source: table for table in reversed(part.tables)}
     tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
-    best = f"; as in the paper, the best of several settings is shown: {listed(tuned, NAMED)}" if tuned else ""
+    best = f"; as in the paper, the best of several settings is shown: {listed(tuned, _NAMED)}" if tuned else ""
     note = Note("cells", f"our numbers are those of the grid {served.grid.name}{best}")
     return Table(
         spec,
@@ -206,7 +206,7 @@ def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
     reasons = dict.fromkeys(table.no_cells for table in part.tables) if unserved else ()
     absent = [Note("remark", f"no cell here: {why}") for why in reasons]
     everywhere = [title for title, cells in valued.items() if cells]
-    where = {text: "" if own == everywhere else f"{listed(own, NAMED)}: " for text, own in rows.items()}
+    where = {text: "" if own == everywhere else f"{listed(own, _NAMED)}: " for text, own in rows.items()}
     return (*absent, *(Note("remark", where[text] + text) for text in rows))
 
 
@@ -221,7 +221,7 @@ def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
         title=part.title,
         rows=_row_axes(part),
         columns=_columns(cells) or first.axis or "column",
-        value=compared_metric(cells[0]).name,
+        value=_compared_metric(cells[0]).name,
         over=grid.table_spec.over,
         against={"gate": "none"} if any(_base(cell) is not None for cell in cells) else {},
         published={first.source: first.name},
@@ -269,12 +269,12 @@ def _cell(
 ) -> TableCell:
     table = printed.table
     assert table is not None  # settings have no cells
-    what, task = what or compared_metric(printed), _task(printed)
+    what, task = what or _compared_metric(printed), _task(printed)
     entries = served.places.get(_place(printed), ())
     every = [
         entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results) for one in entries
     ]
-    statuses, others = best_variant(every, spec.over, what)
+    statuses, others = _best_variant(every, spec.over, what)
     numbers = [status.value for status in statuses if status.value is not None]
     summary = stats.aggregate(numbers) if numbers else None
     beside = {}
@@ -325,7 +325,7 @@ def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None)
     assert table is not None  # settings have no cells
     label = table.columns[column] if table.axis in (spec.columns, "text") else part.headings[index]
     sources = tuple(dict.fromkeys(cell.table.source for cell in cells if cell.table and cell.value is not None))
-    return Column(label, part.headings[index], what or compared_metric(cells[0]), sources)
+    return Column(label, part.headings[index], what or _compared_metric(cells[0]), sources)
 
 
 def _ranked(rows: Sequence[Row], part: PrintedPart) -> list[Row]:
@@ -337,7 +337,7 @@ def _ranked(rows: Sequence[Row], part: PrintedPart) -> list[Row]:
             cells = [ranked[i][column] for i in places]
             numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
             for i, mark in zip(
-                places, marks(numbers, compared_metric(part.lines[places[0]].cells[column])), strict=True
+                places, marks(numbers, _compared_metric(part.lines[places[0]].cells[column])), strict=True
             ):
                 ranked[i][column] = replace(ranked[i][column], mark=mark)
     return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
@@ -352,7 +352,7 @@ def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
     return list(found.values())
 
 
-def nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
+def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
     """Return the entries for a number of `table` that all of them match; if there are none, with the reason."""
     fits = [(*fit(variant[0], table), variant) for variant in by_variant(entries, over)]
     nearest = [(tuned, variant) for strays, tuned, variant in fits if strays == min(one[0] for one in fits)]
@@ -361,11 +361,13 @@ def nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str
         return [entry for variant in variants for entry in variant], ""
     first = variants[0][0].axes
     axes = {axis for one in variants for axis in {**first, **one[0].axes} if first.get(axis) != one[0].axes.get(axis)}
-    reason = f"{len(variants)} cells of {entries[0].grid} match it and differ in {listed(sorted(axes - {over}), NAMED)}"
+    reason = (
+        f"{len(variants)} cells of {entries[0].grid} match it and differ in {listed(sorted(axes - {over}), _NAMED)}"
+    )
     return [], f"{reason}; select one with --where"
 
 
-def best_variant(
+def _best_variant(
     statuses: Sequence[EntryStatus], over: str, what: Metric
 ) -> tuple[tuple[EntryStatus, ...], tuple[EntryStatus, ...]]:
     """Return the statuses of the variant with the best mean, the first one if none has a number, and the others."""

@@ -27,7 +27,7 @@ def _escape(text: str) -> str:
     return html.escape(one_line(text))
 
 
-HTML = Style(
+_HTML = Style(
     _escape,
     lambda text: f"<strong>{text}</strong>",
     lambda text: f"<u>{text}</u>",
@@ -39,7 +39,7 @@ HTML = Style(
 
 def to_html(sheet: Sheet) -> str:
     """Return a `table` element with the title as its caption, and the notes as a list with the class `notes`."""
-    header, *lines = sheet.texts(HTML)
+    header, *lines = sheet.texts(_HTML)
     parts = [
         "<table>",
         f"<caption>{_escape(sheet.title)}</caption>",
@@ -70,30 +70,30 @@ def _origin(column: int, published: frozenset[int]) -> str:
     return "published" if column in published else "ours"
 
 
-SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
+_SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
 
 
-def markdown_escape(text: str) -> str:
+def _markdown_escape(text: str) -> str:
     """Return text that Markdown shows verbatim."""
     text = one_line(text)
-    for special in SPECIAL:
+    for special in _SPECIAL:
         text = text.replace(special, f"\\{special}")
     return text
 
 
-MARKDOWN = Style(markdown_escape, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", indent="&nbsp;&nbsp;")
+_MARKDOWN = Style(_markdown_escape, lambda text: f"**{text}**", lambda text: f"<u>{text}</u>", indent="&nbsp;&nbsp;")
 
 
-def to_markdown(sheet: Sheet) -> str:
+def _to_markdown(sheet: Sheet) -> str:
     """Return a pipe table with the notes as a list."""
-    header, *lines = sheet.texts(MARKDOWN)
+    header, *lines = sheet.texts(_MARKDOWN)
     rule = ["---", *["---:"] * (len(header) - 1)]
     parts = [
-        f"**{markdown_escape(sheet.title)}**",
+        f"**{_markdown_escape(sheet.title)}**",
         "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines)),
     ]
     if sheet.notes:
-        parts.append("\n".join(f"- {markdown_escape(note.text)}" for note in sheet.notes))
+        parts.append("\n".join(f"- {_markdown_escape(note.text)}" for note in sheet.notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -370,7 +370,7 @@ def printed_json(table: Table) -> PrintedTableJson:
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
-    "markdown": lambda table: to_markdown(sheet(table)),
+    "markdown": lambda table: _to_markdown(sheet(table)),
     "latex": lambda table: to_latex(sheet(table)),
     "html": lambda table: to_html(sheet(table)),
     "csv": to_csv,

@@ -19,11 +19,11 @@ THEMES = {
     "recipes": ("recipe",),
 }
 # Kinds of notes whose first word is capitalised in a sentence: it is never a name.
-CAPITALISED = (
+_CAPITALISED = (
     *("seeds", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base", "external"),
     *("compared", "gains"),
 )
-NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other kinds that are capitalised, too
+_NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other kinds that are capitalised, too
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Note:
     @property
     def sentence(self) -> str:
         """The note as a sentence, with a point."""
-        named = self.kind not in CAPITALISED and not self.text.startswith(NEVER_NAMES)
+        named = self.kind not in _CAPITALISED and not self.text.startswith(_NEVER_NAMES)
         return f"{self.text if named else self.text[:1].upper() + self.text[1:]}."
 
 
@@ -99,7 +99,7 @@ class Spacing:
 
 
 @dataclass(frozen=True)
-class ColumnLayout:
+class _ColumnLayout:
     """The indices of the columns in each block of the table; column 0 comes first in each of them."""
 
     spacing: Spacing
@@ -112,14 +112,14 @@ def fit(
     wrapped_widths: Sequence[float],
     room: float,
     spacings: Sequence[Spacing],
-) -> ColumnLayout:
+) -> _ColumnLayout:
     """Return the layout with the fewest blocks; among equals, that of the first spacing at which all of them fit.
 
     groups: columns to keep together where possible; all but column 0. widths: of each column; wrapped_widths: the same
     with wrapped headers. A column that does not fit beside column 0 gets a block of its own, wider than `room`.
     """
     sizes = [wrapped_widths if spacing.wrapped else widths for spacing in spacings]
-    layouts = [ColumnLayout(s, _split(groups, w, room, s)) for s, w in zip(spacings, sizes, strict=True)]
+    layouts = [_ColumnLayout(s, _split(groups, w, room, s)) for s, w in zip(spacings, sizes, strict=True)]
     costs = [
         (len(layout.blocks), max(0, *(_width(block, w, layout.spacing) - room for block in layout.blocks)))
         for layout, w in zip(layouts, sizes, strict=True)

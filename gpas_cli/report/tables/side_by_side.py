@@ -28,7 +28,7 @@ def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
     kinds = stage_kinds(known.entries)
     metrics = [recorded_metric(name, kinds, known.results) for name in dict.fromkeys(names)]
     return beside(
-        [build(known.entries, known.states, known.results, spec_for(spec, what), what=what) for what in metrics]
+        [build(known.entries, known.states, known.results, _spec_for(spec, what), what=what) for what in metrics]
     )
 
 
@@ -78,7 +78,7 @@ def _alternating(ours: Sequence[T], others: Sequence[T], taken: Sequence[bool] |
     return tuple(one for own, other, both in pairs for one in ((own, other) if both else (own,)))
 
 
-def spec_for(spec: TableSpec, what: Metric) -> TableSpec:
+def _spec_for(spec: TableSpec, what: Metric) -> TableSpec:
     """Return the declaration of the same table with the metric `what`, and the published tables that print it.
 
     A number that is not by task has a column for each size where the table has one for each task.

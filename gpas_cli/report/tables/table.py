@@ -176,7 +176,7 @@ def build(
     """
     sources = {source: published(source, name) for source, name in spec.published.items()}
     kinds = stage_kinds(entries)
-    what = what or metric(compared_value(spec.value, sources.values(), kinds), kinds)
+    what = what or metric(_compared_value(spec.value, sources.values(), kinds), kinds)
     spec = replace(spec, value=what.name)
     _check(entries, spec, what, sources)
     groups = group(entries, spec)
@@ -358,12 +358,12 @@ def _column(
     return Column(label, title, what, present)
 
 
-Groups = dict[RowKey, dict[Label, list["Entry"]]]
+_Groups = dict[RowKey, dict[Label, list["Entry"]]]
 
 
-def group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
+def group(entries: Sequence[Entry], spec: TableSpec) -> _Groups:
     """Return the entries by row key and column label. An entry is in the column of each of its tasks or texts."""
-    groups: Groups = {}
+    groups: _Groups = {}
     # Grids that include one another may have the same cell twice.
     for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
         row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
@@ -371,7 +371,7 @@ def group(entries: Sequence[Entry], spec: TableSpec) -> Groups:
             row.setdefault(label, []).append(entry)
     for columns in groups.values():
         for alike in columns.values():
-            refuse_mixture(alike, spec)
+            _refuse_mixture(alike, spec)
     return groups
 
 
@@ -381,7 +381,7 @@ def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
     return measured_labels(entry.cell, spec.value)
 
 
-def refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
+def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
     """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
     first = alike[0]
     usual = {**first.axes, spec.over: None}
@@ -414,7 +414,7 @@ def marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:
     return ["" if n is None else names.get(n, "") for n in shown]
 
 
-def compared_value(value: str, tables: Iterable[PublishedTable], kinds: Collection[StageKind] = ()) -> str:
+def _compared_value(value: str, tables: Iterable[PublishedTable], kinds: Collection[StageKind] = ()) -> str:
     """Return the metric to show beside the numbers of `tables` in place of the metric `value`.
 
     It is the one that all of them are `compared_as`: the published code of GPAS computes perplexity_reference. If they

@@ -13,8 +13,8 @@ from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objecti
 from gpas_cli.spec.stage import PRETRAIN, StageKind
 from gpas_cli.words import listed
 
-COMPARED_SCORES = ("loss", "perplexity")  # that every objective has, each under a name of its own
-NEXT_TOKEN_SCORES = (*COMPARED_SCORES, "loss_reference", "perplexity_reference", "loss_batch_mean", "bits_per_byte")
+_COMPARED_SCORES = ("loss", "perplexity")  # that every objective has, each under a name of its own
+_NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference", "loss_batch_mean", "bits_per_byte")
 
 
 def table_problems(experiments: Experiments) -> Iterator[Problem]:
@@ -51,23 +51,23 @@ def _unreported(grids: Mapping[str, Grid], grid: Grid) -> Iterator[Problem]:
     value = grid.table_spec.value
     scored_as, _, score = value.partition("_")
     words = {objective.scored_as for objective in OBJECTIVES.values()}
-    if scored_as not in words or score not in COMPARED_SCORES:
+    if scored_as not in words or score not in _COMPARED_SCORES:
         scored_as = ""
-        if value not in NEXT_TOKEN_SCORES:
+        if value not in _NEXT_TOKEN_SCORES:
             return
-    objectives = objectives_of(grids, grid)
+    objectives = _objectives_of(grids, grid)
     reported = {objective.scored_as for objective in objectives}
     if scored_as not in reported:
         kinds = listed(sorted({objective.kind for objective in objectives}), 3)
-        names = sorted(f"{word}_{name}".removeprefix("_") for word in reported for name in COMPARED_SCORES)
+        names = sorted(f"{word}_{name}".removeprefix("_") for word in reported for name in _COMPARED_SCORES)
         yield _problem(
             grid, f"no cell reports '{value}': cells of objective {kinds} report {listed(names, 6)}", "value"
         )
 
 
-def objectives_of(grids: Mapping[str, Grid], grid: Grid) -> set[Objective]:
+def _objectives_of(grids: Mapping[str, Grid], grid: Grid) -> set[Objective]:
     """Return the known objectives, without changes of their settings, of the grid's cells and of its included grids."""
-    found = set().union(*(objectives_of(grids, grids[include.grid]) for include in grid.include))
+    found = set().union(*(_objectives_of(grids, grids[include.grid]) for include in grid.include))
     if not grid.has_own_cells:
         return found
     overrides = [override.settings for override in grid.override]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpas_cli.grid import Entry
 
 
-NAMED = 12  # rows or columns in one message
+_NAMED = 12  # rows or columns in one message
 _NAME = re.compile(r"([^\[\]\s]+)\s*\[([^\[\]]*)\]")
 
 
@@ -69,7 +69,7 @@ class Place:
     @property
     def words(self) -> str:
         """The words that name this cell, without the grid: "pre+gpas,71m"."""
-        return f"{row_words(self.row)},{spelled(self.table.columns[self.column].label)}"
+        return f"{_row_words(self.row)},{spelled(self.table.columns[self.column].label)}"
 
 
 def place_name(text: str) -> PlaceName | None:
@@ -93,18 +93,18 @@ def find_place(table: Table, name: PlaceName) -> Place:
     words = [word.strip() for part in parts for word in part.split("+") if word.strip()]
     row = _row(table, name, words)
     if not row.cells[column].statuses:
-        filled = [column_words(table, i) for i, cell in enumerate(row.cells) if cell.statuses]
-        where = f"; {row_words(row)} is in {listed(filled, NAMED)}" if filled else ""
+        filled = [_column_words(table, i) for i, cell in enumerate(row.cells) if cell.statuses]
+        where = f"; {_row_words(row)} is in {listed(filled, _NAMED)}" if filled else ""
         raise UnknownCell(f"{name.text}: the grid has no such cell{where}")
     return Place(table, row, column)
 
 
-def row_words(row: Row) -> str:
+def _row_words(row: Row) -> str:
     """Return the words that name a row: its labels without "none", "none" if all are."""
     return "+".join(spelled(label) for label in row.key if label not in (None, "none")) or "none"
 
 
-def column_words(table: Table, index: int) -> str:
+def _column_words(table: Table, index: int) -> str:
     """Return the word that names a column."""
     return spelled(table.columns[index].label)
 
@@ -118,9 +118,9 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
             return found[0], name.parts[:-1]
     if len(words) == 1:
         return 0, name.parts
-    known = [column_words(table, i) for i in range(len(words))]
+    known = [_column_words(table, i) for i in range(len(words))]
     if len(name.parts) < 2:
-        raise UnknownCell(f"{name.text}: name the column after a comma: {listed(known, NAMED)}")
+        raise UnknownCell(f"{name.text}: name the column after a comma: {listed(known, _NAMED)}")
     raise UnknownCell(f"{name.text}: no column '{name.parts[-1]}'; {nearest(name.parts[-1], known)}")
 
 
@@ -151,8 +151,8 @@ def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
     if len(chosen) == 1:
         return chosen[0]
     what = f"matches {len(chosen)} rows" if chosen else "matches no row"
-    rows = [row_words(row) for row in chosen or table.rows]
-    raise UnknownCell(f"{name.text}: '{'+'.join(words)}' {what}; name one of {listed(rows, NAMED)}")
+    rows = [_row_words(row) for row in chosen or table.rows]
+    raise UnknownCell(f"{name.text}: '{'+'.join(words)}' {what}; name one of {listed(rows, _NAMED)}")
 
 
 def _titles_of(row: Row) -> list[list[str]]:
@@ -204,7 +204,7 @@ def _unnamed(
 
 
 RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
-NOT_RUN = ("unsynced", "unrecorded", "not finite")  # states of cells that have run
+_NOT_RUN = ("unsynced", "unrecorded", "not finite")  # states of cells that have run
 
 
 @dataclass(frozen=True)
@@ -231,5 +231,5 @@ def holes(table: Table) -> list[Hole]:
 def to_run(found: Iterable[Hole], states: Sequence[str] | None = None) -> list[Entry]:
     """Return the entries of the holes that `gpas run` runs, each cell once; with `states`, those in one of them."""
     runs = [run for hole in found for run in hole.runs]
-    wanted = [run for run in runs if (run.state in states if states else run.state not in (*RETRIED, *NOT_RUN))]
+    wanted = [run for run in runs if (run.state in states if states else run.state not in (*RETRIED, *_NOT_RUN))]
     return list({run.entry.key: run.entry for run in wanted}.values())

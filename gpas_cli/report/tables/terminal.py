@@ -14,9 +14,9 @@ from gpas_cli.report.tables.sheet import THEMES, Note, Sheet, Spacing, Style, fi
 from gpas_cli.words import one_line
 
 # Emphasis as ANSI codes, which `Text.from_ansi` reads; escaped text has no control characters that could be misread.
-STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
-SPACINGS = (Spacing(3, edges=2), Spacing(2), Spacing(2, wrapped=True))
-NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
+_STYLE = Style(one_line, lambda text: f"\x1b[1m{text}\x1b[0m", lambda text: f"\x1b[4m{text}\x1b[0m")
+_SPACINGS = (Spacing(3, edges=2), Spacing(2), Spacing(2, wrapped=True))
+_NARROWEST_LABEL = 8  # characters to which row labels are wrapped when a number would not fit beside them
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Drawn:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         sheet = self.sheet
-        lines = [[Text.from_ansi(text) for text in line] for line in sheet.texts(STYLE)]
+        lines = [[Text.from_ansi(text) for text in line] for line in sheet.texts(_STYLE)]
         yield Text(one_line(sheet.title), style="italic")
-        layout = fit(sheet.groups, _widths(lines), _wrapped_widths(lines), options.max_width, SPACINGS)
+        layout = fit(sheet.groups, _widths(lines), _wrapped_widths(lines), options.max_width, _SPACINGS)
         for block in layout.blocks:
             part = [[line[i] for i in block] for line in lines]
             yield _draw(part, layout.spacing, options.max_width, sheet.rules)
@@ -70,7 +70,7 @@ def _draw(lines: Sequence[Sequence[Text]], spacing: Spacing, room: int, rules: f
     # rich puts a character between two columns, besides the padding.
     padding = (0, 1) if spacing.edges else (0, spacing.gap - 1, 0, 0)
     drawn = RichTable(box=SIMPLE_HEAD, show_edge=spacing.edges > 0, pad_edge=False, padding=padding)
-    for i, width in enumerate((max(min(label, left), NARROWEST_LABEL), *widths)):
+    for i, width in enumerate((max(min(label, left), _NARROWEST_LABEL), *widths)):
         drawn.add_column(lines[0][i], justify="right" if i else "left", vertical="bottom", overflow="fold", width=width)
     for place, line in enumerate(lines[1:], 1):
         drawn.add_row(*line, end_section=place + 1 in rules)
