@@ -78,7 +78,7 @@ class StageDifference:
 
 
 @dataclass(frozen=True)
-class _FileDifference:
+class FileDifference:
     """A file of the package. `added` and `removed` count lines; `text` is the unified diff."""
 
     path: str
@@ -92,7 +92,7 @@ class CodeDifference:
     """Two versions of the code. `files` is None if one of the copies is gone."""
 
     versions: tuple[str, str]
-    files: tuple[_FileDifference, ...] | None
+    files: tuple[FileDifference, ...] | None
 
 
 @dataclass(frozen=True)
@@ -225,13 +225,13 @@ def _code(versions: tuple[str, str], runs: tuple[Path, Path]) -> CodeDifference:
     return CodeDifference(versions, tuple(_file(path, before.get(path), after.get(path)) for path in paths))
 
 
-def _file(path: str, before: bytes | None, after: bytes | None) -> _FileDifference:
+def _file(path: str, before: bytes | None, after: bytes | None) -> FileDifference:
     old, new = (_lines(content) for content in (before, after))
     origin, target = ("/dev/null" if content is None else path for content in (before, after))
     lines = list(difflib.unified_diff(old, new, origin, target, lineterm=""))
     changed: Sequence[str] = [line for line in lines[2:] if line[:1] in "+-"]
     added = sum(line.startswith("+") for line in changed)
-    return _FileDifference(path, added, len(changed) - added, "\n".join(lines))
+    return FileDifference(path, added, len(changed) - added, "\n".join(lines))
 
 
 def _lines(content: bytes | None) -> list[str]:
