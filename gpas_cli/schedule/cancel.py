@@ -22,12 +22,12 @@ from gpas_cli.store.records import ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record, stage_dir
 
 
-def cancel_process(look: SchedulerView, status: CellStatus, claim: Claim | None) -> tuple[bool, str]:
+def cancel_process(view: SchedulerView, status: CellStatus, claim: Claim | None) -> tuple[bool, str]:
     """Cancel a queued or running stage, claimed or not. Return whether it was asked to stop, and what was done."""
     if status.state == "queued" or status.source == "ending":
-        return _cancel_queued(look.runs, status)
+        return _cancel_queued(view.runs, status)
     if status.state == "running" and status.directory is not None:
-        return _cancel_running(look, AttemptDir(status.directory), claim)
+        return _cancel_running(view, AttemptDir(status.directory), claim)
     return False, f"is {status.state}: there is nothing to cancel"
 
 
@@ -36,7 +36,7 @@ def _cancel_queued(runs: Path, status: CellStatus) -> tuple[bool, str]:
     return True, f"{status.claim or 'its scheduler'} will not start it; `gpas retry` runs it"
 
 
-def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | None) -> tuple[bool, str]:
+def _cancel_running(view: SchedulerView, attempt: AttemptDir, claim: Claim | None) -> tuple[bool, str]:
     """Signal the attempt's process if it can be verified; otherwise write a request for the run that owns it."""
     pid = _verified(attempt)
     # Written before the signal: the job reads it to distinguish a cancellation from a preemption.
@@ -46,7 +46,7 @@ def _cancel_running(look: SchedulerView, attempt: AttemptDir, claim: Claim | Non
             return True, _terminate(pid, attempt)
         except PermissionError:  # another user's process: the run that started it can signal it
             request(attempt.path, signalled=False)
-    if claim is not None and look.lives_now(claim):
+    if claim is not None and view.lives_now(claim):
         return True, f"{claim} will stop it"
     host = attempt.read_attempt().submitter.host or "its host"
     where = f"as {user_name(attempt.path.stat().st_uid)}" if pid is not None else f"on {host}"
@@ -93,22 +93,22 @@ class Cancelling:
 def cancel(runs: Path, states: Iterable[CellStatus]) -> list[Cancelling]:
     """Cancel the current stage of each cell; a stage that several cells share is cancelled once."""
     states = list(states)
-    look = SchedulerView(runs, max_age_seconds=0.0)
+    view = SchedulerView(runs, max_age_seconds=0.0)
     done: dict[str, tuple[bool, str]] = {}
     together: dict[str, dict[str, Claim]] = {}
     for state in {state.key: state for state in states}.values():
         claim = read_claim(runs, state.key) if state.state in ALIVE else None
         try:
             if claim is None:  # a process may run although its `gpas run` died and another one removed the claim
-                done[state.key] = cancel_process(look, state, None)
-            elif claim.submission and isinstance(scheduler_of(look, claim), CancelsTogether):
+                done[state.key] = cancel_process(view, state, None)
+            elif claim.submission and isinstance(scheduler_of(view, claim), CancelsTogether):
                 together.setdefault(claim.scheduler, {})[state.key] = claim
             else:
-                done[state.key] = scheduler_of(look, claim).cancel(state, claim)
+                done[state.key] = scheduler_of(view, claim).cancel(state, claim)
         except UNREADABLE as error:
             done[state.key] = False, f"could not be cancelled: {explain(error)}"
     for name, stages in together.items():
-        scheduler = look.scheduler(name)
+        scheduler = view.scheduler(name)
         assert isinstance(scheduler, CancelsTogether)
         done |= scheduler.cancel_all(stages)
     return [Cancelling(state, *done[state.key]) for state in states]

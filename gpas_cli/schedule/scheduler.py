@@ -178,9 +178,9 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     return [use for each in schedulers if isinstance(each, Accountant) for use in each.used_by_profile(keys)]
 
 
-def scheduler_of(look: SchedulerView, claim: Claim) -> Scheduler:
+def scheduler_of(view: SchedulerView, claim: Claim) -> Scheduler:
     """Return the scheduler that a claim names. Raises GpasError if it is unknown or cannot be loaded."""
-    return cast(Scheduler, look.scheduler(claim.scheduler))
+    return cast(Scheduler, view.scheduler(claim.scheduler))
 
 
 def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:

@@ -135,7 +135,7 @@ class Reporter(Protocol):
     def finished(self, job: StageJob, status: StageStatus) -> None:
         """Called when a stage that this run waited for has ended, here or under another `gpas run`."""
 
-    def tick(self, board: RunSnapshot) -> None:
+    def tick(self, snapshot: RunSnapshot) -> None:
         """Called about once a second."""
 
     def notice(self, message: str) -> None:
@@ -149,6 +149,6 @@ class Silent:
 
     def finished(self, job: StageJob, status: StageStatus) -> None: ...
 
-    def tick(self, board: RunSnapshot) -> None: ...
+    def tick(self, snapshot: RunSnapshot) -> None: ...
 
     def notice(self, message: str) -> None: ...

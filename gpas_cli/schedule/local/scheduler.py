@@ -40,7 +40,7 @@ class LocalScheduler(Scheduler):
         return None
 
     def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
-        from gpas_cli.schedule.cancel import cancel_process  # here, as below, because to look needs neither
+        from gpas_cli.schedule.cancel import cancel_process  # here, as below: reading states needs neither
 
         return cancel_process(self.look, status, claim)
 

@@ -117,12 +117,13 @@ class ElementStart:
             return "cancelled before it started"
         if held := breaker(self.submission.folder):
             return held
-        missing = [key for key in job.parents if not self._has_result(key)]
+        missing = [
+            key
+            for key in job.parents
+            if not any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
+        ]
         # The claim stays, so that the state of the stage shows why it was not run.
         return f"needs {', '.join(missing)}, which has no result" if missing else ""
-
-    def _has_result(self, key: str) -> bool:
-        return any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
 
     def _initial_record(self, job: ElementRecord) -> AttemptRecord:
         """Return the record of the stage's first attempt."""

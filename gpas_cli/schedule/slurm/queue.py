@@ -218,7 +218,7 @@ def _save(runs: Path, queue: Queue) -> None:
 
 
 class SlurmView:
-    """The queue and the submissions as they are seen during one look."""
+    """Snapshot of queue and submissions, taken once per scan of states."""
 
     def __init__(self, look: SchedulerView, queue: Queue | None = None):
         self.look = look

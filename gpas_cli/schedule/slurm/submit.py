@@ -193,7 +193,7 @@ class ArraySubmitter:
                 try:
                     made, job = self._submit(array, code, claims, done.seen)
                 except SlurmError as error:
-                    if not _is_queue_full(error):
+                    if not (error.answered and any(words in str(error).lower() for words in _QUEUE_FULL)):
                         raise _refused(error, array, done) from error
                     pending = self._after_full_queue(array, pending, error, done)
                     continue
@@ -364,7 +364,3 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
         for batch in done.batches
     ]
     return GpasError("\n".join(lines))
-
-
-def _is_queue_full(error: SlurmError) -> bool:
-    return error.answered and any(words in str(error).lower() for words in _QUEUE_FULL)
