@@ -141,4 +141,4 @@ def _reference(of: type, shared: dict[str, Any], closed: bool) -> dict[str, Any]
 
 def _title(of: type) -> str:
     """Return the name of a type in schemas, where all types are JSON."""
-    return of.__name__.removesuffix("Json")
+    return of.__name__.removeprefix("_").removesuffix("Json")

@@ -19,7 +19,7 @@ from gpas_cli.schedule.local.benchmark import bench as measure
 from gpas_cli.words import byte_size
 
 
-class ShapeJson(TypedDict):
+class _ShapeJson(TypedDict):
     """Cells of one shape, and the measurement of one of them."""
 
     cells: int
@@ -43,7 +43,7 @@ class ShapeJson(TypedDict):
 class MeasuredJson(DocumentJson):
     """`gpas bench --json`."""
 
-    shapes: list[ShapeJson]
+    shapes: list[_ShapeJson]
 
 
 def bench(
@@ -69,7 +69,7 @@ def bench(
         for one in measure(project(), entries(names, where), seconds, force=force, notify=show):
             found.append(one)
     if as_json:
-        shapes = [cast("ShapeJson", {"cells": one.cells, **one.facts}) for one in found]  # a record of the cache
+        shapes = [cast("_ShapeJson", {"cells": one.cells, **one.facts}) for one in found]  # a record of the cache
         print_json(MeasuredJson(schema=1, shapes=shapes))
     else:
         console().print(render(found))

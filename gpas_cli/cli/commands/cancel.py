@@ -25,7 +25,7 @@ from gpas_cli.words import count
 ASK_ABOVE = 3  # cells
 
 
-class CancelledCellJson(CellNameJson):
+class _CancelledCellJson(CellNameJson):
     """What was done about one cell."""
 
     state: StateJson
@@ -36,7 +36,7 @@ class CancelledCellJson(CellNameJson):
 class CancelledJson(DocumentJson):
     """`gpas cancel --json`: the cells that were queued or running."""
 
-    cells: list[CancelledCellJson]
+    cells: list[_CancelledCellJson]
 
 
 def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
@@ -85,7 +85,7 @@ def _counts(states: Sequence[CellStatus]) -> str:
     return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
 
 
-def _json(result: Cancelling) -> CancelledCellJson:
+def _json(result: Cancelling) -> _CancelledCellJson:
     entry = result.state.entry
     return {"key": entry.key, "grid": entry.grid, "name": entry.name, "state": result.state.state,
             "asked": result.asked, "what": result.what}  # fmt: skip

@@ -35,7 +35,7 @@ Workers = Annotated[
 Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
 
 
-class TotalsJson(TypedDict):
+class _TotalsJson(TypedDict):
     """How much of a split there is."""
 
     documents: int
@@ -45,23 +45,23 @@ class TotalsJson(TypedDict):
     cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null where it is not known"]
 
 
-class PreparedCorpusJson(TypedDict):
+class _PreparedCorpusJson(TypedDict):
     """A corpus that has been tokenised."""
 
     source: str
     folder: str
     fingerprint: str
     tokenizer: str
-    splits: dict[str, TotalsJson]
+    splits: dict[str, _TotalsJson]
 
 
 class PreparedJson(DocumentJson):
     """`gpas data prepare --json`."""
 
-    corpora: list[PreparedCorpusJson]
+    corpora: list[_PreparedCorpusJson]
 
 
-class CacheJson(TypedDict):
+class _CacheJson(TypedDict):
     """One token cache."""
 
     name: Annotated[str | None, "of the text under `corpora`, if it is one of local files that is declared"]
@@ -72,14 +72,14 @@ class CacheJson(TypedDict):
     vocab: int
     max_doc_tokens: int | None
     bytes_on_disk: int
-    splits: dict[str, TotalsJson]
+    splits: dict[str, _TotalsJson]
 
 
 class CachesJson(DocumentJson):
     """`gpas data status --json`."""
 
     cache: str
-    caches: list[CacheJson]
+    caches: list[_CacheJson]
     undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
 
 
@@ -119,7 +119,7 @@ def prepare(
     here = project()
     splits = (split,) if split else SPLITS
     wanted = requirements(entry.cell for entry in entries(names, where))
-    made: list[PreparedCorpusJson] = []
+    made: list[_PreparedCorpusJson] = []
     for demand in wanted:
         with _board(as_json) as board:
             made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), board))
@@ -133,7 +133,7 @@ def prepare(
 
 def _prepare(
     demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
-) -> PreparedCorpusJson:
+) -> _PreparedCorpusJson:
 
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
@@ -254,7 +254,7 @@ def _names_of_texts() -> dict[str, str]:
     return found
 
 
-def _stored(one: CachedCorpus, names: Mapping[str, str]) -> CacheJson:
+def _stored(one: CachedCorpus, names: Mapping[str, str]) -> _CacheJson:
     return {
         "name": names.get(one.fingerprint),
         "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
@@ -263,12 +263,12 @@ def _stored(one: CachedCorpus, names: Mapping[str, str]) -> CacheJson:
     }  # fmt: skip
 
 
-def _totals_json(totals: Totals) -> TotalsJson:
+def _totals_json(totals: Totals) -> _TotalsJson:
     return {"documents": totals.documents, "tokens": totals.tokens, "bytes": totals.bytes, "final": totals.final,
             "cut": totals.cut}  # fmt: skip
 
 
-def _words(totals: TotalsJson) -> str:
+def _words(totals: _TotalsJson) -> str:
     more = "" if totals["final"] else ", more in the source"
     return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 

@@ -29,7 +29,7 @@ _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
 HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
 
 
-class ChangeJson(TypedDict):
+class _ChangeJson(TypedDict):
     """A setting, or a fact of the environment, that differs; null where it does not exist."""
 
     setting: str
@@ -37,31 +37,31 @@ class ChangeJson(TypedDict):
     b: Any
 
 
-class PairJson(TypedDict):
+class _PairJson(TypedDict):
     """A number of both; null where it is not recorded."""
 
     a: NumberJson | None
     b: NumberJson | None
 
 
-class PointPairJson(PairJson):
+class _PointPairJson(_PairJson):
     """A point of two curves."""
 
     step: int
 
 
-class CurvePairJson(TypedDict):
+class _CurvePairJson(TypedDict):
     """A curve of both, at the updates that both have."""
 
     name: str
     common: Annotated[int, "updates that both have"]
     points: Annotated[list[int], "the points of A and of B"]
-    first: Annotated[PointPairJson | None, "where they first differ; null if they are equal"]
-    largest: Annotated[PointPairJson | None, "where they differ most"]
-    last: Annotated[PointPairJson | None, "the last common update"]
+    first: Annotated[_PointPairJson | None, "where they first differ; null if they are equal"]
+    largest: Annotated[_PointPairJson | None, "where they differ most"]
+    last: Annotated[_PointPairJson | None, "the last common update"]
 
 
-class ComparedAttemptJson(TypedDict):
+class _ComparedAttemptJson(TypedDict):
     """The attempt of one of the two that is compared."""
 
     key: Annotated[str, "content key of the stage"]
@@ -71,18 +71,18 @@ class ComparedAttemptJson(TypedDict):
     commit: str
 
 
-class ComparedStageJson(TypedDict):
+class _ComparedStageJson(TypedDict):
     """A stage that both have been tried at."""
 
     stage: str
-    a: ComparedAttemptJson
-    b: ComparedAttemptJson
-    metrics: dict[str, PairJson]
-    curves: list[CurvePairJson]
-    environment: Annotated[list[ChangeJson], "what differs of machine, text and versions of libraries"]
+    a: _ComparedAttemptJson
+    b: _ComparedAttemptJson
+    metrics: dict[str, _PairJson]
+    curves: list[_CurvePairJson]
+    environment: Annotated[list[_ChangeJson], "what differs of machine, text and versions of libraries"]
 
 
-class ChangedFileJson(TypedDict):
+class _ChangedFileJson(TypedDict):
     """A file of the package that differs."""
 
     path: str
@@ -90,15 +90,15 @@ class ChangedFileJson(TypedDict):
     removed: Annotated[int, "lines"]
 
 
-class ChangedCodeJson(TypedDict):
+class _ChangedCodeJson(TypedDict):
     """Two versions of the code."""
 
     a: str
     b: str
-    files: Annotated[list[ChangedFileJson] | None, "null if a copy is gone"]
+    files: Annotated[list[_ChangedFileJson] | None, "null if a copy is gone"]
 
 
-class UntriedJson(TypedDict):
+class _UntriedJson(TypedDict):
     """A stage that only one of the two has been tried at."""
 
     stage: str
@@ -110,10 +110,10 @@ class ComparisonJson(DocumentJson):
 
     a: str
     b: str
-    settings: list[ChangeJson]
-    stages: list[ComparedStageJson]
-    code: Annotated[list[ChangedCodeJson], "empty if the versions are the same"]
-    untried: list[UntriedJson]
+    settings: list[_ChangeJson]
+    stages: list[_ComparedStageJson]
+    code: Annotated[list[_ChangedCodeJson], "empty if the versions are the same"]
+    untried: list[_UntriedJson]
     complete: Annotated[bool, "whether both have a result"]
 
 
@@ -251,10 +251,10 @@ def _document(found: Comparison) -> ComparisonJson:
     }
 
 
-def _stage_json(stage: StageDifference) -> ComparedStageJson:
+def _stage_json(stage: StageDifference) -> _ComparedStageJson:
     sides = zip(stage.keys, stage.attempts, stage.outcomes, stage.versions, stage.commits, strict=True)
     a, b = (
-        ComparedAttemptJson(key=key, attempt=attempt, outcome=outcome, code=code, commit=commit)
+        _ComparedAttemptJson(key=key, attempt=attempt, outcome=outcome, code=code, commit=commit)
         for key, attempt, outcome, code, commit in sides
     )
     return {
@@ -268,18 +268,18 @@ def _stage_json(stage: StageDifference) -> ComparedStageJson:
     }  # fmt: skip
 
 
-def _curve_json(curve: CurveDifference) -> CurvePairJson:
+def _curve_json(curve: CurveDifference) -> _CurvePairJson:
     return {"name": curve.name, "common": curve.common, "points": list(curve.lengths),
             "first": _point_json(curve.first), "largest": _point_json(curve.largest),
             "last": _point_json(curve.last)}  # fmt: skip
 
 
-def _point_json(point: Point | None) -> PointPairJson | None:
+def _point_json(point: Point | None) -> _PointPairJson | None:
     return None if point is None else {"step": point[0], "a": point[1], "b": point[2]}
 
 
-def _code_json(code: CodeDifference) -> ChangedCodeJson:
-    files: list[ChangedFileJson] | None = None if code.files is None else [
+def _code_json(code: CodeDifference) -> _ChangedCodeJson:
+    files: list[_ChangedFileJson] | None = None if code.files is None else [
         {"path": file.path, "added": file.added, "removed": file.removed} for file in code.files
     ]  # fmt: skip
     return {"a": code.versions[0], "b": code.versions[1], "files": files}

@@ -46,7 +46,7 @@ Force = Annotated[
 ]
 
 
-class EquationJson(TypedDict):
+class _EquationJson(TypedDict):
     """Layers with the same equation."""
 
     first: int
@@ -54,7 +54,7 @@ class EquationJson(TypedDict):
     equation: str
 
 
-class StageKeyJson(TypedDict):
+class _StageKeyJson(TypedDict):
     """A stage of a cell's chain."""
 
     kind: str
@@ -64,7 +64,7 @@ class StageKeyJson(TypedDict):
     site: Annotated[dict[str, str], "those of them that the site's profile sets, with their places in its file"]
 
 
-class ShortcutJson(TypedDict):
+class _ShortcutJson(TypedDict):
     """The stream that enters the first layer, at initialisation, and the two conditions of Spike No More."""
 
     std: Annotated[float, "standard deviation of the stream, after the stages of the embedding and with positions"]
@@ -73,13 +73,13 @@ class ShortcutJson(TypedDict):
     remark: Annotated[str, "how it differs from what the names of the settings suggest, empty if it does not"]
 
 
-class ExplainedCellJson(CellNameJson):
+class _ExplainedCellJson(CellNameJson):
     """What a cell is."""
 
-    layers: list[EquationJson]
-    shortcut: ShortcutJson
+    layers: list[_EquationJson]
+    shortcut: _ShortcutJson
     depth: Annotated[list[str], "which layers train in each update, in words; empty if all do"]
-    stages: list[StageKeyJson]
+    stages: list[_StageKeyJson]
     cell: dict[str, Any]
     bounds: NotRequired[Annotated[dict[str, Any], "with --bounds: gpas_cli/evaluate/theory.py explains each number"]]
 
@@ -87,7 +87,7 @@ class ExplainedCellJson(CellNameJson):
 class ExplainedJson(DocumentJson):
     """`gpas explain --json`."""
 
-    cells: list[ExplainedCellJson]
+    cells: list[_ExplainedCellJson]
 
 
 def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json: AsJson = False) -> None:
@@ -108,22 +108,22 @@ def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json:
             print_theory(theory)
 
 
-def _json(entry: Entry, theory: Theory | None) -> ExplainedCellJson:
+def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
 
-    runs: list[EquationJson] = [
+    runs: list[_EquationJson] = [
         {"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)
     ]
-    stages: list[StageKeyJson] = [
+    stages: list[_StageKeyJson] = [
         {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
          "resources": plain(entry.resources_of(stage)), "site": _site(entry, stage)}
         for stage in entry.cell.stages
     ]  # fmt: skip
     model = entry.cell.model
-    shortcut: ShortcutJson = {
+    shortcut: _ShortcutJson = {
         "std": shortcut_std(model), "large": has_large_shortcut(model),
         "small_sublayers": has_small_sublayers(model), "remark": remark(model),
     }  # fmt: skip
-    made: ExplainedCellJson = {
+    made: _ExplainedCellJson = {
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
         "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping(),
     }  # fmt: skip

@@ -63,7 +63,7 @@ License = Annotated[
 ]
 
 
-class FoldErrorJson(TypedDict):
+class _FoldErrorJson(TypedDict):
     """How the exported network compares with the cell's; null where there was nothing to compare."""
 
     random_error: float | None
@@ -86,7 +86,7 @@ class ExportedJson(DocumentJson):
     steps: NotRequired[int]
     parameters: NotRequired[int]
     dtype: NotRequired[str]
-    measured: NotRequired[FoldErrorJson]
+    measured: NotRequired[_FoldErrorJson]
     notes: NotRequired[list[str]]
     checked: NotRequired[Annotated[str, "whether transformers loads the folder, or why that was not tried"]]
 

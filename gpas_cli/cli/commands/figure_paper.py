@@ -25,7 +25,7 @@ SUFFIXES = (".pdf", ".svg", ".png")
 SHOWN = 4  # cells that a message names
 
 
-class PaperFigureJson(TypedDict):
+class _PaperFigureJson(TypedDict):
     """A figure of a paper. Without any panel, `problem` is why."""
 
     name: str
@@ -46,7 +46,7 @@ class PaperFigureJson(TypedDict):
 class PaperFiguresJson(DocumentJson):
     """`gpas figure --paper NAME --json`."""
 
-    figures: list[PaperFigureJson]
+    figures: list[_PaperFigureJson]
 
 
 def draw_figures(
@@ -136,7 +136,7 @@ def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
     return "\n  ".join(words)
 
 
-def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> PaperFigureJson:
+def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
     files = [str(path) for path in paths.get(figure.name, ())] if figure.panels else []
     return {
         "name": figure.name,

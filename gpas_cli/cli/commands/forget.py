@@ -25,7 +25,7 @@ from gpas_cli.words import count, listed
 NAMED = 20
 
 
-class ForgottenStageJson(TypedDict):
+class _ForgottenStageJson(TypedDict):
     """A stage whose attempts were forgotten, or restored."""
 
     key: str
@@ -35,7 +35,7 @@ class ForgottenStageJson(TypedDict):
 class ForgottenJson(DocumentJson):
     """`gpas forget --json`."""
 
-    stages: list[ForgottenStageJson]
+    stages: list[_ForgottenStageJson]
 
 
 def forget(
@@ -66,7 +66,7 @@ def forget(
         done = "restored" if undo else "forgotten"
         console().print(f"{named.get(key, key)}: {done} ({count(len(attempts), 'attempt')})", markup=False)
     if as_json:
-        stages: list[ForgottenStageJson] = [
+        stages: list[_ForgottenStageJson] = [
             {"key": key, "directories": [str(attempt.path) for attempt in attempts]}
             for key, attempts in folders.items()
         ]

@@ -16,7 +16,7 @@ from gpas_cli.words import date_and_time, listed
 NAMED = 3  # cells named in one line
 
 
-class DeedJson(TypedDict):
+class _DeedJson(TypedDict):
     """What one command did."""
 
     time: Time
@@ -30,7 +30,7 @@ class DeedJson(TypedDict):
 class HistoryJson(DocumentJson):
     """`gpas history --json`."""
 
-    commands: Annotated[list[DeedJson], "oldest first"]
+    commands: Annotated[list[_DeedJson], "oldest first"]
 
 
 def history(
@@ -45,7 +45,7 @@ def history(
     """
     deeds = read(project().runs)[-(limit or 0) :]
     if as_json:
-        commands: list[DeedJson] = [
+        commands: list[_DeedJson] = [
             {"time": d.t, "user": d.user, "host": d.host, "what": d.what, "cells": list(d.cells), "how": d.how}
             for d in deeds
         ]

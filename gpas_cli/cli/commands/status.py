@@ -74,7 +74,7 @@ Sort = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
 
 
-class TotalJson(TypedDict):
+class _TotalJson(TypedDict):
     """All grids together."""
 
     cells: Annotated[int, "different cells"]
@@ -82,7 +82,7 @@ class TotalJson(TypedDict):
     states: dict[str, int]
 
 
-class TextJson(TypedDict):
+class _TextJson(TypedDict):
     """A corpus that a job tokenises, and that cells wait for."""
 
     name: str
@@ -99,9 +99,9 @@ class StatusJson(DocumentJson):
     """`gpas status --json`. Without names `cells` has those of started grids, else of the default grid."""
 
     grids: list[GridSummaryJson]
-    total: TotalJson
+    total: _TotalJson
     cells: list[CellStatusJson]
-    texts: list[TextJson]
+    texts: list[_TextJson]
 
 
 def status(
@@ -355,7 +355,7 @@ def _text_lines(states: Sequence[CellStatus]) -> list[str]:
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]
 
 
-def _text_json(text: Awaited) -> TextJson:
+def _text_json(text: Awaited) -> _TextJson:
     seen = text.status
     return {
         "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,

@@ -38,28 +38,28 @@ THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
 
 
-class PrintedExponentJson(TypedDict):
+class _PrintedExponentJson(TypedDict):
     """An exponent in the paper."""
 
     value: float
     relation: Annotated[str, "at least, at most or about"]
 
 
-class ExponentJson(TypedDict):
+class _ExponentJson(TypedDict):
     """An exponent fitted to a simulation."""
 
     quantity: Annotated[str, ("norm", "psi", "gap")]
     fitted: float
-    printed: PrintedExponentJson | None
+    printed: _PrintedExponentJson | None
 
 
-class StatementJson(TypedDict):
+class _StatementJson(TypedDict):
     """A statement of the paper about one kind of network."""
 
     statement: str
     network: str
     tau: Annotated[float, "the share of the matrix that all layers have in common"]
-    laws: list[ExponentJson]
+    laws: list[_ExponentJson]
 
 
 class StabilityJson(DocumentJson):
@@ -67,11 +67,11 @@ class StabilityJson(DocumentJson):
 
     layers: int
     dimension: int
-    statements: list[StatementJson]
+    statements: list[_StatementJson]
     panels: list[PlotJson]
 
 
-class GrowthJson(TypedDict):
+class _GrowthJson(TypedDict):
     """The growth of the residual stream of a network at initialisation."""
 
     title: str
@@ -84,11 +84,11 @@ class NormsJson(DocumentJson):
     """`gpas theory norms --json`."""
 
     cell: str
-    growths: list[GrowthJson]
+    growths: list[_GrowthJson]
     panels: list[PlotJson]
 
 
-class LengthPointJson(TypedDict):
+class _LengthPointJson(TypedDict):
     """The standard deviation of attention's output at one length."""
 
     length: int
@@ -100,7 +100,7 @@ class LengthJson(DocumentJson):
     """`gpas theory length --json`."""
 
     cell: str
-    points: list[LengthPointJson]
+    points: list[_LengthPointJson]
     exponent: Annotated[float, "of the length in the measured variance"]
     panels: list[PlotJson]
 
@@ -135,7 +135,7 @@ def stability(
     figures = _stability_figures(known)
     _draw(figures, Output(out, terminal, None, None, as_json))
     if as_json:
-        documents: list[StatementJson] = [
+        documents: list[_StatementJson] = [
             {"statement": statement.name, "network": statement.kind.title, "tau": statement.tau,
              "laws": [_exponent(law) for law in found]}
             for statement, found in rows
@@ -174,7 +174,7 @@ def norms(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJs
     })  # fmt: skip
     _draw([figure], Output(out, terminal, None, None, as_json))
     if as_json:
-        growths: list[GrowthJson] = [
+        growths: list[_GrowthJson] = [
             {"title": one.title, "squares": list(one.squares), "slope": one.slope, "fit": one.fit} for one in found
         ]
         print_json(NormsJson(schema=1, cell=entry.id, growths=growths, panels=_panels([figure])))
@@ -204,7 +204,7 @@ def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJ
     figure = _figure("Attention's output at initialisation", "length", "standard deviation", lines, log=True)
     _draw([figure], Output(out, terminal, None, None, as_json))
     if as_json:
-        points: list[LengthPointJson] = [
+        points: list[_LengthPointJson] = [
             {"length": one.length, "predicted": one.predicted, "measured": one.measured} for one in found.points
         ]
         print_json(
@@ -266,7 +266,7 @@ def _draw(figures: list[Figure], output: Output) -> None:
         print_plots(figures)
 
 
-def _exponent(law: Law) -> ExponentJson:
+def _exponent(law: Law) -> _ExponentJson:
     printed = law.printed
     return {
         "quantity": law.quantity, "fitted": law.fitted,

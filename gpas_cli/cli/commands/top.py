@@ -33,13 +33,13 @@ DROPPABLE_IN_LINE = ("why",)
 OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
-class RoomCellJson(CellNameJson):
+class _RoomCellJson(CellNameJson):
     """A running or queued cell."""
 
     stage: str
 
 
-class RunningCellJson(RoomCellJson, SlurmJobJson, HoursJson):
+class _RunningCellJson(_RoomCellJson, SlurmJobJson, HoursJson):
     """A running cell."""
 
     attempt: int | None
@@ -55,11 +55,11 @@ class RunningCellJson(RoomCellJson, SlurmJobJson, HoursJson):
     spikes: NumberJson | None
 
 
-class QueuedCellJson(RoomCellJson, SlurmJobJson):
+class _QueuedCellJson(_RoomCellJson, SlurmJobJson):
     """A queued cell."""
 
 
-class UseJson(HoursJson):
+class _UseJson(HoursJson):
     """The hours that cells have used, and those that running and queued cells still need."""
 
     states: dict[str, int]
@@ -68,7 +68,7 @@ class UseJson(HoursJson):
     ends: Annotated[float | None, "unix time"]
 
 
-class GridUseJson(UseJson):
+class _GridUseJson(_UseJson):
     """The resource usage of a grid."""
 
     grid: str
@@ -78,10 +78,10 @@ class TopJson(DocumentJson):
     """`gpas top --json`; with --usage only `profiles`."""
 
     time: NotRequired[Time]
-    running: NotRequired[list[RunningCellJson]]
-    queued: NotRequired[list[QueuedCellJson]]
-    grids: NotRequired[list[GridUseJson]]
-    total: NotRequired[UseJson]
+    running: NotRequired[list[_RunningCellJson]]
+    queued: NotRequired[list[_QueuedCellJson]]
+    grids: NotRequired[list[_GridUseJson]]
+    total: NotRequired[_UseJson]
     profiles: NotRequired[list[ProfileUse]]
 
 
@@ -240,11 +240,11 @@ def _document(room: Activity) -> TopJson:
     }
 
 
-def _cell(state: CellStatus) -> RoomCellJson:
+def _cell(state: CellStatus) -> _RoomCellJson:
     return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
 
 
-def _run_json(run: Running) -> RunningCellJson:
+def _run_json(run: Running) -> _RunningCellJson:
     seen = run.state.progress
     return {
         **_cell(run.state), **job_json(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
@@ -257,7 +257,7 @@ def _run_json(run: Running) -> RunningCellJson:
     }  # fmt: skip
 
 
-def _use_json(use: GridUsage) -> UseJson:
+def _use_json(use: GridUsage) -> _UseJson:
     return {
         "states": dict(use.states), "left": use.left, **use.spent.json(),
         "to_go": use.to_go.json() if use.to_go else None,

@@ -51,7 +51,7 @@ PRODUCT_ORIGINS = {
 }
 
 
-class SpikeJson(TypedDict):
+class _SpikeJson(TypedDict):
     """A spike of the loss or of the gradient norm."""
 
     step: int
@@ -59,7 +59,7 @@ class SpikeJson(TypedDict):
     value: NumberJson
 
 
-class TryJson(TypedDict):
+class _TryJson(TypedDict):
     """One attempt."""
 
     number: int
@@ -78,7 +78,7 @@ class TryJson(TypedDict):
     checkpoint: str | None
 
 
-class OriginJson(TypedDict):
+class _OriginJson(TypedDict):
     """One stage of a cell."""
 
     key: str
@@ -88,9 +88,9 @@ class OriginJson(TypedDict):
     decisive: Annotated[int | None, "the number of the attempt that tables show"]
     base: str | None
     cell: dict[str, Any]
-    spikes: list[SpikeJson]
+    spikes: list[_SpikeJson]
     differences: list[Difference]
-    attempts: list[TryJson]
+    attempts: list[_TryJson]
     hours: SpentJson
     forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
     scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
@@ -103,7 +103,7 @@ class WhyJson(DocumentJson):
     """`gpas why --json`."""
 
     numbers: Annotated[list[TableNumberJson], "of the cells of tables that were named"]
-    stages: Annotated[list[OriginJson], "of the cells that were named"]
+    stages: Annotated[list[_OriginJson], "of the cells that were named"]
     problem: Annotated[str | None, "why new results could not be read into the database"]
 
 
@@ -328,7 +328,7 @@ def _when(moment: float | None) -> str:
     return date_and_time(moment) if moment else "?"
 
 
-def _try_json(attempt: AttemptProvenance) -> TryJson:
+def _try_json(attempt: AttemptProvenance) -> _TryJson:
     seen = _standing(attempt)
     return {
         "number": attempt.number,
@@ -348,7 +348,7 @@ def _try_json(attempt: AttemptProvenance) -> TryJson:
     }
 
 
-def _json(stage: Provenance) -> OriginJson:
+def _json(stage: Provenance) -> _OriginJson:
     tries = [_try_json(attempt) for attempt in stage.attempts]
     return {
         "key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),

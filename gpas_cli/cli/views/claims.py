@@ -305,7 +305,7 @@ def _compared(part: Part) -> str:
 NAMED = 6  # cells in one line
 
 
-class EvidencePartJson(TypedDict):
+class _EvidencePartJson(TypedDict):
     """The evidence on one part of a claim."""
 
     title: str
@@ -320,7 +320,7 @@ class EvidencePartJson(TypedDict):
     pending: Annotated[list[int], "further seeds of the grids that are not all recorded"]
 
 
-class EvidenceJson(TypedDict):
+class _EvidenceJson(TypedDict):
     """The evidence on one claim."""
 
     name: str
@@ -328,10 +328,10 @@ class EvidenceJson(TypedDict):
     toy: bool
     verdict: VerdictWord
     reason: str
-    parts: list[EvidencePartJson]
+    parts: list[_EvidencePartJson]
 
 
-class NextSeedsJson(TypedDict):
+class _NextSeedsJson(TypedDict):
     """What the next round would run for one part."""
 
     claim: str
@@ -350,9 +350,9 @@ class RunClaimsJson(DocumentJson):
     level: Annotated[float, "the probability of a wrong verdict, at most"]
     max_seeds: int
     rounds: Annotated[int, "rounds of runs in this invocation"]
-    claims: list[EvidenceJson]
+    claims: list[_EvidenceJson]
     added: Annotated[dict[str, dict[str, list[int]]], "seeds added by this invocation, by grid and cell"]
-    next: Annotated[list[NextSeedsJson], "of --dry-run"]
+    next: Annotated[list[_NextSeedsJson], "of --dry-run"]
 
 
 def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
@@ -451,7 +451,7 @@ def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Rou
     }
 
 
-def _evidence(claim: ClaimEvidence) -> EvidenceJson:
+def _evidence(claim: ClaimEvidence) -> _EvidenceJson:
     return {
         "name": claim.claim.name,
         "statement": claim.claim.statement,

@@ -43,7 +43,7 @@ class SpentJson(TypedDict):
     superseded: Annotated[HoursJson, "earlier results that a later one has replaced"]
 
 
-class SeedOriginJson(TypedDict):
+class _SeedOriginJson(TypedDict):
     """One run of a number in a table."""
 
     seed: Any
@@ -60,7 +60,7 @@ class SeedOriginJson(TypedDict):
     environment: dict[str, Any]
 
 
-class PairedJson(TypedDict):
+class _PairedJson(TypedDict):
     """The mean of the paired differences from the base."""
 
     mean: NumberJson
@@ -68,7 +68,7 @@ class PairedJson(TypedDict):
     p: NumberJson | None
 
 
-class ComparedNumberJson(TypedDict):
+class _ComparedNumberJson(TypedDict):
     """A number with the metric that published tables print."""
 
     metric: str
@@ -87,11 +87,11 @@ class TableNumberJson(TypedDict):
     std: NumberJson | None
     n: int
     status: Annotated[str, "why numbers are missing, empty if none is"]
-    delta: PairedJson | None
+    delta: _PairedJson | None
     base: Annotated[str | None, "the words that name the base"]
-    compared: Annotated[ComparedNumberJson, "our number to compare with the published ones"]
+    compared: Annotated[_ComparedNumberJson, "our number to compare with the published ones"]
     published: list[PublishedNumber]
-    seeds: list[SeedOriginJson]
+    seeds: list[_SeedOriginJson]
     code: list[Code]
     hours: SpentJson
     command: Annotated[list[str], "the words of the command that makes the number in an empty project"]
@@ -274,7 +274,7 @@ def number_json(origin: NumberOrigin) -> TableNumberJson:
     }  # fmt: skip
 
 
-def _seed_json(seed: SeedOrigin) -> SeedOriginJson:
+def _seed_json(seed: SeedOrigin) -> _SeedOriginJson:
     result = seed.result
     return {
         "seed": seed.seed,

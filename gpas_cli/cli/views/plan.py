@@ -22,7 +22,7 @@ from gpas_cli.spec.parse import plain
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 
-class PlannedCellJson(LabelledCellJson):
+class _PlannedCellJson(LabelledCellJson):
     """One cell of a plan."""
 
     action: Annotated[
@@ -32,7 +32,7 @@ class PlannedCellJson(LabelledCellJson):
     will_run: Annotated[bool, "whether `gpas run` starts a job for it"]
 
 
-class EstimateJson(TypedDict):
+class _EstimateJson(TypedDict):
     """What the jobs to start will take."""
 
     gpu_hours: float
@@ -44,7 +44,7 @@ class EstimateJson(TypedDict):
     basis: Annotated[list[str], "where the speeds come from"]
 
 
-class StageCostJson(TypedDict):
+class _StageCostJson(TypedDict):
     """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
 
     stage: str
@@ -63,7 +63,7 @@ class ShrunkJson(TypedDict):
     settings: list[ShrunkSetting]
 
 
-class JobMemoryJson(TypedDict):
+class _JobMemoryJson(TypedDict):
     """The predicted memory of each GPU of the trainings of one size and recipe, in bytes, at the peak of an update."""
 
     size: str
@@ -85,13 +85,13 @@ class JobMemoryJson(TypedDict):
 
 
 @dataclass(frozen=True)
-class SizeElsewhereJson(SizeCost):
+class _SizeElsewhereJson(SizeCost):
     """The cells of one size on GPUs that this machine does not have."""
 
     assumed_mfu: Annotated[float, "the share of the peak FLOP/s that training is assumed to reach"]
 
 
-class ElsewhereJson(TypedDict):
+class _ElsewhereJson(TypedDict):
     """What the jobs that ask for more GPUs than this machine has would take on others."""
 
     gpus: Annotated[list[str], "kinds of GPU with the same peak, and so the same estimate"]
@@ -100,29 +100,29 @@ class ElsewhereJson(TypedDict):
     longest_hours: Annotated[float, "the longest chain of jobs"]
     wall_hours: Annotated[float, "until all have ended"]
     basis: str
-    sizes: list[SizeElsewhereJson]
+    sizes: list[_SizeElsewhereJson]
 
 
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
-    cells: list[PlannedCellJson]
+    cells: list[_PlannedCellJson]
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[list[str], "corpora that a job of their own tokenises first"]
     stages: Annotated[dict[str, int], "how many stages are in which state"]
-    estimate: EstimateJson
+    estimate: _EstimateJson
     warnings: NotRequired[list[str]]
     sizes: list[SizeCost]
-    stage_costs: list[StageCostJson]
+    stage_costs: list[_StageCostJson]
     cost: Annotated[float | None, "GPU-hours times --price"]
-    memory: Annotated[list[JobMemoryJson], "empty if the kind of GPU is unknown"]
-    elsewhere: Annotated[list[ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
+    memory: Annotated[list[_JobMemoryJson], "empty if the kind of GPU is unknown"]
+    elsewhere: Annotated[list[_ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
 
 def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | None = None) -> PlanJson:
     """Return the document of a plan. `shrunk`: what was shrunk for a smoke test."""
-    rows: list[PlannedCellJson] = [
+    rows: list[_PlannedCellJson] = [
         {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
          "action": row.action, "detail": row.detail, "will_run": row.will_run}
         for row in planned.rows
@@ -164,7 +164,7 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
     return {**made, "shrunk": shrunk} if shrunk else made
 
 
-def _memory_json(one: JobMemory) -> JobMemoryJson:
+def _memory_json(one: JobMemory) -> _JobMemoryJson:
     memory = one.memory
     return {
         "size": one.size, "jobs": one.jobs, "gpu": one.gpu, "devices": one.devices, "strategy": memory.strategy,
@@ -174,7 +174,7 @@ def _memory_json(one: JobMemory) -> JobMemoryJson:
     }  # fmt: skip
 
 
-def _elsewhere_json(cost: CostElsewhere) -> ElsewhereJson:
+def _elsewhere_json(cost: CostElsewhere) -> _ElsewhereJson:
 
     mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
     return {
@@ -185,7 +185,7 @@ def _elsewhere_json(cost: CostElsewhere) -> ElsewhereJson:
         "wall_hours": cost.estimate.wall_hours or 0.0,
         "basis": basis([cost]),
         "sizes": [
-            SizeElsewhereJson(**vars(size), assumed_mfu=mfu)
+            _SizeElsewhereJson(**vars(size), assumed_mfu=mfu)
             for size, mfu in zip(cost.sizes, mfus, strict=True)
             if size.jobs
         ],

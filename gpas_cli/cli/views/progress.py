@@ -353,7 +353,7 @@ class TokeniseView:
         progress.update(self._bars[split], completed=done, words=pace.words())
 
 
-class SubmittedArrayJson(TypedDict):
+class _SubmittedArrayJson(TypedDict):
     """One SLURM job array."""
 
     name: str
@@ -364,7 +364,7 @@ class SubmittedArrayJson(TypedDict):
 class SubmittedJson(TypedDict):
     """What was submitted to SLURM."""
 
-    arrays: list[SubmittedArrayJson]
+    arrays: list[_SubmittedArrayJson]
     jobs: int
     followed: Annotated[int, "stages that were already queued or running"]
     left: Annotated[int, "stages that SLURM has no room for yet"]
@@ -402,7 +402,7 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
 
 def submitted_json(done: Submitted) -> SubmittedJson:
     """Return what was submitted, for `--json`."""
-    arrays: list[SubmittedArrayJson] = [
+    arrays: list[_SubmittedArrayJson] = [
         {"name": batch.name, "job": batch.job, "elements": batch.elements} for batch in done.batches
     ]
     return {"arrays": arrays, "jobs": done.jobs, "followed": done.followed, "left": len(done.left),

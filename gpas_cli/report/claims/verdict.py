@@ -163,7 +163,7 @@ class Verdict:
 VerdictWord = Annotated[str, ("supported", "contradicted", "undecided")]
 
 
-class ClaimSourceJson(TypedDict):
+class _ClaimSourceJson(TypedDict):
     """Where the claim is made."""
 
     paper: Annotated[str, "a source of published numbers such as gpas; empty for a claim of your own"]
@@ -171,7 +171,7 @@ class ClaimSourceJson(TypedDict):
     quote: str
 
 
-class ClaimSeedJson(TypedDict):
+class _ClaimSeedJson(TypedDict):
     """One seed of one part."""
 
     seed: Annotated[Any, "the label on the axis of seeds"]
@@ -208,10 +208,10 @@ class ClaimPartJson(TypedDict):
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]
-    seeds: list[ClaimSeedJson]
+    seeds: list[_ClaimSeedJson]
 
 
-class MissingRunJson(TypedDict):
+class _MissingRunJson(TypedDict):
     """A run without the number."""
 
     cell: str
@@ -224,7 +224,7 @@ class ClaimJson(TypedDict):
 
     name: str
     statement: str
-    source: ClaimSourceJson
+    source: _ClaimSourceJson
     toy: Annotated[bool, "whether the cells are of toy size, whatever the claim is about"]
     grids: list[str]
     verdict: VerdictWord
@@ -234,7 +234,7 @@ class ClaimJson(TypedDict):
     ]
     needed: Annotated[int | None, "further seeds with which every part would be decided"]
     parts: list[ClaimPartJson]
-    missing: list[MissingRunJson]
+    missing: list[_MissingRunJson]
     command: Annotated[str, "brings the claim nearer to a verdict; empty if it is decided or its runs are under way"]
 
 
@@ -288,7 +288,7 @@ def _part(part: Part) -> ClaimPartJson:
     }
 
 
-def _seed(part: Part, pair: Pair) -> ClaimSeedJson:
+def _seed(part: Part, pair: Pair) -> _ClaimSeedJson:
     effect = None if pair.effect is None else part.shown(pair.effect)
     return {
         "seed": pair.seed,

@@ -19,7 +19,7 @@ from gpas_cli.words import one_line
 _MOST_BARS = 4  # beside each other at a layer
 
 
-class MeanJson(TypedDict):
+class _MeanJson(TypedDict):
     """A mean over the runs that a line stands for."""
 
     mean: float
@@ -27,13 +27,13 @@ class MeanJson(TypedDict):
     n: int
 
 
-class PointJson(MeanJson):
+class _PointJson(_MeanJson):
     """A mean at an update or, in curves by layer, at a layer counted from 1."""
 
     x: float
 
 
-class DrawnRunJson(TypedDict):
+class _DrawnRunJson(TypedDict):
     """The curve of one cell; points and spikes are pairs of x and y."""
 
     name: str
@@ -44,7 +44,7 @@ class DrawnRunJson(TypedDict):
     final_norm: float | None
 
 
-class SeriesJson(TypedDict):
+class _SeriesJson(TypedDict):
     """One line of a figure."""
 
     title: str
@@ -53,14 +53,14 @@ class SeriesJson(TypedDict):
     colour: Annotated[int, "hue: that of the scheme, or a number from 0"]
     style: Annotated[int, "line style: 0 with a gate, 1 without one"]
     shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
-    points: list[PointJson]
-    final_norm: Annotated[MeanJson | None, "the value at the final norm, which is no layer"]
+    points: list[_PointJson]
+    final_norm: Annotated[_MeanJson | None, "the value at the final norm, which is no layer"]
     matrix: Annotated[list[list[float]] | None, "means of a heat map, a list for each row from the lowest"]
     columns: Annotated[list[float] | None, "x of the heat map's columns"]
-    runs: list[DrawnRunJson]
+    runs: list[_DrawnRunJson]
 
 
-class FrameJson(TypedDict):
+class _FrameJson(TypedDict):
     """One plot without what is drawn in it."""
 
     title: str
@@ -75,10 +75,10 @@ class FrameJson(TypedDict):
     note: str
 
 
-class PlotJson(FrameJson):
+class PlotJson(_FrameJson):
     """One plot: its axes, and what is drawn in it."""
 
-    series: list[SeriesJson]
+    series: list[_SeriesJson]
     lines: list[Line]
 
 
@@ -199,7 +199,7 @@ def _when(runs: Sequence[CellCurve]) -> str:
     return f"at update {max(steps)}" if len(steps) == 1 else "at each run's last update"
 
 
-def frame(figure: Figure) -> FrameJson:
+def frame(figure: Figure) -> _FrameJson:
     """Return everything about a plot but its series and lines, as plain data: title, axes and kind."""
     return {
         "title": figure.title,
@@ -224,7 +224,7 @@ def as_json(figure: Figure) -> PlotJson:
     }
 
 
-def _series_json(series: Series) -> SeriesJson:
+def _series_json(series: Series) -> _SeriesJson:
     final = series.final_norm()
     matrix = series.matrix()
     return {
@@ -242,7 +242,7 @@ def _series_json(series: Series) -> SeriesJson:
     }
 
 
-def _run_json(run: CellCurve) -> DrawnRunJson:
+def _run_json(run: CellCurve) -> _DrawnRunJson:
     return {
         "name": run.entry.id,
         "key": run.entry.cell.key,
