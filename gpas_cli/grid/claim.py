@@ -28,9 +28,9 @@ _TAKES = (
 )
 _LAYER_GROUPS = ("all", "first", "later", "shallower", "deeper", "pre", "post")
 
-NOWHERE = Mark("", 0, 0)
+_NOWHERE = Mark("", 0, 0)
 
-Labels = Mapping[str, tuple[Label, ...]]
+_Labels = Mapping[str, tuple[Label, ...]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Comparison:
 
     says: str
     grids: tuple[str, ...]
-    subject: Labels
+    subject: _Labels
     value: Feature
     against: Mapping[str, Label] = field(default_factory=dict)
     compare: str = "difference"
@@ -99,7 +99,7 @@ class Comparison:
     test: str = PAIRED_T
     published: Mapping[str, str] = field(default_factory=dict)
     printed: float | None = None
-    mark: Mark = NOWHERE
+    mark: Mark = _NOWHERE
     marks: Mapping[str, Mark] = field(default_factory=dict)
 
     @property
@@ -126,7 +126,7 @@ class Claim:
     comparisons: tuple[Comparison, ...]
     source: Source = field(default_factory=Source)
     toy: bool = False
-    mark: Mark = NOWHERE
+    mark: Mark = _NOWHERE
 
     @property
     def grids(self) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class Claim:
         return tuple(dict.fromkeys(grid for comparison in self.comparisons for grid in comparison.grids))
 
 
-def _matches(labels: Mapping[str, Label], wanted: Labels) -> bool:
+def _matches(labels: Mapping[str, Label], wanted: _Labels) -> bool:
     return all(
         axis in labels and identity(labels[axis]) in {identity(label) for label in options}
         for axis, options in wanted.items()

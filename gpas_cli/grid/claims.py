@@ -36,12 +36,12 @@ TESTS = (PAIRED_T, EACH_RUN)
 SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
 BOUNDS = ("below", "above", "between")
 
-Layer = tuple[SettingPath, dict[str, Node]]  # settings of a comparison, and their positions in the file
+_Layer = tuple[SettingPath, dict[str, Node]]  # settings of a comparison, and their positions in the file
 
 
 @dataclass(frozen=True)
 class _Context:
-    """The valid names: those of the file's grids (None for the claims of papers), and the valid grids."""
+    """The names of the declared grids, None for the claims of papers, and the valid grids."""
 
     names: Collection[str] | None
     grids: Mapping[str, Grid]
@@ -53,8 +53,8 @@ def read_claims(
 ) -> dict[str, tuple[Claim, ...]]:
     """Return the claims by name, each at the size of its grids and, if it has `toy`, at toy size.
 
-    `names` are those of the grids that the file declares, of which `grids` are valid; None leaves the names of grids
-    and labels unchecked. Claims with a problem are left out.
+    names: declared grids; grids: the valid ones. names=None skips checking grids and labels. Claims with a problem are
+    left out.
     """
     context = _Context(names, grids, problems)
     found: dict[str, tuple[Claim, ...]] = {}
@@ -89,11 +89,11 @@ def _read_claim(name: str, node: Node, context: _Context) -> tuple[Claim, ...]:
 
 
 def _read_toy(
-    node: Node, path: SettingPath, own: Layer, listed: list[Layer], context: _Context
+    node: Node, path: SettingPath, own: _Layer, listed: list[_Layer], context: _Context
 ) -> tuple[str, tuple[Comparison, ...]]:
-    """Return the statement at toy size, "" for the claim's, and its comparisons.
+    """Return the statement at toy size, "" for the claim's, and the comparisons.
 
-    These are those of the claim with the settings of `toy`, or the parts of `toy`.
+    The comparisons are the claim's with the settings of `toy`, or the parts of `toy`.
     """
     path = (*path, "toy")
     parts = read_mapping(node, path, context.problems, ("statement", "parts", *COMPARISON_KEYS))
@@ -107,7 +107,7 @@ def _read_toy(
     return statement, _read_all(layers, node, context)
 
 
-def _read_parts(node: Node | None, path: SettingPath, problems: list[Problem]) -> list[Layer]:
+def _read_parts(node: Node | None, path: SettingPath, problems: list[Problem]) -> list[_Layer]:
     return [
         ((*path, place), read_mapping(item, (*path, place), problems, ("says", *COMPARISON_KEYS)))
         for place, item in enumerate(read_list(node, path, problems), 1)
@@ -121,14 +121,14 @@ def _read_source(node: Node | None, path: SettingPath, problems: list[Problem]) 
     return replace(found, where=" ".join(found.where.split()), quote=" ".join(found.quote.split()))
 
 
-def _read_all(layers: list[list[Layer]], node: Node, context: _Context) -> tuple[Comparison, ...]:
+def _read_all(layers: list[list[_Layer]], node: Node, context: _Context) -> tuple[Comparison, ...]:
     return tuple(_Reader(over, node, context).comparison() for over in layers)
 
 
 class _Reader:
     """Reads one comparison from layers of settings; later layers replace the settings of earlier ones."""
 
-    def __init__(self, layers: list[Layer], node: Node, context: _Context):
+    def __init__(self, layers: list[_Layer], node: Node, context: _Context):
         self.parts = {key: child for _, layer in layers for key, child in layer.items()}
         self.paths = {key: (*path, key) for path, layer in layers for key in layer}
         self.own = layers[-1][0]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from gpas_cli.grid.declared import Experiments
     from gpas_cli.report.recorded import Recorded
 
-DRAWING_WIDTH = 180.0  # of an interval, in its own units
-DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
+_DRAWING_WIDTH = 180.0  # of an interval, in its own units
+_DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
 
 
 def claims_of(experiments: Experiments, known: Recorded, grids: Sequence[str]) -> Iterator[ClaimJson]:
@@ -87,31 +87,31 @@ def _short(value: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class _Drawing:
     """Positions from 0 to `width`: the claimed range, the effect, its interval, and the published effect."""
 
     claimed: tuple[float, float]
     effect: float
     interval: tuple[float, float] | None
     published: float | None
-    width: float = DRAWING_WIDTH
+    width: float = _DRAWING_WIDTH
 
 
-def _drawing(part: ClaimPartJson, claim: ClaimJson) -> Drawing | None:
+def _drawing(part: ClaimPartJson, claim: ClaimJson) -> _Drawing | None:
     """Return the drawing of a part, on one scale with the parts that compare the same number; None without a number."""
     if part["effect"] is None or not math.isfinite(part["effect"]):
         return None
     alike = [one for one in claim["parts"] if (one["compare"], one["value"]) == (part["compare"], part["value"])]
     shown: list[float] = [value for one in alike for value in (one["low"], one["high"], one["effect"], one["published"],
              *(one["interval"] or ())) if value is not None and math.isfinite(value)]  # fmt: skip
-    margin = (max(shown) - min(shown) or 1.0) * DRAWING_MARGIN
+    margin = (max(shown) - min(shown) or 1.0) * _DRAWING_MARGIN
     first, last = min(shown) - margin, max(shown) + margin
 
     def place(value: float) -> float:
-        return round(DRAWING_WIDTH * (min(max(value, first), last) - first) / (last - first), 1)
+        return round(_DRAWING_WIDTH * (min(max(value, first), last) - first) / (last - first), 1)
 
     low, high, ends, published = part["low"], part["high"], part["interval"], part["published"]
-    return Drawing(
+    return _Drawing(
         claimed=(place(first if low is None else low), place(last if high is None else high)),
         effect=place(part["effect"]),
         interval=(place(ends[0]), place(ends[1])) if ends else None,

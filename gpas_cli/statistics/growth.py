@@ -14,7 +14,7 @@ from statistics import fmean
 from gpas_cli.statistics.stats import ROUNDING
 
 LEAST_POINTS = 4  # at different x: three have one degree of freedom left, too few to compare two laws
-PARAMETERS = 3
+_PARAMETERS = 3
 
 
 @dataclass(frozen=True)
@@ -77,5 +77,5 @@ def _fit(xs: Sequence[float], points: Sequence[tuple[float, float]], *, exponent
         factor=math.exp(height - rate * centre),
         rate=rate,
         r_squared=1 - left / total if total > rounding else 1.0,
-        aic=len(ys) * math.log(max(left, rounding) / len(ys)) + 2 * PARAMETERS,
+        aic=len(ys) * math.log(max(left, rounding) / len(ys)) + 2 * _PARAMETERS,
     )

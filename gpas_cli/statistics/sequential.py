@@ -80,9 +80,9 @@ def evidence(
 ) -> Evidence:
     """Return the evidence of `effects`, in the order of the seeds, for a mean in (low, high).
 
-    An infinite effect is that of a run that diverged. It has no place in a mean and is left out, and it rules out a
+    The effect of a run that diverged is infinite. It has no place in a mean and is left out, and it rules out a
     decision for the other side: with an effect of +inf, the mean is never said to be below a bound. This makes
-    decisions rarer and errors no more likely. NaN is left out. `scale` is that of `stats.aggregate`.
+    decisions rarer and errors no more likely. NaN is left out. `scale`: as for `stats.aggregate`.
     """
     import numpy as np
 
@@ -152,7 +152,7 @@ def log_evidence(numbers: Numbers, low: float, high: float, scale: float = 0.0) 
 def log_e(numbers: Numbers, scale: Numbers | float = 0.0) -> Numbers:
     """Return log E_n(0) after each of `numbers`, shape (..., n). Equal numbers are no evidence: they have no spread.
 
-    `scale`, for each of them or for all, is that of `stats.aggregate`.
+    `scale`: for each of them or for all, as for `stats.aggregate`.
     """
     import numpy as np
 

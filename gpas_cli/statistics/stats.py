@@ -1,6 +1,6 @@
 """Mean, standard deviation and paired differences over seeds, and their t tests.
 
-Numbers that equal each other up to rounding have no spread, in all tests of the house: a difference of 1/3 between
+Numbers that equal each other up to rounding have no spread, in all tests of this package: a difference of 1/3 between
 percentages is off by 1e-14, which says nothing about seeds. What counts as rounding is relative to the numbers that
 were compared, not to their differences.
 
@@ -198,7 +198,7 @@ def needed(
     """Return how many further pairs a two-sided t test of mean = margin needs to have `power` at `level`.
 
     The true mean and standard deviation are taken to be those of `differences`. None with fewer than two differences
-    or without a finite spread. `scale` is that of `aggregate`.
+    or without a finite spread. `scale`: as for `aggregate`.
 
     The numbers are normal approximations (Guenther 1981). At the usual level and power `further` is the exact number,
     or in a tenth of the cases one less. The ends of the effect's interval, effect -+ 1.28 sqrt(1 / n + effect^2 / 2

@@ -14,7 +14,7 @@ from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.running import RunOptions, plan_for, run_notify, with_run_options
 from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.claims import conclusions, document, evidence_table, round_lines
-from gpas_cli.cli.views.plan import cost
+from gpas_cli.cli.views.plan import occupied
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.claim import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
@@ -130,7 +130,10 @@ def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Schedule
     planned = plan_for(scheduler, campaign.remaining(state))
     guess = planned.estimate
     jobs = count(len(planned.jobs), "job")
-    console().print(f"At most {jobs}, about {cost(guess)}, if nothing is decided earlier.", markup=False)
+    console().print(
+        f"At most {jobs}, about {occupied(guess.gpu_hours, guess.core_hours)}, if nothing is decided earlier.",
+        markup=False,
+    )
     for warning in planned.warnings:
         console().print(warning, style="yellow", markup=False)
     if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:

@@ -29,10 +29,10 @@ from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.words import count, listed, verb
 
 _STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
-TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
-SMALLEST_P = 1e-4
-NARROW = 110  # characters; below, tables of claims leave out columns
-NUMBERS = ("parts", "effect", "p", "seeds", "runs")  # columns that are aligned on the right
+_TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
+_SMALLEST_P = 1e-4
+_NARROW = 110  # characters; below, tables of claims leave out columns
+_NUMBERS = ("parts", "effect", "p", "seeds", "runs")  # columns that are aligned on the right
 
 
 def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iterator[RenderableType]:
@@ -70,15 +70,15 @@ def _source_title(source: str) -> str:
 def _claims_table(verdicts: Sequence[Verdict]) -> Table:
     drawn = _table("claim", "verdict", "parts", *(("effect", "p", "seeds") if _is_wide() else ()), "to decide it")
     for verdict in verdicts:
-        cells: list[RenderableType] = [verdict.claim.name, verdict_text(verdict.verdict), parts_text(verdict)]
+        cells: list[RenderableType] = [verdict.claim.name, _verdict_text(verdict.verdict), _parts_text(verdict)]
         if _is_wide():
-            cells += [effects_text(verdict), p_text(verdict.p), seeds_text(verdict)]
+            cells += [_effects_text(verdict), _p_text(verdict.p), _seeds_text(verdict)]
         drawn.add_row(*cells, next_text(verdict))
     return drawn
 
 
 def _is_wide() -> bool:
-    return console().width >= NARROW
+    return console().width >= _NARROW
 
 
 def _table(*titles: str) -> Table:
@@ -86,7 +86,7 @@ def _table(*titles: str) -> Table:
     drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for title in titles:
         is_last = title == titles[-1]
-        drawn.add_column(title, justify="right" if title in NUMBERS else "left", no_wrap=not is_last, overflow="fold")
+        drawn.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=not is_last, overflow="fold")
     return drawn
 
 
@@ -109,17 +109,17 @@ def _summary(verdicts: Sequence[Verdict]) -> Text:
     )
 
 
-def verdict_text(word: str) -> Text:
+def _verdict_text(word: str) -> Text:
     """Return a verdict in its colour."""
     return Text(word, _STYLES[word])
 
 
-def parts_text(verdict: Verdict) -> str:
+def _parts_text(verdict: Verdict) -> str:
     """Return how many parts are supported: "3/5"; "" for a claim of one part."""
     return f"{verdict.counts()[SUPPORTED]}/{len(verdict.parts)}" if len(verdict.parts) > 1 else ""
 
 
-def effects_text(verdict: Verdict) -> str:
+def _effects_text(verdict: Verdict) -> str:
     """Return the effect, or the smallest and the largest of several parts."""
     if verdict.effects is None:
         return ""
@@ -127,7 +127,7 @@ def effects_text(verdict: Verdict) -> str:
     return number(low) if low == high else f"{number(low)} to {number(high)}"
 
 
-def seeds_text(verdict: Verdict) -> str:
+def _seeds_text(verdict: Verdict) -> str:
     """Return the number of seeds, or the smallest and the largest of several parts."""
     fewest, most = verdict.n
     return str(fewest) if fewest == most else f"{fewest}-{most}"
@@ -146,11 +146,11 @@ def next_text(verdict: Verdict) -> str:
     return verdict.reason or "more seeds"
 
 
-def p_text(p: float | None) -> str:
+def _p_text(p: float | None) -> str:
     """Return a p value with two digits: "0.013", "<0.0001", "" for none."""
     if p is None:
         return ""
-    return f"<{SMALLEST_P:g}" if p < SMALLEST_P else f"{p:.2g}"
+    return f"<{_SMALLEST_P:g}" if p < _SMALLEST_P else f"{p:.2g}"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -173,7 +173,7 @@ def _claim(verdict: Verdict) -> Iterator[RenderableType]:
     size = " at toy size" if claim.toy else ""
     title = Text.assemble((claim.name, "bold"), f"{size}: ", (verdict.verdict, _STYLES[verdict.verdict]))
     if verdict.p is not None and verdict.verdict == SUPPORTED and len(verdict.parts) > 1:
-        title.append(f" (each of {len(verdict.parts)} parts, p at most {p_text(verdict.p)})")
+        title.append(f" (each of {len(verdict.parts)} parts, p at most {_p_text(verdict.p)})")
     yield title
     yield Padding(Text(claim.statement), (0, 0, 0, 2))
     if claim.source.where:
@@ -205,32 +205,32 @@ def _parts(parts: Sequence[Part]) -> RenderableType:
     for title in ("claimed", "effect", "95 % interval", *published, "seeds", "test", "p", *adjusted, "more seeds"):
         drawn.add_column(title, justify="right", no_wrap=True)
     for part in parts:
-        cells: list[RenderableType] = [part.title or "all", verdict_text(part.verdict), claimed_text(part)]
-        cells += [effect_text(part, part.effect), interval_text(part)]
-        cells += [effect_text(part, part.published)] if has_published else []
-        cells += [f"{part.n}/{len(part.pairs)}", TESTS.get(part.test, part.test), p_text(part.p)]
-        cells += [p_text(part.adjusted)] if has_adjusted else []
+        cells: list[RenderableType] = [part.title or "all", _verdict_text(part.verdict), _claimed_text(part)]
+        cells += [_effect_text(part, part.effect), _interval_text(part)]
+        cells += [_effect_text(part, part.published)] if has_published else []
+        cells += [f"{part.n}/{len(part.pairs)}", _TESTS.get(part.test, part.test), _p_text(part.p)]
+        cells += [_p_text(part.adjusted)] if has_adjusted else []
         drawn.add_row(*cells, part.needed_text)
     return drawn
 
 
 def _part_lines(part: Part) -> Iterator[Text]:
-    yield Text.assemble(f"{part.title or 'all'}: ", verdict_text(part.verdict))
-    interval = f" ({interval_text(part)})" if part.interval else ""
-    published = f", published {effect_text(part, part.published)}" if part.published is not None else ""
-    effect = f"effect {effect_text(part, part.effect)}{interval}, " if part.effect is not None else ""
-    yield Text(f"  {effect}claimed {claimed_text(part)}{published}")
-    p = f", p {p_text(part.p)} ({p_text(part.adjusted)} after Holm)" if part.p is not None else ""
+    yield Text.assemble(f"{part.title or 'all'}: ", _verdict_text(part.verdict))
+    interval = f" ({_interval_text(part)})" if part.interval else ""
+    published = f", published {_effect_text(part, part.published)}" if part.published is not None else ""
+    effect = f"effect {_effect_text(part, part.effect)}{interval}, " if part.effect is not None else ""
+    yield Text(f"  {effect}claimed {_claimed_text(part)}{published}")
+    p = f", p {_p_text(part.p)} ({_p_text(part.adjusted)} after Holm)" if part.p is not None else ""
     further = f", more seeds needed: {part.needed_text}" if part.needed_text else ""
-    yield Text(f"  {part.n} of {count(len(part.pairs), 'seed')}, test: {TESTS.get(part.test, part.test)}{p}{further}")
+    yield Text(f"  {part.n} of {count(len(part.pairs), 'seed')}, test: {_TESTS.get(part.test, part.test)}{p}{further}")
 
 
-def effect_text(part: Part, effect: float | None) -> str:
+def _effect_text(part: Part, effect: float | None) -> str:
     """Return an effect with three digits, a ratio with four: ratios of interest are close to 1."""
     return "" if effect is None else number(effect, 4 if part.comparison.logarithmic else 3)
 
 
-def claimed_text(part: Part) -> str:
+def _claimed_text(part: Part) -> str:
     """Return the claimed interval: "< 0", "> 0.99", "0.35 to 0.65"."""
     low, high = part.comparison.low, part.comparison.high
     if math.isinf(low):
@@ -238,9 +238,9 @@ def claimed_text(part: Part) -> str:
     return f"> {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
-def interval_text(part: Part) -> str:
+def _interval_text(part: Part) -> str:
     """Return the interval of the effect: "-2.42 to -1.79"."""
-    return f"{effect_text(part, part.interval[0])} to {effect_text(part, part.interval[1])}" if part.interval else ""
+    return f"{_effect_text(part, part.interval[0])} to {_effect_text(part, part.interval[1])}" if part.interval else ""
 
 
 def _seeds_table(parts: Sequence[Part]) -> Table | str:
@@ -260,7 +260,7 @@ def _seeds_table(parts: Sequence[Part]) -> Table | str:
             if compared:
                 base = pair.base
                 cells += [base.status.entry.name, _value(base.value, base.status.state)] if base else ["", ""]
-                cells.append("" if pair.effect is None else effect_text(part, part.shown(pair.effect)))
+                cells.append("" if pair.effect is None else _effect_text(part, part.shown(pair.effect)))
             drawn.add_row(*cells, end_section=place == len(part.pairs) - 1 and part is not measured[-1])
     return drawn
 
@@ -302,7 +302,7 @@ def _compared(part: Part) -> str:
     return said + (f", of each the best {best}" if best else "")
 
 
-NAMED = 6  # cells in one line
+_NAMED = 6  # cells in one line
 
 
 class _EvidencePartJson(TypedDict):
@@ -388,7 +388,7 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     lines = []
     for one in following:
         number = len(one.part.seeds)
-        seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.part.seeds], NAMED)}"
+        seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.part.seeds], _NAMED)}"
         lines.append(
             f"{_title(one.part, state)}: {seeds}, {count(len(one.cells), 'cell')}, "
             f"{_device_time(one.cost)}; decides it with a chance of {100 * one.part.chances[number - 1]:.0f} %"
@@ -422,7 +422,7 @@ def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], 
     for part in stuck:
         blocking = {status.entry.id: status.state for status in part.waiting(part.pending[:1])}
         if blocking:
-            cells = listed([f"{name} ({state})" for name, state in blocking.items()], NAMED)
+            cells = listed([f"{name} ({state})" for name, state in blocking.items()], _NAMED)
             yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"
 
 

@@ -22,12 +22,12 @@ from gpas_cli.report.tables.sheet import Spacing, fit
 from gpas_cli.words import printable
 
 Cell = str | tuple[str, str]  # text; or text and its style
-GAPS = (2, 1)  # blanks between two columns: usually, and on a narrow terminal
-LEAST_FIRST = 12  # characters; the least width to which the first column is wrapped
-LEAST_LAST = 24  # characters; the least width to which the last column is wrapped
-GOOD_LAST = 40  # columns are dropped until the last is this wide
-BOLD = Style(bold=True)
-PLAIN = Style()
+_GAPS = (2, 1)  # blanks between two columns: usually, and on a narrow terminal
+_LEAST_FIRST = 12  # characters; the least width to which the first column is wrapped
+_LEAST_LAST = 24  # characters; the least width to which the last column is wrapped
+_GOOD_LAST = 40  # columns are dropped until the last is this wide
+_BOLD = Style(bold=True)
+_PLAIN = Style()
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Columns:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
-            yield from (Segment(printable(self.title), BOLD), Segment.line())
+            yield from (Segment(printable(self.title), _BOLD), Segment.line())
         yield from self.fitting(options.max_width)._body(console, options.max_width)
 
     def fitting(self, room: int) -> Columns:
@@ -62,8 +62,8 @@ class Columns:
         widths = self._natural()
         for header in self.droppable:
             # The last column may be narrower than its natural width.
-            over = max(0, widths[kept[-1]] - GOOD_LAST)
-            if sum(widths[i] for i in kept) - over + GAPS[0] * (len(kept) - 1) <= room:
+            over = max(0, widths[kept[-1]] - _GOOD_LAST)
+            if sum(widths[i] for i in kept) - over + _GAPS[0] * (len(kept) - 1) <= room:
                 break
             kept = [i for i in kept if self.headers[i] != header]
         return self if len(kept) == len(self.headers) else self._only(kept)
@@ -74,10 +74,10 @@ class Columns:
 
     def _body(self, console: Console, room: int) -> Iterator[Segment]:
         least = self._natural()
-        least[0] = min(least[0], LEAST_FIRST)
+        least[0] = min(least[0], _LEAST_FIRST)
         if self.headers[-1] not in self.right:
-            least[-1] = min(least[-1], LEAST_LAST)
-        layout = fit([[i] for i in range(1, len(least))], least, least, room, [Spacing(gap) for gap in GAPS])
+            least[-1] = min(least[-1], _LEAST_LAST)
+        layout = fit([[i] for i in range(1, len(least))], least, least, room, [Spacing(gap) for gap in _GAPS])
         for block in layout.blocks:
             part = self if len(block) == len(least) else self._only(block)
             yield from part._block(console, room, layout.spacing.gap)
@@ -99,10 +99,10 @@ class Columns:
 
     def _widths(self, room: int, gap: int) -> list[int]:
         *others, last = self._natural()
-        least_last = last if self.headers[-1] in self.right else min(last, LEAST_LAST)
+        least_last = last if self.headers[-1] in self.right else min(last, _LEAST_LAST)
         over = sum(others) + gap * len(others) + least_last - room
         if over > 0 and others:
-            others[0] = max(min(others[0], LEAST_FIRST), others[0] - over)
+            others[0] = max(min(others[0], _LEAST_FIRST), others[0] - over)
         left = max(least_last, room - sum(others) - gap * len(others))
         return [*others, min(last, left)]
 
@@ -112,7 +112,7 @@ class Columns:
             texts[i] = self._folded(console, texts[i][0], widths[i])
         for number in range(max(len(texts[0]), len(texts[-1]))):
             shown = ""
-            before = PLAIN
+            before = _PLAIN
             for i, (cell, lines, width) in enumerate(zip(row, texts, widths, strict=True)):
                 text = lines[number] if number < len(lines) else ""
                 right = self.headers[i] in self.right
@@ -140,7 +140,7 @@ def _text(cell: Cell) -> str:
 
 
 def _style(console: Console, cell: Cell) -> Style:
-    return PLAIN if isinstance(cell, str) else console.get_style(cell[1])
+    return _PLAIN if isinstance(cell, str) else console.get_style(cell[1])
 
 
 def _width(text: str) -> int:

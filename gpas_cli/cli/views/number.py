@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from gpas_cli.origin.number import NumberOrigin, SeedOrigin
 
 
-INDENT = 16  # characters before a fact
-LEAST_ROOM = 24  # characters of a fact in one line
-NAMED = 6  # seeds in one line
-PARTS = ("trained", "lost", "failed", "superseded")
+_INDENT = 16  # characters before a fact
+_LEAST_ROOM = 24  # characters of a fact in one line
+_NAMED = 6  # seeds in one line
+_PARTS = ("trained", "lost", "failed", "superseded")
 
 
 class SpentJson(TypedDict):
@@ -111,10 +111,10 @@ def print_number(origin: NumberOrigin) -> None:
 
 def _print_fact(name: str, text: str) -> None:
     """Print a fact; on a terminal its lines are wrapped beside its name."""
-    room = console().width - INDENT if console().is_terminal else len(text) + 1
-    lines = textwrap.wrap(text, max(room, LEAST_ROOM), break_on_hyphens=False) or [""]
+    room = console().width - _INDENT if console().is_terminal else len(text) + 1
+    lines = textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False) or [""]
     for number, line in enumerate(lines):
-        console().print(f"  {'' if number else name:<{INDENT - 3}} {line}", markup=False, soft_wrap=True)
+        console().print(f"  {'' if number else name:<{_INDENT - 3}} {line}", markup=False, soft_wrap=True)
 
 
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
@@ -137,7 +137,7 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     if same:
         yield "environment", ", ".join(f"{name} {value}" for name, value in same.items())
     for name, values in differing.items():
-        yield "", f"{name} differs: {listed([str(value) for value in values], NAMED)}"
+        yield "", f"{name} differs: {listed([str(value) for value in values], _NAMED)}"
     yield from _texts(origin.seeds)
     yield origin.spent.total.unit, hours_text(origin.spent)
     yield from _again(origin)
@@ -194,7 +194,7 @@ def _difference(origin: NumberOrigin) -> str:
 def _code(code: Code, seeds: int) -> str:
     commit = f"commit {code.commit[:12]}{' with local changes' if code.dirty else ''}" if code.commit else "no git"
     copy = f"copy in {code.snapshot}" if code.snapshot else "its copy is gone"
-    of = f" (seed {listed([str(label) for label in code.seeds], NAMED)})" if len(code.seeds) < seeds else ""
+    of = f" (seed {listed([str(label) for label in code.seeds], _NAMED)})" if len(code.seeds) < seeds else ""
     return f"{code.code or 'not recorded'}, {commit}, {copy}{of}"
 
 
@@ -205,7 +205,7 @@ def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
         ("validation", [result.validation_fingerprint for result in results]),
     ):
         if known := list(dict.fromkeys(text for text in found if text)):
-            yield name, listed(known, NAMED)
+            yield name, listed(known, _NAMED)
 
 
 def _seed_rows(origin: NumberOrigin) -> Any:
@@ -234,7 +234,7 @@ def _seed_rows(origin: NumberOrigin) -> Any:
 def hours_text(spent: Spent) -> str:
     """Return the usage and its parts: "0.84: 0.61 trained, 0.20 lost, 0.03 failed"."""
     unit = spent.total.unit
-    parts = [(name, getattr(spent, name)) for name in PARTS]
+    parts = [(name, getattr(spent, name)) for name in _PARTS]
     shown = [f"{part.hours(unit)} {name}" for name, part in parts if part.seconds or name != "superseded"]
     return f"{spent.total.hours(unit)}: {', '.join(shown)}"
 

@@ -41,20 +41,20 @@ from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, stopwatch
 
-BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 24
-PLAIN_SECONDS = 30.0  # between two lines about progress where there is no terminal
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 24
+_PLAIN_SECONDS = 30.0  # between two lines about progress where there is no terminal
 
 
 @contextmanager
 def make_reporter(console: Console, results: Callable[[], RenderableType | None] = lambda: None) -> Iterator[Reporter]:
     """Yield a reporter for `console`: a live one if it is a terminal, which shows `results` after each ended job."""
-    with live_view(console) as live:
-        yield LiveReporter(console, live, results) if live else PlainReporter(console)
+    with _live_view(console) as live:
+        yield _LiveReporter(console, live, results) if live else _PlainReporter(console)
 
 
 @contextmanager
-def live_view(console: Console) -> Iterator[Live | None]:
+def _live_view(console: Console) -> Iterator[Live | None]:
     """Yield a part of the terminal that is redrawn in place and erased at the end; None if there is no terminal."""
     if not console.is_terminal:
         yield None
@@ -64,13 +64,13 @@ def live_view(console: Console) -> Iterator[Live | None]:
         yield live
 
 
-class PlainReporter:
+class _PlainReporter:
     """Prints a line when a job starts or ends, and a summary line every 30 seconds."""
 
     def __init__(self, console: Console):
         self.console = console
         self.began = time.monotonic()
-        self._summaries = Period(PLAIN_SECONDS, at_once=False)
+        self._summaries = Period(_PLAIN_SECONDS, at_once=False)
         self.noticed: set[str] = set()
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
@@ -84,8 +84,8 @@ class PlainReporter:
     def tick(self, board: RunSnapshot) -> None:
         if not self._summaries.is_over():
             return
-        doing = "; ".join(f"{job.name} {progress_text(status)}" for job, status in board.running)
-        self.say(f"{headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
+        doing = "; ".join(f"{job.name} {_progress_text(status)}" for job, status in board.running)
+        self.say(f"{_headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
 
     def notice(self, message: str) -> None:
         if message not in self.noticed:
@@ -97,7 +97,7 @@ class PlainReporter:
         self.console.print(f"[{elapsed:>5}] {text}", markup=False)
 
 
-class LiveReporter(PlainReporter):
+class _LiveReporter(_PlainReporter):
     """Prints the same lines above a table of the running jobs and one of the results so far."""
 
     def __init__(self, console: Console, live: Live, results: Callable[[], RenderableType | None] = lambda: None):
@@ -112,11 +112,11 @@ class LiveReporter(PlainReporter):
         if board.ended != self._ended:
             self._ended = board.ended
             self._results = self.results()
-        running = render(board, time.monotonic() - self.began)
+        running = _render(board, time.monotonic() - self.began)
         self.live.update(running if self._results is None else Group(running, "", self._results))
 
 
-def render(board: RunSnapshot, elapsed: float) -> RenderableType:
+def _render(board: RunSnapshot, elapsed: float) -> RenderableType:
     """Return a table of running and followed jobs above a line of totals."""
     numbers = ("step", "loss", "tokens/s", "left")
     rows: list[tuple[Cell, ...]] = []
@@ -126,10 +126,10 @@ def render(board: RunSnapshot, elapsed: float) -> RenderableType:
     rows += [tuple((text, "dim") for text in _row(job, status)) for job, status in board.followed]
     droppable = ("training loss", "tokens/s")
     table = Columns(("job", *numbers, "training loss"), rows, "", frozenset(numbers), droppable, wrapped=False)
-    return Group(table, Text(headline(board, elapsed), style="bold"))
+    return Group(table, Text(_headline(board, elapsed), style="bold"))
 
 
-def headline(board: RunSnapshot, elapsed: float) -> str:
+def _headline(board: RunSnapshot, elapsed: float) -> str:
     """Return how many jobs are in each state, and the elapsed time."""
     parts = [f"{count} {state}" for state, count in board.ended.items() if count]
     parts += [f"{len(board.running)} running", f"{len(board.waiting)} waiting"]
@@ -150,7 +150,7 @@ def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
     return (job.name, progress.counted, loss, speed, left, sparkline(progress.losses))
 
 
-def progress_text(status: StageStatus) -> str:
+def _progress_text(status: StageStatus) -> str:
     """Return the progress of a job in a few words."""
     progress = status.progress
     if progress is None or progress.step is None:
@@ -172,13 +172,13 @@ def result(status: StageStatus) -> str:
     return f": {status.cause or status.evidence}" if status.state != "done" else ""
 
 
-def sparkline(values: tuple[float, ...], width: int = WIDTH) -> str:
+def sparkline(values: tuple[float, ...], width: int = _WIDTH) -> str:
     """Return the last `width` finite values as bars between their minimum and maximum."""
     shown = [value for value in values if value == value and abs(value) < float("inf")][-width:]
     if not shown:
         return ""
     low, span = min(shown), max(shown) - min(shown)
-    return "".join(BARS[int((value - low) / span * (len(BARS) - 1)) if span else 0] for value in shown)
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in shown)
 
 
 def spike_mark(count: int) -> str:
@@ -186,24 +186,24 @@ def spike_mark(count: int) -> str:
     return f" ▲{count}" if count else ""
 
 
-NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
-SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
+_NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
+_SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
 
 
 @contextmanager
-def make_train_reporter(console: Console) -> Iterator[TrainReporter]:
+def make_train_reporter(console: Console) -> Iterator[_TrainReporter]:
     """Yield a reporter of one cell for `console`, with a live view if it is a terminal."""
-    with live_view(console) as live:
-        yield TrainReporter(console, live)
+    with _live_view(console) as live:
+        yield _TrainReporter(console, live)
 
 
-class TrainReporter(PlainReporter):
+class _TrainReporter(_PlainReporter):
     """A reporter that prints the events of the newest attempt's journal."""
 
     def __init__(self, console: Console, live: Live | None = None):
         super().__init__(console)
         self.live = live
-        self._numbers = Period(NUMBERS_SECONDS, at_once=True)
+        self._numbers = Period(_NUMBERS_SECONDS, at_once=True)
         self._attempt: AttemptDir | None = None
         self._offset = 0
 
@@ -237,7 +237,7 @@ class TrainReporter(PlainReporter):
         except OSError:
             return
         for found in lines:
-            text = line(found.event) if not isinstance(found.event, SHOWN) else ""
+            text = line(found.event) if not isinstance(found.event, _SHOWN) else ""
             if text:
                 self.say(text)
 
@@ -258,7 +258,7 @@ def waiting(board: RunSnapshot) -> str:
 def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
     """Return the numbers, the losses as bars, and the elapsed time."""
     lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
-    return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(headline(board, elapsed)))
+    return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(_headline(board, elapsed)))
 
 
 class Pace:
@@ -304,7 +304,7 @@ class TokeniseView:
         self._paces: dict[str, Pace] = {}
         self._bars: dict[str, rich.progress.TaskID] = {}
         self._progress: rich.progress.Progress | None = None
-        self._lines = Period(PLAIN_SECONDS, at_once=False)
+        self._lines = Period(_PLAIN_SECONDS, at_once=False)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:

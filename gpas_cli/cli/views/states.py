@@ -19,7 +19,7 @@ COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
 }  # fmt: skip
-DROPPABLE = ("evidence", "key")  # columns left out on a narrow terminal, in this order, then the result
+_DROPPABLE = ("evidence", "key")  # columns left out on a narrow terminal, in this order, then the result
 
 
 class SlurmJobJson(TypedDict):
@@ -105,7 +105,7 @@ def cell_table(
     headers = ("cell", "key", "state", header, *(["doing"] if meter else []), "evidence")
     shown = [_result(found, named=len(names) > 1) for found in results]
     rows = [_row(state, text, meter, named=bool(title)) for state, text in zip(states, shown, strict=True)]
-    droppable = (*DROPPABLE, header) if meter else () if wrapped else ("key", header)
+    droppable = (*_DROPPABLE, header) if meter else () if wrapped else ("key", header)
     return Columns(headers, rows, title, frozenset({header}), droppable, wrapped)
 
 

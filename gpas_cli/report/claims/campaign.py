@@ -60,7 +60,7 @@ class Cost(Protocol):
 
 
 @dataclass(frozen=True)
-class Planned:
+class _Planned:
     """The next seeds of one part of a claim, the cells to run for them, and their cost."""
 
     part: Candidate
@@ -73,10 +73,10 @@ class Planned:
         return self.cost.gpu_hours or self.cost.core_hours
 
 
-Round = Sequence[Planned]
+Round = Sequence[_Planned]
 
 
-def entries_of(following: Iterable[Planned]) -> list[Entry]:
+def entries_of(following: Iterable[_Planned]) -> list[Entry]:
     """Return the cells of a round, each once."""
     return list({entry.cell.key: entry for one in following for entry in one.cells}.values())
 
@@ -132,14 +132,14 @@ class Campaign:
         found = candidates(state, rules.level, rules.max_seeds, step, rules.declared_only)
         return [candidate for candidate in found if candidate.at not in self.stuck]
 
-    def _planned(self, found: Sequence[Candidate]) -> list[Planned]:
+    def _planned(self, found: Sequence[Candidate]) -> list[_Planned]:
         """Return the cells that the next seeds of these parts need, and their cost, without adding the seeds.
 
         Parts with a cell that does not match `where` are left out, and so are those without a cell to run.
         """
         if not found:
             return []
-        declared = with_seeds(self.experiments, additions(self.experiments, found))
+        declared = with_seeds(self.experiments, _additions(self.experiments, found))
         ahead = self.evidence(declared)
         matching = {entry.id for entry in select(self._cells(declared), self.where)}
         planned = []
@@ -148,12 +148,12 @@ class Campaign:
             waiting = ahead[claim].parts[part].waiting(candidate.seeds)
             cells = tuple({status.entry.cell.key: status.entry for status in waiting}.values())
             if cells and all(entry.id in matching for entry in cells):
-                planned.append(Planned(candidate, cells, self.cost(list(cells))))
+                planned.append(_Planned(candidate, cells, self.cost(list(cells))))
         return planned
 
     def add_seeds(self, following: Round) -> None:
         """Write the new seeds of a round to the file beside experiments.yaml, before anything is started."""
-        new = additions(self.experiments, [one.part for one in following])
+        new = _additions(self.experiments, [one.part for one in following])
         if not new:
             return
         here = self.project
@@ -267,7 +267,7 @@ def chosen(found: Sequence[Candidate], hours: Sequence[float]) -> list[Candidate
     return sorted(near, key=lambda candidate: -values[candidate.at])
 
 
-def additions(experiments: Experiments, found: Iterable[Candidate]) -> dict[str, dict[str, set[int]]]:
+def _additions(experiments: Experiments, found: Iterable[Candidate]) -> dict[str, dict[str, set[int]]]:
     """Return the seeds to add so that the grids have the runs of the candidates' next seeds: by grid and cell."""
     added: dict[str, dict[str, set[int]]] = {}
     for candidate in found:

@@ -19,14 +19,14 @@ from gpas_cli.spec.stage import PRETRAIN
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
 
-Sizes = tuple[Claim, ...]  # a claim at paper size, at toy size, or both
+_Sizes = tuple[Claim, ...]  # a claim at paper size, at toy size, or both
 
 
 @cache
-def paper_claims() -> dict[str, Sizes]:
+def paper_claims() -> dict[str, _Sizes]:
     """Return the papers' claims by name, in the order of the papers. Raises InvalidExperiments for an invalid file."""
     problems: list[Problem] = []
-    found: dict[str, Sizes] = {}
+    found: dict[str, _Sizes] = {}
     paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
     for name in (name for name in SOURCES if name in paths):
         parts = read_mapping(read_document(paths[name]), (), problems, ("claims",))
@@ -36,7 +36,7 @@ def paper_claims() -> dict[str, Sizes]:
     return found
 
 
-def all_claims(experiments: Experiments) -> dict[str, Sizes]:
+def all_claims(experiments: Experiments) -> dict[str, _Sizes]:
     """Return the claims of the file, then those of the papers; a claim of the file replaces one of the same name."""
     return {**experiments.claims, **{k: v for k, v in paper_claims().items() if k not in experiments.claims}}
 

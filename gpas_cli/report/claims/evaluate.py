@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from gpas_cli.grid.entry import Entry
 
 
-LEVEL = 0.95
-ALPHA = 0.05
-POWER = 0.8
+_LEVEL = 0.95
+_ALPHA = 0.05
+_POWER = 0.8
 
 
 def evaluate(claim: Claim, known: Recorded) -> Verdict:
@@ -63,9 +63,15 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     parts = _titled(_decided(parts), known)
     verdict = _whole(claim, parts)
     lost = missing(parts)
-    made = Verdict(claim, verdict, tuple(parts), lost, reason=_reason(claim, parts))
+    made = Verdict(
+        claim,
+        verdict,
+        tuple(parts),
+        lost,
+        reason="" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim",
+    )
     if has_added_seeds(made):
-        made = judged(made, ALPHA)
+        made = judged(made, _ALPHA)
     return replace(made, command=command(made, known.entries))
 
 
@@ -82,7 +88,7 @@ def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
     low, high = part.bounds()
     finite = all(math.isfinite(effect) for effect in effects)
     scale = part.scale()
-    tested = t_test(effects, low, high, LEVEL, scale) if finite else sign_test(effects, low, high, scale)
+    tested = t_test(effects, low, high, _LEVEL, scale) if finite else sign_test(effects, low, high, scale)
     reason = _reasons(_why_untested(effects, tested), part)
     part = replace(part, test=tested.name, p=tested.p, inside=tested.inside, reason=reason)
     if tested.mean is None:
@@ -97,7 +103,7 @@ def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
     )
 
 
-def _interval(part: Part, tested: Assessed) -> tuple[float, float] | None:
+def _interval(part: Part, tested: _Assessed) -> tuple[float, float] | None:
     if tested.interval is None:
         return None
     low, high = tested.interval
@@ -108,7 +114,7 @@ def _reasons(first: str, part: Part) -> str:
     return "; ".join(filter(None, [first, part.left_out(), part.skipped()]))
 
 
-def _why_untested(effects: Sequence[float], tested: Assessed) -> str:
+def _why_untested(effects: Sequence[float], tested: _Assessed) -> str:
     if tested.p is not None:
         return "a run diverged, so that only signs count" if tested.name == SIGN else ""
     if len(effects) == 1:
@@ -134,7 +140,7 @@ def _needed(part: Part, mean: float) -> Needed | None:
     if not low < mean < high:
         crossed = [low if mean <= low else high]
     effects = list(part.effects().values())
-    found = [needed(effects, ALPHA, POWER, bound, part.scale()) for bound in crossed]
+    found = [needed(effects, _ALPHA, _POWER, bound, part.scale()) for bound in crossed]
     known = [one for one in found if one is not None]
     if not known:
         return None  # without a spread, it is unknown for every bound
@@ -152,13 +158,13 @@ def _most(numbers: Iterable[int | None]) -> int | None:
 def _decided(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with adjusted p values and verdicts."""
     tested = [replace(part, adjusted=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
-    if tested and all(part.inside is not None and part.inside <= ALPHA for part in tested):
+    if tested and all(part.inside is not None and part.inside <= _ALPHA for part in tested):
         return [replace(part, verdict=SUPPORTED) for part in tested]
     return [replace(part, verdict=_verdict(part)) for part in tested]
 
 
 def _verdict(part: Part) -> str:
-    if part.p is None or part.adjusted is None or part.adjusted > ALPHA:
+    if part.p is None or part.adjusted is None or part.adjusted > _ALPHA:
         return part.verdict
     return SUPPORTED if part.inside == part.p else CONTRADICTED
 
@@ -170,14 +176,8 @@ def _whole(claim: Claim, parts: Sequence[Part]) -> str:
     compared = {id(part.comparison) for part in parts}
     complete = all(id(comparison) in compared for comparison in claim.comparisons)
     # A part after Holm is decided too strictly for the whole: all parts must hold.
-    holds = [part.verdict == SUPPORTED or (part.inside is not None and part.inside <= ALPHA) for part in parts]
+    holds = [part.verdict == SUPPORTED or (part.inside is not None and part.inside <= _ALPHA) for part in parts]
     return SUPPORTED if parts and complete and all(holds) else UNDECIDED
-
-
-def _reason(claim: Claim, parts: Sequence[Part]) -> str:
-    if not parts:
-        return f"no cell of {', '.join(claim.grids)} is a subject of this claim"
-    return ""
 
 
 def _titled(parts: Sequence[Part], known: Recorded) -> list[Part]:
@@ -208,21 +208,21 @@ def _published(comparison: Comparison, group: Group) -> float | None:
 
 
 def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
-    """Return the labels by which papers print the number: those of the cell, and the task that it is measured on."""
+    """Return the labels by which papers print the number: the labels of the cell, and the task that it is measured on."""
     feature = comparison.value
     what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
     _, by_task, task = feature.metric.partition("/")
     return {**facts(entry), **measured(entry, task, what, by_task=bool(by_task))}
 
 
-MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
+_MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
 # What a run in this state needs. Those that are queued or running need nothing.
-REMEDIES = {
+_REMEDIES = {
     **dict.fromkeys(RETRIED, "gpas retry"),
     **dict.fromkeys(("unrecorded", "not finite"), "gpas rerun"),
     "unsynced": "gpas sync",
 }
-WAITING = ("queued", "running")
+_WAITING = ("queued", "running")
 
 
 def missing(parts: Iterable[Part]) -> tuple[EntryStatus, ...]:
@@ -243,18 +243,18 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
     """
     if verdict.verdict != UNDECIDED or not verdict.parts:
         return ""
-    idle = [status for status in verdict.missing if status.state not in WAITING]
-    startable = [status.entry for status in idle if status.state not in REMEDIES]
+    idle = [status for status in verdict.missing if status.state not in _WAITING]
+    startable = [status.entry for status in idle if status.state not in _REMEDIES]
     if startable:
         return run_command(startable, entries)
     if idle:
         names = [status.entry.id for status in idle if status.state == idle[0].state]
-        return " ".join([REMEDIES[idle[0].state], *map(shlex.quote, names if idle[0].state != "unsynced" else [])])
+        return " ".join([_REMEDIES[idle[0].state], *map(shlex.quote, names if idle[0].state != "unsynced" else [])])
     if verdict.missing:
         return ""
     claim = verdict.claim
     size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
-    seeds = max(MAX_SEEDS, 2 * verdict.n[0])
+    seeds = max(_MAX_SEEDS, 2 * verdict.n[0])
     return f"gpas run claims {shlex.quote(claim.name)}{size} --until decided --max-seeds {seeds}"
 
 
@@ -262,7 +262,7 @@ SIGN = "sign"
 
 
 @dataclass(frozen=True)
-class Assessed:
+class _Assessed:
     """A test by name, two-sided p values for lying inside and outside the bounds (None without a test), the mean effect
     and its interval. `inside` and `outside` are at most 1 together with what speaks against them."""
 
@@ -278,15 +278,15 @@ class Assessed:
         return None if self.inside is None or self.outside is None else min(self.inside, self.outside)
 
 
-def t_test(effects: Sequence[float], low: float, high: float, level: float, scale: float = 0.0) -> Assessed:
+def t_test(effects: Sequence[float], low: float, high: float, level: float, scale: float = 0.0) -> _Assessed:
     """Test finite effects. Without a spread (one effect, or equal ones) there is a mean but no p value."""
     known = [effect for effect in effects if not math.isnan(effect)]
     if not known:
-        return Assessed("t")
+        return _Assessed("t")
     summary = aggregate(known, scale)
     covered = mean_interval(summary, level)
     if not summary.std:
-        return Assessed("t", mean=summary.mean, interval=covered)
+        return _Assessed("t", mean=summary.mean, interval=covered)
     above, below = 1.0, 1.0  # two-sided p values for the mean being above low, and below high
     beneath, beyond = 1.0, 1.0  # and for being below low, and above high
     bounds = [bound for bound in (low, high) if math.isfinite(bound)]
@@ -299,14 +299,14 @@ def t_test(effects: Sequence[float], low: float, high: float, level: float, scal
         else:
             below, beyond = under, over
     inside = max(p for p, bound in ((above, low), (below, high)) if math.isfinite(bound)) if bounds else 0.0
-    return Assessed("t", inside, min(1.0, min(beneath, beyond) * len(bounds)), summary.mean, covered)
+    return _Assessed("t", inside, min(1.0, min(beneath, beyond) * len(bounds)), summary.mean, covered)
 
 
-def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 0.0) -> Assessed:
+def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 0.0) -> _Assessed:
     """Test effects of which some are infinite, by the number that lies inside; ties with a bound are left out."""
     sides = [side for effect in effects if (side := is_inside(effect, low, high, scale)) is not None]
     inside, n = sum(sides), len(sides)
-    return Assessed(SIGN, _two_sided(inside, n), _two_sided(n - inside, n))
+    return _Assessed(SIGN, _two_sided(inside, n), _two_sided(n - inside, n))
 
 
 def is_inside(effect: float, low: float, high: float, scale: float) -> bool | None:

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from gpas_cli.report.recorded import Recorded
 
 
-ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
+_ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
 # The metric whose state says whether the stage that records a curve has ended.
-IMPORTANCE_CURVES = (
+_IMPORTANCE_CURVES = (
     *("importance", "importance_score", "angular_distance", "angular_distances", "stream_norm", "stability"),
 )
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
-EARLY_SHARE = 0.2  # of the updates
+_EARLY_SHARE = 0.2  # of the updates
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
     if feature.metric and feature.metric != DIVERGED:
         return metric(feature.metric.partition("/")[0], kinds)
     if feature.curve:
-        curve_of(feature)
-    return metric("mean_importance" if feature.curve in IMPORTANCE_CURVES else "loss", kinds)
+        _curve_of(feature)
+    return metric("mean_importance" if feature.curve in _IMPORTANCE_CURVES else "loss", kinds)
 
 
 def stage_of(feature: Feature, kinds: Iterable[StageKind]) -> str:
@@ -72,7 +72,7 @@ def stage_of(feature: Feature, kinds: Iterable[StageKind]) -> str:
     return state_metric(feature, kinds).stage
 
 
-def curve_of(feature: Feature) -> Quantity:
+def _curve_of(feature: Feature) -> Quantity:
     """Return the curve that the feature is taken from. Raises GpasError with the nearest name."""
     return SPIKES[feature.curve] if feature.curve in SPIKES else quantity(feature.curve)
 
@@ -85,18 +85,18 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
     statuses = {entry.id: _status(entry, feature, over, known) for entry in entries}
     if not feature.curve:
         return {name: _of_metric(status, feature) for name, status in statuses.items()}
-    done = {status.key: status for status in statuses.values() if status.state in ENDED}
-    points = _points(list(done), curve_of(feature), feature, known)
+    done = {status.key: status for status in statuses.values() if status.state in _ENDED}
+    points = _points(list(done), _curve_of(feature), feature, known)
     return {name: _of_curve(status, points.get(status.key), feature) for name, status in statuses.items()}
 
 
 def _status(entry: Entry, feature: Feature, over: str, known: Recorded) -> EntryStatus:
     what = state_metric(feature, [stage.declared for stage in entry.cell.stages])
     seed: Label | None = entry.axes.get(over)
-    return entry_status(entry, seed, what, recorded_name(entry, feature, what), known.states, known.results)
+    return entry_status(entry, seed, what, _recorded_name(entry, feature, what), known.states, known.results)
 
 
-def recorded_name(entry: Entry, feature: Feature, what: Metric) -> str:
+def _recorded_name(entry: Entry, feature: Feature, what: Metric) -> str:
     """Return the name under which an attempt reports the feature: METRIC/TASK, by default of all tasks together."""
     usual = usual_label(entry.cell, what)
     if usual is None or "/" in feature.metric:
@@ -106,7 +106,7 @@ def recorded_name(entry: Entry, feature: Feature, what: Metric) -> str:
 
 def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
     if feature.metric == DIVERGED:
-        ended = {**dict.fromkeys(ENDED, 0.0), DIVERGED: 1.0}
+        ended = {**dict.fromkeys(_ENDED, 0.0), DIVERGED: 1.0}
         return Measured(status, ended.get(status.state))
     if status.state == DIVERGED:
         kinds = [stage.declared for stage in status.entry.cell.stages]
@@ -116,7 +116,7 @@ def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
 
 
 def _of_curve(status: EntryStatus, points: Mapping[int, Mapping[int, float]] | None, feature: Feature) -> Measured:
-    if status.state not in ENDED:
+    if status.state not in _ENDED:
         return Measured(status, None)
     if feature.take == "early-change":
         return Measured(status, _early_change(points or {}))
@@ -145,15 +145,15 @@ def _points(
 
 def _chosen(entry: Entry, points: Mapping[int, Mapping[int, float]], feature: Feature) -> Points:
     """Return the finite points of the chosen layers, at all of the given updates."""
-    if not curve_of(feature).by_layer:
+    if not _curve_of(feature).by_layer:
         return tuple((step, at[0]) for step, at in sorted(points.items()) if math.isfinite(at[0]))
-    inside = layer_filter(entry, feature.layers)
-    outputs = curve_of(feature).outputs
+    inside = _layer_filter(entry, feature.layers)
+    outputs = _curve_of(feature).outputs
     found = [point for _, values in sorted(points.items()) for point in by_layer(entry, values, outputs=outputs)[0]]
     return tuple((x, y) for x, y in found if inside(int(x)))
 
 
-def layer_filter(entry: Entry, groups: Sequence[str | int]) -> Callable[[int], bool]:
+def _layer_filter(entry: Entry, groups: Sequence[str | int]) -> Callable[[int], bool]:
     """Return whether a layer, counted from 1, is in all of the groups; of several numbers, whether it is one of them.
 
     A layer is of kind `post` if its gate's place is on the shortcut, as in Post-LN and DeepNorm, and else `pre`.
@@ -201,7 +201,7 @@ def _early_change(points: Mapping[int, Mapping[int, float]]) -> float | None:
         for before, step in pairwise(steps)
     }
     total = math.fsum(moved.values())
-    return math.fsum(moved[step] for step in moved if step <= EARLY_SHARE * steps[-1]) / total if total else None
+    return math.fsum(moved[step] for step in moved if step <= _EARLY_SHARE * steps[-1]) / total if total else None
 
 
 def slope(points: Sequence[tuple[float, float]], scale: float = 0.0) -> float | None:
@@ -224,7 +224,7 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
         return str(error)
     if not feature.curve:
         return _task_fault(feature, kinds)
-    drawn = curve_of(feature)
+    drawn = _curve_of(feature)
     if drawn.spans:
         return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
     if feature.layers != ("all",) and not drawn.by_layer:
@@ -246,7 +246,7 @@ def _task_fault(feature: Feature, kinds: Iterable[StageKind]) -> str:
     return ""
 
 
-GroupKey = tuple[Label | None, ...]
+_GroupKey = tuple[Label | None, ...]
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ def _plain(comparison: Comparison, entries: Sequence[Entry], known: Recorded) ->
     bases = _bases(comparison, subjects, candidates)
     needed = {entry.id: entry for entry in [*subjects, *bases.values()]}
     numbers = tried or measure(list(needed.values()), comparison.value, comparison.over, known)
-    by_group: dict[GroupKey, list[Entry]] = {}
+    by_group: dict[_GroupKey, list[Entry]] = {}
     for entry in subjects:
         by_group.setdefault(tuple(entry.axes.get(axis) for axis in comparison.by), []).append(entry)
     return [_group(comparison, key, found, bases, numbers) for key, found in by_group.items()]
@@ -342,7 +342,7 @@ def _best(comparison: Comparison, entries: Sequence[Entry], known: Recorded) -> 
 
 def _group(
     comparison: Comparison,
-    key: GroupKey,
+    key: _GroupKey,
     subjects: Sequence[Entry],
     bases: Mapping[str, Entry],
     numbers: Mapping[str, Measured],

@@ -1,6 +1,6 @@
 """A verdict's parts read as a sequential test: evidence in the order of the seeds, valid however many are added.
 
-The evidence is a function of the recorded numbers alone: that of the seeds in ascending order, up to the first one that
+The evidence is a function of the recorded numbers alone: of the seeds in ascending order, up to the first one that
 has no number yet. It is therefore the same after an interruption, and no seed is counted twice.
 """
 
@@ -17,9 +17,9 @@ from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.statistics.sequential import Evidence, decide, evidence
 from gpas_cli.statistics.stats import holm
 
-SEED = "seed"  # the axis whose labels can be added to
+_SEED = "seed"  # the axis whose labels can be added to
 SEQUENTIAL = "sequential"  # the name of the test
-CERTAIN = 1e300  # the e-value of a claim about each run, which is decided without a test
+_CERTAIN = 1e300  # the e-value of a claim about each run, which is decided without a test
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PartEvidence:
     @property
     def can_grow(self) -> bool:
         """Whether further seeds can be added: the effects are over seeds, and there is a pair to take them from."""
-        return self.part.comparison.over == SEED and bool(self.part.pairs)
+        return self.part.comparison.over == _SEED and bool(self.part.pairs)
 
     def waiting(self, seeds: Sequence[int]) -> list[EntryStatus]:
         """Return the runs of these seeds that have no number yet."""
@@ -101,7 +101,7 @@ def has_added_seeds(verdict: Verdict) -> bool:
 def judged(verdict: Verdict, level: float = 0.05) -> Verdict:
     """Return the verdict by the sequential test: p values, intervals and words that hold when seeds were added.
 
-    The adjusted p value of a part is Holm's for what speaks against the claim, and the own one for what speaks for it.
+    The adjusted p value of a part is Holm's for what speaks against the claim, and unadjusted for what speaks for it.
     """
     found = assess(verdict, level)
     against = holm([part.evidence.p_outside for part in found.parts])
@@ -134,8 +134,8 @@ def _part(part: Part, level: float) -> PartEvidence:
     effects = tuple(pair.effect for pair in used)
     low, high = part.bounds()
     if part.comparison.test == EACH_RUN:
-        inside = CERTAIN if part.verdict == SUPPORTED else 1.0
-        outside = CERTAIN if part.verdict == CONTRADICTED else 1.0
+        inside = _CERTAIN if part.verdict == SUPPORTED else 1.0
+        outside = _CERTAIN if part.verdict == CONTRADICTED else 1.0
         found = Evidence(len(effects), inside, outside)
     else:
         found = evidence([effect for effect in effects if effect is not None], low, high, level, part.scale())

@@ -20,7 +20,7 @@ SUPPORTED = "supported"
 CONTRADICTED = "contradicted"
 UNDECIDED = "undecided"
 
-LARGEST_LOG = math.log(sys.float_info.max)
+_LARGEST_LOG = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Part:
         """Return an effect on the scale of the test in units of the value: a ratio instead of its logarithm."""
         if not self.comparison.logarithmic or effect == math.inf:
             return effect
-        return math.exp(min(effect, LARGEST_LOG))
+        return math.exp(min(effect, _LARGEST_LOG))
 
     def skipped(self) -> str:
         """Return which scored tasks left so many questions out that their scores cannot be compared; "" for none."""
@@ -139,7 +139,7 @@ class Verdict:
         """The p value of the verdict.
 
         If supported, the largest of the parts', all of which must hold; if contradicted, the smallest adjusted one that
-        speaks against a part. An undecided claim of one part has that of its part, and one of several parts has none.
+        speaks against a part. An undecided claim of one part has the p value of its part; one of several parts has none.
         """
         if self.verdict == CONTRADICTED:
             against = [part.adjusted for part in self.parts if part.verdict == CONTRADICTED]
