@@ -63,12 +63,13 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     parts = _titled(_decided(parts), known)
     verdict = _whole(claim, parts)
     lost = missing(parts)
+    reason = "" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim"
     made = Verdict(
         claim,
         verdict,
         tuple(parts),
         lost,
-        reason="" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim",
+        reason=reason,
     )
     if has_added_seeds(made):
         made = judged(made, _ALPHA)
@@ -208,7 +209,7 @@ def _published(comparison: Comparison, group: Group) -> float | None:
 
 
 def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
-    """Return the labels by which papers print the number: the labels of the cell, and the task that it is measured on."""
+    """Return the labels by which papers print the number: of the cell, and the task that it is measured on."""
     feature = comparison.value
     what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
     _, by_task, task = feature.metric.partition("/")

@@ -139,7 +139,7 @@ class Verdict:
         """The p value of the verdict.
 
         If supported, the largest of the parts', all of which must hold; if contradicted, the smallest adjusted one that
-        speaks against a part. An undecided claim of one part has the p value of its part; one of several parts has none.
+        speaks against a part. An undecided claim has the p value of its only part, and none with several parts.
         """
         if self.verdict == CONTRADICTED:
             against = [part.adjusted for part in self.parts if part.verdict == CONTRADICTED]
