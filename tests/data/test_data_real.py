@@ -84,14 +84,6 @@ def test_wikitext_as_a_text_file(tmp_path: Path) -> None:
     assert not any(mark in plain for mark in (" @-@ ", " ,", " .", " ;", " 's"))
 
 
-def test_lambada_asks_for_the_last_word_of_each_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [json.loads(line)["text"] for line in (REAL / "lambada/test.jsonl").read_text().splitlines()]
-    monkeypatch.setattr("gpas_cli.data.text_documents._of_hub", lambda known: iter(lines))
-    found = read_text("lambada_openai", REAL).documents
-    assert [one.text for one in found] == [" Shane", " Helen", " Queen"]
-    assert found[2].context.startswith("He heard Rhinna speak \u201cThe Queen wants you")
-
-
 def trainer(kind: str) -> Any:
     """Return a tokenizer of the `tokenizers` library, trained by its own implementation on WikiText."""
     from tokenizers import implementations

@@ -155,14 +155,6 @@ def test_records_of_a_real_file_of_llm_adapters(
     assert (found[1].context, found[1].choices) == (context, choices)
 
 
-def test_a_line_of_the_real_file_of_hellaswag(tmp_path: Path) -> None:
-    imported = direct_task(import_task(REAL / "hellaswag/val.jsonl", "hellaswag", tmp_path).name, tmp_path)
-    assert imported is not None
-    (question,) = imported.questions()
-    assert question.context_of(0) == "Roof shingle removal: A man is sitting on a roof. He"
-    assert (question.answer, question.choices[3]) == (3, "starts pulling up roofing on a roof.")
-
-
 def test_a_real_winogrande_record_has_a_context_for_each_choice(tmp_path: Path) -> None:
     imported = direct_task(import_task(real("winogrande"), "winogrande", tmp_path).name, tmp_path)
     assert imported is not None
