@@ -42,7 +42,7 @@ TOKENS = np.random.default_rng(1).integers(0, 50, (4, 9))
 
 
 def network(norm: str, site: str = "home", **family: object) -> Llama:
-    return build(parse_model({"size": SIZE, "norm": layers, "gate": {"site": site, "init": 0.2}, "family": family}))
+    return build(parse_model({"size": SIZE, "norm": norm, "gate": {"site": site, "init": 0.2}, "family": family}))
 
 
 def rows(*lengths: int) -> DeviceRows:
@@ -57,13 +57,13 @@ def test_no_scheme_and_no_site_breaks_the_graph(norm: str) -> None:
         torch._dynamo.reset()
         counter = CompileCounter()
         try:
-            made = network(layers, site)
+            made = network(norm, site)
         except InvalidExperiments:
             continue
         compile_layers(made, counter)
         summed_loss(made, rows(9, 9, 9, 9), FP32).backward()
         # Mix-LN has layers of two kinds; the final norm has a graph of its own, and so has the norm of embeddings.
-        assert counter.frame_count == (3 if layers in ("mix", "peri") else 2)
+        assert counter.frame_count == (3 if norm in ("mix", "peri") else 2)
 
 
 def test_norms_of_queries_and_keys_do_not_break_the_graph() -> None:
@@ -115,9 +115,9 @@ def graphs_of(made: Llama, batches: list[tuple[int, ...]], *, gradients: bool = 
 def test_every_update_has_the_same_graphs_also_after_a_resume(
     norm: str, family: dict[str, object], batches: list[tuple[int, ...]], gradients: bool, graphs: int
 ) -> None:
-    whole = graphs_of(network(layers, **family), batches, gradients=gradients)
+    whole = graphs_of(network(norm, **family), batches, gradients=gradients)
     assert [len(codes) for codes in whole] == [graphs] + [0] * (len(batches) - 1)
-    resumed = graphs_of(network(layers, **family), batches[2:], gradients=gradients)
+    resumed = graphs_of(network(norm, **family), batches[2:], gradients=gradients)
     assert resumed == [whole[0]] + [[]] * (len(batches) - 3)
 
 
