@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source
 from gpas_cli.data.files import Files
-from gpas_cli.data.prepare import cached, open_source
-from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import Data
+
+if TYPE_CHECKING:
+    from gpas_cli.data.shards import Totals
 
 _SAMPLE_BYTES = 4_000_000  # read for an estimate before a text is tokenised
 # A user is warned if a text is read more often, or if a larger fraction of it is cut off.
@@ -107,6 +109,9 @@ def estimate_usage(
 
     Builds nothing and reads at most SAMPLE_BYTES of text. Raises DataError if there is no text.
     """
+    from gpas_cli.data.prepare import cached, open_source  # and numpy, which `gpas status` does without
+    from gpas_cli.data.shards import sum_of
+
     if shards := cached(data, vocab, cache, root=root, rows=rows):
         return text_usage(data, trained or rows, sum_of(shards["train"]), sum_of(shards["validation"]))
     source = open_source(data, cache, root)
@@ -147,6 +152,8 @@ def _sample(source: Source) -> Iterator[Document]:
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
     """Return why the text of `data` cannot be read, "" if no reason is found. Opens no file and uses no network."""
+    from gpas_cli.data.prepare import open_source
+
     try:
         source = open_source(data, cache, root)
         if isinstance(source, Files):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpas_cli.data import disk
-from gpas_cli.data.prepare import open_source
 from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.data.tokenizer import MaskToken, absent_reason
 from gpas_cli.errors import DataError, GpasError
@@ -272,6 +271,8 @@ def _is_cached(project: Project, wanted: TextRequirement) -> bool | None:
 
 
 def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
+    from gpas_cli.data.prepare import open_source
+
     if not open_source(wanted.data, project.cache, project.config.parent).endless:
         wanted = replace(wanted, data=replace(wanted.data, eval_tokens=1), rows=0)
     return disk.digest([TOKENISE, plain(wanted), generation])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Annotated, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, Self, TypedDict
 
 import rich.progress
 from rich.console import Console, Group, RenderableType
@@ -22,8 +22,6 @@ from gpas_cli.cli.console import console
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import line, measured
-from gpas_cli.data.prepare import Need
-from gpas_cli.data.shards import WAITING, Totals
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.entry import Entry
@@ -40,6 +38,10 @@ from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import count, stopwatch
+
+if TYPE_CHECKING:  # numpy, which `gpas status` does without
+    from gpas_cli.data.prepare import Need
+    from gpas_cli.data.shards import Totals
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 24
@@ -331,6 +333,8 @@ class TokeniseView:
 
     def note(self, message: str) -> None:
         """Print a builder's message that another process holds the split; bars and lines show the others already."""
+        from gpas_cli.data.shards import WAITING
+
         if message.startswith(WAITING):
             self.notice(message)
 
