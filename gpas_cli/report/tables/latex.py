@@ -1,7 +1,7 @@
 r"""One `Sheet` -> LaTeX: a `table` environment with booktabs' rules, or several where one would be too wide for a page.
 
 A part has as many columns as have room in MOST_CHARACTERS; a column and the published numbers beside it stay together
-where they fit.
+where they fit. Names of rows that take more than half of a line are wrapped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from gpas_cli.report.tables.sheet import Sheet, Spacing, Style, fit
 from gpas_cli.words import one_line
 
-MOST_CHARACTERS = 76  # of a line: in \small about the 345 pt of `article` at 10 pt
+MOST_CHARACTERS = 78  # of a line: in \small about the 345 pt of `article` at 10 pt
 _SPACING = Spacing(2)  # characters between columns
 _NEGATIVE = re.compile(r"(?<![\w.,)\]}-])-(?=\d)")  # the hyphen of a number such as -0.98
 _PREAMBLE = (
@@ -80,27 +80,39 @@ _MEASURED = Style(one_line, str, str, unfinished=_LATEX.unfinished)
 
 def to_latex(sheet: Sheet) -> str:
     """Return one or more `table` environments below a comment on the packages they need; the last has the notes."""
-    widths = [max(map(len, column)) for column in zip(*sheet.texts(_MEASURED), strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*sheet.texts(_MEASURED), strict=True)]
+    names = "p{0.5\\linewidth}" if widths[0] > MOST_CHARACTERS // 2 else "l"
+    widths[0] = min(widths[0], MOST_CHARACTERS // 2)
     parts = fit(sheet.groups, widths, widths, MOST_CHARACTERS, [_SPACING]).blocks
     lines = sheet.texts(_LATEX)
     title = latex_escape(sheet.title)
-    sentences = [re.sub(_NEGATIVE, "$-$", latex_escape(note.sentence)) for note in sheet.notes]
+    sentences = [latex_escape(_NEGATIVE.sub("\N{MINUS SIGN}", note.sentence)) for note in sheet.notes]
     environments = []
     for i, part in enumerate(parts, 1):
         caption = title if len(parts) == 1 else f"{title} ({i} of {len(parts)})"
         rows = [[line[j] for j in part] for line in lines]
-        environments.append(_environment(caption, rows, sentences if i == len(parts) else [], sheet.rules))
+        environments.append(_environment(caption, names, rows, sentences if i == len(parts) else [], sheet.rules))
     return "\n\n".join(["\n".join(_PREAMBLE), *environments]) + "\n"
 
 
-def _environment(caption: str, rows: Sequence[Sequence[str]], sentences: Sequence[str], rules: frozenset[int]) -> str:
-    """Return a table; `rules` are the rows, counted from 1 for the first after the header, with a rule above."""
+def _width(text: str) -> int:
+    """Return the width of text in characters, of which capitals take half as much again."""
+    return len(text) + sum(map(str.isupper, text)) // 2
+
+
+def _environment(
+    caption: str, names: str, rows: Sequence[Sequence[str]], sentences: Sequence[str], rules: frozenset[int]
+) -> str:
+    """Return a table; `rules` are the rows, counted from 1 for the first after the header, with a rule above.
+
+    `names` is the form of the first column.
+    """
     header, *lines = (f"    {' & '.join(row)} \\\\" for row in rows)
     body = []
     for place, line in enumerate(lines, 1):
         body += ["    \\midrule", line] if place in rules else [line]
     # Nothing outside the outer columns: their text ends where the rules do.
-    columns = f"@{{}}l{'r' * (len(rows[0]) - 1)}@{{}}"
+    columns = f"@{{}}{names}{'r' * (len(rows[0]) - 1)}@{{}}"
     parts = [
         "\\begin{table}",
         "  \\centering\\small",

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from gpas_cli.report.tables.latex import MOST_CHARACTERS, latex_escape, to_latex
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import FORMATS, render, to_json
-from gpas_cli.report.tables.sheet import PLAIN, THEMES
+from gpas_cli.report.tables.sheet import PLAIN, THEMES, Note
 from gpas_cli.report.tables.side_by_side import beside
 from gpas_cli.report.tables.table import Table, build
 from gpas_cli.report.tables.terminal import Drawn
@@ -244,6 +245,11 @@ def table_2_with_both_sources() -> str:
         results |= result(one, 33.5 - i * 0.11, metrics={"perplexity_reference": 33.5 - i * 0.11})
     sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
     return render(build(entries, {}, results, spec(title="Table 2", published=sources)), "latex")
+
+
+def test_latex_has_minus_signs_in_notes_but_not_in_exponents(table: Table) -> None:
+    text = to_latex(replace(sheet(table), notes=[Note("remark", "median -0.98 at 5 \N{MULTIPLICATION SIGN} 10⁻⁴")]))
+    assert r"median $-$0.98 at 5 $\times$ 10$^{-4}$." in text
 
 
 def test_every_part_of_a_wide_table_is_within_the_width_of_a_page() -> None:
