@@ -22,7 +22,7 @@ quickstart: venv
 AGAIN = test $$? = 1 && $(BIN)/python -m pytest $(1) --last-failed -v && echo "Only their second try passed."
 
 test: dev
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile || { $(call AGAIN) && test -z "$$CI"; }
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal || { $(call AGAIN) && test -z "$$CI"; }
 
 # The part of `make test` that is skipped without root and a SLURM cluster.
 test-machine: dev

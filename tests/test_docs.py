@@ -10,11 +10,13 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, hooks, name_of, script, written
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from gpas_cli import __version__
@@ -58,11 +60,17 @@ def inline_commands() -> Iterator[tuple[str, list[str]]]:
 
 def parse(words: list[str]) -> None:
     """Parse the words after `gpas` as the program does, without running anything. Raise click's UsageError."""
+    silent().main(args=words, prog_name="gpas", standalone_mode=False)
+
+
+@cache
+def silent() -> TyperGroup:
+    """Return the program with commands that do nothing."""
     command = get_command(make_app())
     _silence(command)
     # These act while they are parsed, on the shell of whoever runs the tests.
     command.params = [option for option in command.params if not option.name.endswith("_completion")]
-    command.main(args=words, prog_name="gpas", standalone_mode=False)
+    return command
 
 
 def _silence(command: object) -> None:
