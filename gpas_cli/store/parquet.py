@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,13 @@ from sqlalchemy import JSON, BigInteger, Boolean, Double, Engine, Integer, Strin
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from gpas_cli.store import owner
+from gpas_cli.store.maintenance import ParquetFile
 from gpas_cli.store.peek import HEAD
 from gpas_cli.store.schema import Base
 
 BATCH_ROWS = 50_000
 BOOKKEEPING = frozenset({"journal_offset", "journal_events", "journal_mtime", "journal_tail"})  # for ingest only
 TABLES = ("stage", "attempt", "metric", "score", "curve", "layer_curve")
-
-
-@dataclass(frozen=True)
-class ParquetFile:
-    """A file with the rows of one table of the database."""
-
-    path: Path
-    rows: int
 
 
 def export_tables(engine: Engine, folder: Path) -> list[ParquetFile]:

@@ -18,7 +18,6 @@ from gpas_cli.permissions import explain
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync as read_new
-from gpas_cli.store.parquet import ParquetFile
 from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.session import connect
 from gpas_cli.words import count, listed, verb
@@ -83,7 +82,7 @@ class BackedUpJson(DocumentJson):
 class ExportedTablesJson(DocumentJson):
     """`gpas db export --json`."""
 
-    files: list[ParquetFile]
+    files: list[maintenance.ParquetFile]
 
 
 class MergedJson(DocumentJson):

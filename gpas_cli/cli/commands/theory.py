@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -18,10 +18,12 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.stability import BOTH, Law, Simulation
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.spec.cell import Cell as SpecCell
+
+if TYPE_CHECKING:  # numpy is imported by `one_thread`
+    from gpas_cli.evaluate.stability import Law, Simulation
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -242,6 +244,8 @@ def one_thread() -> Iterator[None]:
 
 def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figure]:
     """Return Figure 3: norms by depth, Psi by layer and gaps by depth, with a line for each tau."""
+    from gpas_cli.evaluate.stability import BOTH
+
     chosen = {f"tau {tau:g}": found for (kind, tau), found in known.items() if kind == BOTH.title}
     panels = [("norms", "L", "|F|"), ("psi", "layer", "Psi"), ("gaps", "L", "mean of Psi / |F|")]
     return [
@@ -251,7 +255,6 @@ def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figur
 
 
 def _figure(title: str, x: str, y: str, lines: dict[str, list[tuple[float, float]]], *, log: bool = False) -> Figure:
-
     drawn = [Line(name, tuple(points), colour=number) for number, (name, points) in enumerate(lines.items())]
     return Figure(title, x, y, lines=tuple(drawn), log=log, log_x=log)
 
