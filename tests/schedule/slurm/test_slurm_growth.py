@@ -149,5 +149,5 @@ def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site) -> N
 
 def test_plans_show_the_resources_of_all_attempts(site: Site) -> None:
     declare(site, "mem: [32G, 64G], time: ['1:00:00', '4:00:00']")
-    assert "1 core, 32G, then 64G, 1:00:00, then 4:00:00" in site.gpas("explain", "pre-s1").out
+    assert "1 core, mem 32G then 64G, time 1:00:00 then 4:00:00" in site.gpas("explain", "pre-s1").out
     assert "--mem=32G" in site.submit("small", "--dry-run").out
