@@ -183,7 +183,7 @@ def _start(command: Sequence[str], rank: int, size: int, threads: int, folder: P
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended, at most GRACE_SECONDS after the first. Return the first nonzero code, or 0."""
+    """Wait until all have ended, at most `_GRACE_SECONDS` after the first. Return the first nonzero code, or 0."""
     first = 0
     until = None
     while True:

@@ -32,7 +32,7 @@ import signal, sys
 from pathlib import Path
 from gpas_cli.worker import ranks
 from gpas_cli.store.rundir import AttemptDir
-ranks.GRACE_SECONDS = 0.5
+ranks._GRACE_SECONDS = 0.5
 fake, attempt, size = sys.argv[1:]
 command = [sys.executable, "-S", fake, attempt]
 sys.exit(ranks.run(AttemptDir(Path(attempt)), int(size), 1, command, [signal.SIGTERM, signal.SIGINT]))

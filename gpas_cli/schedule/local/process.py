@@ -108,7 +108,7 @@ class Process:
     def ended(self) -> bool:
         """Return whether the process has ended. Write exit.json the first time that it has.
 
-        If it was killed, the other processes of its job have GRACE_SECONDS to save and exit.
+        If it was killed, the other processes of its job have `_GRACE_SECONDS` to save and exit.
         """
         if self.child.poll() is None or self._others_live():
             return False
