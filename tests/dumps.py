@@ -7,7 +7,11 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from gpas_cli.store.attempt_rows import ATTEMPT, CURVE, LAYER_CURVE, METRIC, SCORE, STAGE
+from gpas_cli.store.schema import Base
+
+METRIC, SCORE, CURVE, LAYER_CURVE, STAGE, ATTEMPT = (
+    Base.metadata.tables[name] for name in ("metric", "score", "curve", "layer_curve", "stage", "attempt")
+)
 
 
 def dump(engine: Engine) -> dict[str, list[tuple[Any, ...]]]:

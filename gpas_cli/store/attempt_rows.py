@@ -10,11 +10,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, inspect, select, update
 from sqlalchemy.exc import DataError, DBAPIError, StatementError
 
 from gpas_cli.errors import StoreError
@@ -23,23 +21,16 @@ from gpas_cli.store import journal
 from gpas_cli.store.projection import Changes, integer, number, project_events, string
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.store.schema import Base
+from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
 
-METRIC, SCORE, CURVE, LAYER_CURVE = (Base.metadata.tables[name] for name in ("metric", "score", "curve", "layer_curve"))
-STATEMENT_ROWS = 200  # of a curve, for SQLite, whose older versions take at most 999 parameters
+_PLACES = {"curve": ("step",), "layer_curve": ("step", "layer")}  # the columns that place a point on its curve
 # Made once: building a statement costs more than running it.
-_DELETE_METRICS = delete(METRIC).where(METRIC.c.attempt_id == bindparam("attempt"))
-_INSERT_METRICS = insert(METRIC)
-_DELETE_SCORE = delete(SCORE).where(
-    SCORE.c.attempt_id == bindparam("attempt"), SCORE.c.task == bindparam("of"), SCORE.c.metric == bindparam("by")
+_DELETE_METRICS = delete(MetricRow).where(MetricRow.attempt_id == bindparam("attempt"))
+_INSERT_METRICS = insert(MetricRow)
+_DELETE_SCORE = delete(ScoreRow).where(
+    ScoreRow.attempt_id == bindparam("attempt"), ScoreRow.task == bindparam("of"), ScoreRow.metric == bindparam("by")
 )
-_INSERT_SCORES = insert(SCORE)
-
-
-def forget_points(connection: Connection, attempt: int) -> None:
-    """Delete all numbers of an attempt."""
-    for table in (METRIC, SCORE, CURVE, LAYER_CURVE):
-        connection.execute(delete(table).where(table.c.attempt_id == attempt))
+_INSERT_SCORES = insert(ScoreRow)
 
 
 def store_points(connection: Connection, attempt: int, changes: Changes) -> None:
@@ -53,85 +44,40 @@ def store_points(connection: Connection, attempt: int, changes: Changes) -> None
         rows = [{"attempt_id": attempt, "name": name, "value": value} for name, value in metrics]
         if rows:
             connection.execute(_INSERT_METRICS, rows)
-    _store_scores(connection, attempt, changes)
-    for name, curve in sorted(changes.curves.items()):
-        steps = sorted(curve)
-        _put(connection, CURVE, attempt, name, [steps, [curve[step] for step in steps]])
-    for name, layers in sorted(changes.layers.items()):
-        places = sorted(layers)
-        steps, depths = [step for step, _ in places], [layer for _, layer in places]
-        _put(connection, LAYER_CURVE, attempt, name, [steps, depths, [layers[place] for place in places]])
-
-
-def _store_scores(connection: Connection, attempt: int, changes: Changes) -> None:
     if changes.scores:
         places = [{"attempt": attempt, "of": task, "by": metric} for task, metric in changes.scores]
         connection.execute(_DELETE_SCORE, places)
         connection.execute(_INSERT_SCORES, [{"attempt_id": attempt, **row} for row in changes.scores.values()])
+    for name, curve in sorted(changes.curves.items()):
+        _put(connection, "curve", attempt, name, sorted(curve.items()))
+    for name, layers in sorted(changes.layers.items()):
+        points = [(step, layer, value) for (step, layer), value in sorted(layers.items())]
+        _put(connection, "layer_curve", attempt, name, points)
 
 
-def _put(connection: Connection, table: Table, attempt: int, name: str, columns: Sequence[Sequence[float]]) -> None:
-    """Insert the points of one curve, replacing those that are there. `columns` are its steps (and layers) and values.
+def _put(connection: Connection, table: str, attempt: int, name: str, points: Sequence[tuple[float, ...]]) -> None:
+    """Insert the points (step, value) or (step, layer, value) of one curve, replacing those that are there.
 
-    The driver gets them without SQLAlchemy's parameters for each point, which takes a third of the time. SQLite gets
-    STATEMENT_ROWS points in a statement, half the time of a statement for each; Postgres gets each column as one array
-    in the binary format, a tenth of the time of one row after the other.
+    The driver gets them without SQLAlchemy's parameters for each point, which takes a third of the time. Postgres gets
+    each column as one array in the binary format, a tenth of the time of one row after the other.
     NaN becomes NULL as in `schema.Real`: SQLite does that itself.
     """
-    if not columns[0]:
+    if not points:
         return
+    places = ", ".join(_PLACES[table])
+    columns = f"attempt_id, name, {places}"
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_put_arrays(table, connection.dialect), (attempt, name, *columns))
-        return
-    points = list(zip(*columns, strict=True))
-    whole = len(points) - len(points) % STATEMENT_ROWS
-    for begin in range(0, whole, STATEMENT_ROWS):
-        part = chain.from_iterable(points[begin : begin + STATEMENT_ROWS])
-        connection.exec_driver_sql(_put_rows(table), (attempt, name, *part))
-    if whole < len(points):
-        connection.exec_driver_sql(_put_row(table), [(attempt, name, *point) for point in points[whole:]])
+        arrays = ", ".join(["%b::integer[]"] * len(_PLACES[table]))
+        values = f"unnest({arrays}, %b::double precision[]) AS point({places}, value)"
+        rows = f"SELECT %s, %s, {places}, nullif(value, 'NaN') FROM {values}"
+        parameters: Any = (attempt, name, *map(list, zip(*points, strict=True)))
+    else:
+        rows = f"VALUES (?, ?{', ?' * len(points[0])})"
+        parameters = [(attempt, name, *point) for point in points]
+    replace = f"ON CONFLICT ({columns}) DO UPDATE SET value = excluded.value"
+    connection.exec_driver_sql(f"INSERT INTO {table} ({columns}, value) {rows} {replace}", parameters)
 
 
-@cache
-def _put_row(table: Table) -> str:
-    """Return the statement that inserts a point of a curve into SQLite."""
-    return _insert(table, f"VALUES ({', '.join('?' * (len(_places(table)) + 3))})")
-
-
-@cache
-def _put_rows(table: Table) -> str:
-    """Return the statement that inserts STATEMENT_ROWS points of a curve into SQLite."""
-    places = _places(table)
-    row = f"({', '.join('?' * (len(places) + 1))})"
-    values = ", ".join(f"column{number + 1}" for number in range(len(places) + 1))
-    points = ", ".join([row] * STATEMENT_ROWS)
-    # Without WHERE, SQLite would take ON for a part of a join.
-    return _insert(table, f"SELECT ?1, ?2, {values} FROM (VALUES {points}) WHERE true")
-
-
-@cache
-def _put_arrays(table: Table, dialect: Dialect) -> str:
-    """Return the statement that inserts points of a curve into Postgres, given as arrays."""
-    places = _places(table)
-    columns = [*(table.c[name] for name in places), table.c.value]
-    arrays = ", ".join(f"%b::{column.type.compile(dialect)}[]" for column in columns)
-    listed = ", ".join(places)
-    points = f"unnest({arrays}) AS point({listed}, value)"
-    return _insert(table, f"SELECT %s, %s, {listed}, nullif(value, 'NaN') FROM {points}")
-
-
-def _places(table: Table) -> list[str]:
-    """Return the columns that place a point on its curve: those of the key after the attempt and the name."""
-    return [column.name for column in table.primary_key][2:]
-
-
-def _insert(table: Table, rows: str) -> str:
-    key = ", ".join(column.name for column in table.primary_key)
-    replace = f"ON CONFLICT ({key}) DO UPDATE SET value = excluded.value"
-    return f"INSERT INTO {table.name} ({key}, value) {rows} {replace}"
-
-
-STAGE, ATTEMPT = (Base.metadata.tables[name] for name in ("stage", "attempt"))
 STRETCH_BYTES = 1 << 20  # of a journal that are read into memory at a time: about 5,000 events
 TAIL_BYTES = 4096  # bytes of a journal before the offset that are compared when it has changed; they hold its outcome
 
@@ -194,9 +140,10 @@ def _store(connection: Connection, attempt: AttemptDir, limit: int | None) -> St
 
 
 def forget_attempt(connection: Connection, attempt_id: int) -> None:
-    """Delete the rows of an attempt."""
-    forget_points(connection, attempt_id)
-    connection.execute(delete(ATTEMPT).where(ATTEMPT.c.id == attempt_id))
+    """Delete the rows of an attempt and all its numbers."""
+    for table in (MetricRow, ScoreRow, CurveRow, LayerCurveRow):
+        connection.execute(delete(table).where(table.attempt_id == attempt_id))
+    connection.execute(delete(AttemptRow).where(AttemptRow.id == attempt_id))
 
 
 def journal_stat(attempt: AttemptDir) -> tuple[int, int]:
@@ -253,10 +200,10 @@ def _row(connection: Connection, attempt: AttemptDir) -> dict[str, Any] | None:
 
 
 # Made once: building a statement costs more than running it.
-_FIND = select(ATTEMPT).where(ATTEMPT.c.stage_key == bindparam("key"), ATTEMPT.c.number == bindparam("of"))
-_FIRST = select(func.min(ATTEMPT.c.number)).where(ATTEMPT.c.stage_key == bindparam("key"))
-_INSERT = insert(ATTEMPT)
-_UPDATE = update(ATTEMPT).where(ATTEMPT.c.id == bindparam("attempt"))
+_FIND = select(AttemptRow).where(AttemptRow.stage_key == bindparam("key"), AttemptRow.number == bindparam("of"))
+_FIRST = select(func.min(AttemptRow.number)).where(AttemptRow.stage_key == bindparam("key"))
+_INSERT = insert(AttemptRow)
+_UPDATE = update(AttemptRow).where(AttemptRow.id == bindparam("attempt"))
 
 
 def _insert_attempt(connection: Connection, attempt: AttemptDir) -> dict[str, Any]:
@@ -276,7 +223,7 @@ def _row_of(attempt: AttemptDir, asked: AttemptRecord) -> dict[str, Any]:
     except ValueError as error:
         raise Unreadable(f"{attempt.attempt_path}: {error}") from error
     axes = journal.plain(asked.axes)
-    unknown: dict[str, Any] = {column.name: None for column in ATTEMPT.columns if column.name != "id"}
+    unknown: dict[str, Any] = {column.name: None for column in inspect(AttemptRow).columns if column.name != "id"}
     named = {"grid": string(asked.grid), "name": string(asked.name), "executor": string(asked.executor)}
     place = {"stage_key": attempt.key, "number": attempt.number, "directory": attempt.relative, "axes": axes}
     return unknown | known | named | place | {"journal_offset": 0, "journal_events": 0, "journal_damaged": 0}
@@ -286,8 +233,8 @@ def _put_stage(connection: Connection, key: str, asked: AttemptRecord) -> None:
     # JSON in a database has no Infinity, although Python reads it.
     facts = journal.plain({"parents": asked.parents, "cell": asked.cell})
     stage = {"kind": string(asked.stage), **facts}
-    if connection.execute(update(STAGE).where(STAGE.c.key == key).values(stage)).rowcount == 0:
-        connection.execute(insert(STAGE), stage | {"key": key})
+    if connection.execute(update(StageRow).where(StageRow.key == key).values(stage)).rowcount == 0:
+        connection.execute(insert(StageRow), stage | {"key": key})
 
 
 def _asked(attempt: AttemptDir) -> AttemptRecord:

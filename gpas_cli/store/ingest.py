@@ -22,8 +22,6 @@ from sqlalchemy import Engine, bindparam, select, update
 
 from gpas_cli.store import owner, rundir, session
 from gpas_cli.store.attempt_rows import (
-    ATTEMPT,
-    STAGE,
     Stored,
     Unreadable,
     forget_attempt,
@@ -33,10 +31,11 @@ from gpas_cli.store.attempt_rows import (
 )
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.schema import AttemptRow, StageRow
 
 KEY_DIGITS = 16
 TRANSACTION_BYTES = 16 << 20  # of a journal, about 80,000 events: other writers wait a second or two, not minutes
-_MARK_GONE = update(ATTEMPT).where(ATTEMPT.c.id == bindparam("attempt"))
+_MARK_GONE = update(AttemptRow).where(AttemptRow.id == bindparam("attempt"))
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     """
     owner.claim(engine, runs)
     done = Ingested()
-    writer = session.for_writing(engine)
     known = _known(engine, keys)
     skipped: list[str] = []
     for folder, name in _listed(runs, keys, skipped):
@@ -82,10 +80,10 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
         try:
             if not _has_news(attempt, before):
                 continue
-            done += _ingest(writer, attempt)
+            done += _ingest(engine, attempt)
         except Unreadable as problem:
             done += Ingested(problems=(str(problem),))
-    return done + Ingested(problems=tuple(skipped), gone=_mark_gone(writer, runs, known.values()))
+    return done + Ingested(problems=tuple(skipped), gone=_mark_gone(engine, runs, known.values()))
 
 
 def counted(stored: Stored) -> Ingested:
@@ -93,12 +91,11 @@ def counted(stored: Stored) -> Ingested:
     return Ingested(int(stored.changed), stored.events, stored.damaged)
 
 
-def _ingest(writer: Engine, attempt: AttemptDir) -> Ingested:
+def _ingest(engine: Engine, attempt: AttemptDir) -> Ingested:
     done = Ingested()
     complete = False
     while not complete:
-        with writer.begin() as connection:
-            session.lock(connection)
+        with session.writing(engine) as connection:
             stored = store_attempt(connection, attempt, TRANSACTION_BYTES)
         complete = stored.complete
         done += replace(counted(stored), attempts=int(stored.changed and not done.attempts))
@@ -110,10 +107,10 @@ def newest_facts(engine: Engine, prefix: str) -> list[dict[str, Any]]:
 
     The facts are {key, stage, cell, grid, name, axes}.
     """
-    stage, attempt = STAGE.c, ATTEMPT.c
+    stage, attempt = StageRow, AttemptRow
     statement = (
         select(stage.key, stage.kind.label("stage"), stage.cell, attempt.grid, attempt.name, attempt.axes)
-        .join(ATTEMPT, attempt.stage_key == stage.key)
+        .join(attempt, attempt.stage_key == stage.key)
         .where(stage.key.startswith(prefix, autoescape=True))
         .order_by(stage.key, attempt.number)
     )
@@ -130,14 +127,18 @@ def _listed(runs: Path, keys: Iterable[str] | None, skipped: list[str]) -> Itera
 
 
 def _known(engine: Engine, keys: Iterable[str] | None) -> dict[tuple[str, int], Journal]:
-    a = ATTEMPT.c
+    a = AttemptRow
     statement = select(a.stage_key, a.number, a.id, a.directory, a.journal_offset, a.journal_mtime, a.gone)
     wanted = None if keys is None else set(keys)
     if wanted is not None and len(wanted) <= STATEMENT_PARAMETERS:
         statement = statement.where(a.stage_key.in_(wanted))
     with engine.connect() as connection:
         rows = connection.execute(statement).all()
-    return {(key, number): Journal(*others) for key, number, *others in rows if wanted is None or key in wanted}
+    return {
+        (row.stage_key, row.number): Journal(row.id, row.directory, row.journal_offset, row.journal_mtime, row.gone)
+        for row in rows
+        if wanted is None or row.stage_key in wanted
+    }
 
 
 def _has_news(attempt: AttemptDir, known: Journal | None) -> bool:
@@ -150,7 +151,7 @@ def _has_news(attempt: AttemptDir, known: Journal | None) -> bool:
     return size > known.offset and read_lines(attempt, known.offset, limit=1)[1] > known.offset
 
 
-def _mark_gone(writer: Engine, runs: Path, rest: Iterable[Journal]) -> int:
+def _mark_gone(engine: Engine, runs: Path, rest: Iterable[Journal]) -> int:
     """Mark the attempts of `rest` whose directories are certainly gone; return how many.
 
     The rows of forgotten attempts are deleted, as a rebuilt database would not have them.
@@ -161,13 +162,11 @@ def _mark_gone(writer: Engine, runs: Path, rest: Iterable[Journal]) -> int:
     forgotten = [known.id for known in missing if _is_forgotten(runs, known)]
     gone = [known.id for known in missing if known.gone is None and known.id not in forgotten]
     if forgotten:
-        with writer.begin() as connection:
-            session.lock(connection)
+        with session.writing(engine) as connection:
             for attempt in forgotten:
                 forget_attempt(connection, attempt)
     if gone:
-        with writer.begin() as connection:
-            session.lock(connection)
+        with session.writing(engine) as connection:
             connection.execute(_MARK_GONE, [{"attempt": attempt, "gone": time.time()} for attempt in gone])
     return len(gone)
 

@@ -5,11 +5,9 @@ A check compares the rows with the run directories, attempt by attempt.
 
 from __future__ import annotations
 
-import glob
 import itertools
 import math
 import os
-import shutil
 import sqlite3
 import stat
 import time
@@ -19,27 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, delete, inspect, select, text
+from sqlalchemy import Connection, Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
-from gpas_cli.files import fsync
 from gpas_cli.store import driver_errors, journal, owner, rundir, session
 from gpas_cli.store.attempt_rows import (
-    ATTEMPT,
-    CURVE,
-    LAYER_CURVE,
-    METRIC,
-    SCORE,
-    STAGE,
     STRETCH_BYTES,
     Unreadable,
     store_attempt,
     tail_of,
 )
-from gpas_cli.store.ingest import Ingested, counted, sync
-from gpas_cli.store.peek import HEAD
+from gpas_cli.store.ingest import Ingested, counted
+from gpas_cli.store.peek import HEAD, LOG_SUFFIXES
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.store.schema import Base
+from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, MetricRow, ScoreRow, StageRow
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ def inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Iter
     Reads all journals, a stretch at a time.
     """
     with engine.connect() as connection:
-        rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(ATTEMPT)).mappings()}
+        rows = {(row["stage_key"], row["number"]): row for row in connection.execute(select(AttemptRow)).mappings()}
     skipped: list[str] = []
     for attempt in rundir.all_attempts(runs, skipped):
         row = rows.pop((attempt.key, attempt.number), None)
@@ -157,9 +148,6 @@ def _lost(spans: list[list[int]]) -> int:
     return lost
 
 
-STALE_SECONDS = 600.0  # a running rebuild writes to its file more often than this
-
-
 def upgrade(url: str) -> Path | None:
     """Upgrade the schema to this version. Returns the backup, None if none was needed.
 
@@ -205,30 +193,74 @@ def backup(url: str) -> Path:
 
 
 def rebuild(url: str, runs: Path) -> Ingested:
-    """Rebuild the database from the run directories. The old database is replaced once the new one is complete.
+    """Rebuild the database from the run directories in one transaction: until it ends, readers see the old rows.
 
-    The content of an SQLite file is kept beside it, because it may have attempts whose directories are gone. On a
-    server, the rebuild is one transaction. Raises StoreError, also if the database belongs to another project; then
-    nothing has changed.
+    The old content of an SQLite file is kept beside it, because it may have attempts whose directories are gone. A file
+    that is damaged or of another version is moved there. Raises StoreError, also if the database belongs to another
+    project; then nothing has changed.
     """
     path = session.file_of(session.parse(url))
-    if path is None:
-        return _rebuild_in_place(url, runs)
-    _refuse_other_project(url, runs)
-    _sweep(path)
-    aside = path.with_name(f"{_aside_prefix(path)}{os.getpid()}")
+    is_old = path is not None and path.exists()
+    if path is not None and is_old and not _is_sound(url):
+        _move_aside(path)
+        is_old = False
+    with session.opened(url, busy_seconds=session.BUSY_SECONDS) as engine, session.writing(engine) as connection:
+        owner.claim_in(connection, runs)
+        with _kept_beside(url, path if is_old else None):
+            return _fill(connection, runs)
+
+
+def _is_sound(url: str) -> bool:
+    """Return whether a file is a whole database of this version. Raises StoreError if it cannot be used now."""
     try:
-        engine = session.connect(str(aside))
-        try:
-            ingested = sync(engine, runs)
-        finally:
-            engine.dispose()
+        with session.opened(url, create=False) as engine:
+            return not _missing_tables(engine) and not list(_integrity(engine))
+    except StoreError as error:
+        if isinstance(error.__cause__, sqlite3.OperationalError):
+            raise  # locked, read-only or a full disk
+        return False
+
+
+def _move_aside(path: Path) -> None:
+    """Move a file with its log beside its place, where an empty file with its permissions is left."""
+    kept = _beside(path, "replaced")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    for suffix in ("", *LOG_SUFFIXES):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).replace(kept.with_name(kept.name + suffix))
+    path.touch()
+    path.chmod(mode)
+
+
+@contextmanager
+def _kept_beside(url: str, path: Path | None) -> Iterator[None]:
+    """Copy the file beside its place; the copy is removed if its replacement fails. None: there is nothing to keep."""
+    if path is None:
+        yield
+        return
+    kept = _beside(path, "replaced")
+    try:
         with _explained(url):
-            _single_file(aside)
-            _put_in_place(aside, path)
-    finally:
-        _remove(aside)
-    return ingested
+            _copy(path, kept)
+        yield
+    except BaseException:
+        kept.unlink(missing_ok=True)
+        raise
+
+
+def _fill(connection: Connection, runs: Path) -> Ingested:
+    """Replace all rows by the rows of the run directories, in the caller's transaction."""
+    done = Ingested()
+    skipped: list[str] = []
+    for table in (LayerCurveRow, CurveRow, ScoreRow, MetricRow, AttemptRow, StageRow):
+        connection.execute(delete(table))
+    for attempt in rundir.all_attempts(runs, skipped):
+        try:
+            with connection.begin_nested():
+                done += counted(store_attempt(connection, attempt))
+        except Unreadable as problem:
+            done += Ingested(problems=(str(problem),))
+    return done + Ingested(problems=tuple(skipped))
 
 
 def check(url: str, runs: Path, since: float = math.inf) -> list[Defect]:
@@ -243,17 +275,19 @@ def check(url: str, runs: Path, since: float = math.inf) -> list[Defect]:
     except StoreError as error:
         return [Defect(str(error), "nothing else can be checked until this is fixed")]
     try:
-        missing = sorted(Base.metadata.tables.keys() - set(inspect(engine).get_table_names()))
-        if missing:
-            return [
-                Defect(f"the table {name} is missing", "`gpas db rebuild` rebuilds the database") for name in missing
-            ]
+        if missing := _missing_tables(engine):
+            remedy = "`gpas db rebuild` rebuilds the database"
+            return [Defect(f"the table {name} is missing", remedy) for name in missing]
         owner.refuse_other(engine, runs)
         return [*_integrity(engine), *inconsistencies(engine, runs, since)]
     except StoreError as error:
         return [Defect(str(error), "the check stopped here")]
     finally:
         engine.dispose()
+
+
+def _missing_tables(engine: Engine) -> list[str]:
+    return sorted(Base.metadata.tables.keys() - set(inspect(engine).get_table_names()))
 
 
 def _integrity(engine: Engine) -> Iterator[Defect]:
@@ -269,130 +303,16 @@ def _integrity(engine: Engine) -> Iterator[Defect]:
             yield Defect(f"{orphans} rows belong to no attempt or stage", remedy)
 
 
-def _rebuild_in_place(url: str, runs: Path) -> Ingested:
-    engine = session.for_writing(session.connect(url, busy_seconds=session.BUSY_SECONDS))
-    done = Ingested()
-    skipped: list[str] = []
-    try:
-        with engine.begin() as connection:
-            session.lock(connection)
-            owner.claim_in(connection, runs)
-            for table in (LAYER_CURVE, CURVE, SCORE, METRIC, ATTEMPT, STAGE):
-                connection.execute(delete(table))
-            for attempt in rundir.all_attempts(runs, skipped):
-                try:
-                    with connection.begin_nested():
-                        done += counted(store_attempt(connection, attempt))
-                except Unreadable as problem:
-                    done += Ingested(problems=(str(problem),))
-    finally:
-        engine.dispose()
-    return done + Ingested(problems=tuple(skipped))
-
-
-def _put_in_place(new: Path, path: Path) -> Path | None:
-    """Replace the content of the database `path` by that of `new`; return where the old one is kept, if there was one.
-
-    The content is copied in one transaction, so that readers see the old content until then and open connections remain
-    usable. Only a file that is not a database is replaced as a file.
-    """
-    if not path.exists():
-        new.replace(path)
-        return None
-    kept = _beside(path, "replaced")
-    try:
-        _copy(path, kept)
-        _overwrite(path, new)
-    except sqlite3.DatabaseError as error:
-        _remove(kept)
-        if isinstance(error, sqlite3.OperationalError):
-            raise  # locked, read-only or a full disk: the old one is unchanged
-        _move_log(path, kept)
-        _link_or_copy(path, kept)
-        new.chmod(stat.S_IMODE(path.stat().st_mode))
-        new.replace(path)
-    return kept
-
-
 def _copy(path: Path, target: Path) -> None:
     """Copy a database into one file with its permissions, even while it is in use and whatever its journal mode."""
     mode = stat.S_IMODE(path.stat().st_mode)
     os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
-    with closing(_raw(path)) as source, closing(sqlite3.connect(target)) as copy:
+    with (
+        closing(sqlite3.connect(path, timeout=session.BUSY_SECONDS)) as source,
+        closing(sqlite3.connect(target)) as copy,
+    ):
         source.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")
-
-
-def _overwrite(path: Path, new: Path) -> None:
-    deadline = time.monotonic() + session.BUSY_SECONDS
-
-    def give_up(status: int, _remaining: int, _total: int) -> None:
-        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() > deadline:
-            raise sqlite3.OperationalError("database is locked")
-
-    # `backup` itself retries forever, and the connection's timeout would be added to ours.
-    with closing(_raw(new)) as source, closing(_raw(path, patience=0.0)) as target:
-        source.backup(target, progress=give_up, sleep=0.05)
-
-
-def _move_log(path: Path, kept: Path) -> None:
-    # The log of a file that is too damaged to open is of use to that file only.
-    for suffix in ("-wal", "-shm"):
-        log = path.with_name(path.name + suffix)
-        if log.exists():
-            log.replace(kept.with_name(kept.name + suffix))
-
-
-def _link_or_copy(path: Path, kept: Path) -> None:
-    try:
-        kept.hardlink_to(path)
-    except OSError:  # a file system without hard links
-        shutil.copy2(path, kept)
-
-
-def _single_file(path: Path) -> None:
-    with closing(_raw(path)) as database:
-        database.execute("PRAGMA journal_mode = DELETE")
-    fsync(path)
-
-
-def _refuse_other_project(url: str, runs: Path) -> None:
-    try:
-        engine = session.connect(url, create=False)
-    except StoreError:  # absent, damaged or of another version: the rebuild replaces it
-        return
-    try:
-        owner.refuse_other(engine, runs)
-    finally:
-        engine.dispose()
-
-
-def _aside_prefix(path: Path) -> str:
-    return f".{path.name}.rebuild-"
-
-
-def _sweep(path: Path) -> None:
-    """Remove the files of rebuilds that were killed. A rebuild running on another host writes its file often."""
-    for left in path.parent.glob(f"{glob.escape(_aside_prefix(path))}*"):
-        pid = left.name.removeprefix(_aside_prefix(path)).partition("-")[0]
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > STALE_SECONDS and not (pid.isdigit() and _lives(int(pid))):
-                left.unlink()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _remove(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _beside(path: Path, why: str) -> Path:
@@ -400,11 +320,6 @@ def _beside(path: Path, why: str) -> Path:
     stamp = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (f"{stamp}-{n}" if n else stamp for n in itertools.count())
     return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
-
-
-def _raw(path: Path, patience: float | None = None) -> sqlite3.Connection:
-    timeout = session.BUSY_SECONDS if patience is None else patience
-    return sqlite3.connect(path, timeout=timeout, isolation_level=None)
 
 
 @contextmanager

@@ -25,9 +25,7 @@ from gpas_cli.store import driver_errors, session
 from gpas_cli.store.peek import PROJECT_FILE
 from gpas_cli.store.records import ProjectRecord
 from gpas_cli.store.rundir import read_record, write_record
-from gpas_cli.store.schema import Base
-
-PROJECT = Base.metadata.tables["gpas_project"]
+from gpas_cli.store.schema import ProjectRow
 
 
 @dataclass(frozen=True)
@@ -57,20 +55,21 @@ def claim(engine: Engine, runs: Path) -> None:
     before = recorded(engine)
     if before is not None and own.id and (own.id, own.runs) == (before.id, before.runs):
         return
-    with session.for_writing(engine).begin() as connection:
-        session.lock(connection)
+    with session.writing(engine) as connection:
         claim_in(connection, runs)
 
 
 def claim_in(connection: Connection, runs: Path) -> None:
     """Like `claim`, in the caller's transaction, during which no other writer may write."""
+    if not runs.is_dir():
+        return
     own = of(runs)
     before = _recorded(connection)
     _refuse(connection.engine, before, own)
     if not own.id:
         own = replace(own, id=_write_id(runs, before.id if before else ""))
-    connection.execute(delete(PROJECT))
-    connection.execute(insert(PROJECT), vars(own))
+    connection.execute(delete(ProjectRow))
+    connection.execute(insert(ProjectRow), vars(own))
 
 
 def refuse_other(engine: Engine, runs: Path) -> None:
@@ -97,7 +96,7 @@ def recorded(engine: Engine) -> Owner | None:
 
 
 def _recorded(connection: Connection) -> Owner | None:
-    row = connection.execute(select(PROJECT.c.id, PROJECT.c.host, PROJECT.c.runs)).first()
+    row = connection.execute(select(ProjectRow.id, ProjectRow.host, ProjectRow.runs)).first()
     return Owner(*row) if row else None
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 # Short, because a scheduler waits for it; what is not ingested now is ingested next time.
-BUSY_SECONDS = 3.0
-NAMED = 3  # run directories that cannot be read, in one message
+_BUSY_SECONDS = 3.0
+_NAMED = 3  # run directories that cannot be read, in one message
 
 
 def ingest(project: Project, keys: Collection[str] | None = None) -> str:
@@ -28,18 +28,15 @@ def ingest(project: Project, keys: Collection[str] | None = None) -> str:
     """
     from sqlalchemy.exc import SQLAlchemyError
 
+    from gpas_cli.store import session
     from gpas_cli.store.ingest import sync
-    from gpas_cli.store.session import connect
 
     try:
-        engine = connect(project.database, busy_seconds=BUSY_SECONDS)
-        try:
+        with session.opened(project.database, busy_seconds=_BUSY_SECONDS) as engine:
             problems = sync(engine, project.runs, keys).problems
-        finally:
-            engine.dispose()
     except (GpasError, SQLAlchemyError, OSError) as error:
         return f"results were not copied into the database: {error}; the run directories have them"
-    return f"passed over, because they cannot be read: {listed(problems, NAMED, '; ')}" if problems else ""
+    return f"passed over, because they cannot be read: {listed(problems, _NAMED, '; ')}" if problems else ""
 
 
 @contextmanager
@@ -57,14 +54,11 @@ def results_of(project: Project, keys: Collection[str] | None = None) -> Iterato
     problem = ingest(project, keys)
     path = session.file_of(session.parse(project.database))
     in_memory = path is not None and not path.exists() and not peek.may_write(path)
-    engine = session.connect("sqlite://") if in_memory else session.connect(project.database, create=False)
-    try:
+    with session.opened("sqlite://" if in_memory else project.database, create=in_memory) as engine:
         if in_memory:
             sync(engine, project.runs, keys)
         owner.refuse_other(engine, project.runs)
         yield engine, problem
-    finally:
-        engine.dispose()
 
 
 def describe_missing_runs(project: Project, keys: Collection[str]) -> str:
@@ -83,9 +77,6 @@ def _known_stages(project: Project) -> set[str]:
             return {key for (key,) in file.execute(statement)}
     from gpas_cli.store import session
 
-    engine = session.connect(project.database, create=False, busy_seconds=peek.PEEK_SECONDS)
-    try:
-        with engine.connect() as connection:
-            return {key for (key,) in connection.exec_driver_sql(statement)}
-    finally:
-        engine.dispose()
+    opened = session.opened(project.database, create=False, busy_seconds=peek.PEEK_SECONDS)
+    with opened as engine, engine.connect() as connection:
+        return {key for (key,) in connection.exec_driver_sql(statement)}

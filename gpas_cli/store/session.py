@@ -2,10 +2,10 @@
 
 SQLite uses a write-ahead log, so that readers and the writer do not wait for each other, except on a network file
 system, where hosts do not share the memory that the log needs. Transactions begin explicitly: with `BEGIN` for readers
-and `BEGIN IMMEDIATE` on an engine from `for_writing`, so that a writer waits at the start and not in the middle.
+and `BEGIN IMMEDIATE` in `writing`, so that a writer waits at the start and not in the middle.
 
 All statements of a reader's transaction see the same content, on Postgres too, where that is REPEATABLE READ. A writer
-on Postgres waits in `lock`, and sees what was committed before it got the lock.
+on Postgres waits for an advisory lock, and sees what was committed before it got the lock.
 
 Several users may share a file. It is created with the permissions that the umask allows, and its log files get its mode
 and group. A user without write permission for the file or its folder reads it without creating files beside it.
@@ -63,6 +63,16 @@ def connect(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS
         engine.dispose()
         raise
     return engine
+
+
+@contextlib.contextmanager
+def opened(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Iterator[Engine]:
+    """Yield the engine of `connect`, and close its connections afterwards. Raises StoreError like `connect`."""
+    engine = connect(url, create=create, busy_seconds=busy_seconds)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Engine:
@@ -152,8 +162,7 @@ def refuse_other_version(engine: Engine, version: str) -> None:
 
 def migrate(engine: Engine) -> None:
     """Upgrade the schema to HEAD in one transaction. Of concurrent callers, the first does it."""
-    with for_writing(engine).begin() as connection:
-        lock(connection)
+    with writing(engine) as connection:
         if version_of(connection) != HEAD:
             from alembic import command  # slow to import, and needed only here
 
@@ -170,21 +179,19 @@ def alembic_config(connection: Connection) -> Config:
     return config
 
 
-def for_writing(engine: Engine) -> Engine:
-    """Return the engine for writing: transactions of SQLite take the write lock when they begin."""
-    if engine.dialect.name == "postgresql":
-        return engine.execution_options(isolation_level="READ COMMITTED")
-    return engine.execution_options(gpas_begin="BEGIN IMMEDIATE")
+@contextlib.contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """Yield a connection in a transaction, in which no other writer is, and commit it at the end.
 
-
-def lock(connection: Connection) -> None:
-    """Wait until no other writer is in a transaction. For SQLite, `for_writing` does this.
-
-    Raises StoreError if that takes longer than the engine's `busy_seconds`.
+    Raises StoreError if another writer takes longer than the engine's `busy_seconds`.
     """
-    if connection.dialect.name == "postgresql":
-        milliseconds = round(1000 * connection.get_execution_options()["gpas_busy_seconds"])
-        connection.execute(_WAIT, {"timeout": f"{milliseconds}ms", "key": _LOCK})
+    on_server = engine.dialect.name == "postgresql"
+    options = {"isolation_level": "READ COMMITTED"} if on_server else {"gpas_begin": "BEGIN IMMEDIATE"}
+    with engine.execution_options(**options).begin() as connection:
+        if on_server:
+            milliseconds = round(1000 * connection.get_execution_options()["gpas_busy_seconds"])
+            connection.execute(_WAIT, {"timeout": f"{milliseconds}ms", "key": _LOCK})
+        yield connection
 
 
 def _create_engine(url: URL, busy_seconds: float) -> Engine:

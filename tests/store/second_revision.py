@@ -19,10 +19,10 @@ def of_revision_1(url: str, life: Life) -> dict[str, list[dict[str, Any]]]:
     from alembic import command
 
     engine = session.open_engine(url)
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         command.upgrade(session.alembic_config(connection), "head")
     sync(engine, life.runs)
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         command.downgrade(session.alembic_config(connection), "0001")
     rows = everything(engine)
     engine.dispose()
@@ -59,7 +59,7 @@ def check_second_revision(url: str, life: Life) -> None:
     sealed = everything(engine)
     assert all(row["journal_tail"] and row["journal_mtime"] for row in sealed["attempt"])
     assert sealed["curve"] == before["curve"]
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         command.downgrade(session.alembic_config(connection), "0001")
     assert everything(engine) == before
     engine.dispose()

@@ -9,7 +9,7 @@ from life import KEY, OTHER, Connect, Life
 from sqlalchemy import Engine, text
 
 from gpas_cli.store import attempt_rows, session
-from gpas_cli.store.attempt_rows import STATEMENT_ROWS, Stored, store_attempt
+from gpas_cli.store.attempt_rows import Stored, store_attempt
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import encode
 from gpas_cli.store.rundir import AttemptDir
@@ -43,7 +43,7 @@ def test_memory_does_not_depend_on_the_length_of_a_journal(
     assert long < 1.5 * short, f"{short / 1e6:.1f} MB for 2,000 events, {long / 1e6:.1f} MB for 16,000"
 
 
-@pytest.mark.parametrize("steps", [1, STATEMENT_ROWS - 1, STATEMENT_ROWS, STATEMENT_ROWS + 1, 3 * STATEMENT_ROWS + 7])
+@pytest.mark.parametrize("steps", [1, 607])
 def test_a_curve_of_any_length_is_stored_and_replaced(engine: Engine, life: Life, steps: int) -> None:
     attempt = life.attempt()
     for loss in (2.5, 3.5):
@@ -57,10 +57,7 @@ def test_a_curve_of_any_length_is_stored_and_replaced(engine: Engine, life: Life
 def test_a_transaction_ends_after_the_limit(engine: Engine, life: Life) -> None:
     attempt = life.whole()
     size = attempt.journal_path.stat().st_size
-    writer = session.for_writing(engine)
-    with writer.begin() as connection:
-        session.lock(connection)
+    with session.writing(engine) as connection:
         assert store_attempt(connection, attempt, limit=size) == Stored(True, 26, 0, complete=False)
-    with writer.begin() as connection:
-        session.lock(connection)
+    with session.writing(engine) as connection:
         assert store_attempt(connection, attempt, limit=size) == Stored(False, 0, 0, complete=True)

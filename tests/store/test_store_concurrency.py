@@ -21,8 +21,7 @@ from gpas_cli.store.ingest import Ingested, sync
 def test_a_locked_database_only_delays_a_sync(connect: Connect, url: str, life: Life) -> None:
     engine = connect(url, busy_seconds=0.2)
     life.whole()
-    with session.for_writing(connect(url)).begin() as other:
-        session.lock(other)
+    with session.writing(connect(url)):
         life.whole(OTHER)  # the job continues meanwhile
         with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost: run the command again"):
             sync(engine, life.runs)
@@ -111,6 +110,5 @@ def test_two_processes_at_once(url: str, life: Life, connect: Connect) -> None:
 
 def test_a_reading_connection_takes_no_write_lock(engine: Engine, life: Life) -> None:
     life.whole()
-    with session.for_writing(engine).begin() as writer, engine.connect() as reader:
-        session.lock(writer)
+    with session.writing(engine), engine.connect() as reader:
         assert reader.execute(text("SELECT count(*) FROM attempt")).scalar() == 0

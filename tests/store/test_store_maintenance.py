@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-import subprocess
 import time
 import tracemalloc
 from pathlib import Path
@@ -125,10 +124,8 @@ def test_a_rebuild_waits_for_other_writers(
     grown(engine, life)
     before = dump(engine)
     monkeypatch.setattr(maintenance.session, "BUSY_SECONDS", 0.2)
-    with session.for_writing(engine).begin() as other:
-        session.lock(other)
-        with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost"):
-            rebuild(url, life.runs)
+    with session.writing(engine), pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost"):
+        rebuild(url, life.runs)
     assert dump(engine) == before
     left = {path.name.split("-")[0] for path in tmp_path.iterdir()}
     assert left <= {"runs", "gpas.db"}
@@ -284,27 +281,6 @@ def test_copies_have_the_permissions_of_the_database(
     copies = [path for path in tmp_path.glob("gpas.db.*") if path.is_file()]
     assert {path.stat().st_mode & 0o777 for path in copies} == {0o600}
     assert len(copies) == 2
-
-
-def test_leftovers_of_killed_rebuilds_are_removed(
-    connect: Connect, sqlite_url: str, life: Life, tmp_path: Path
-) -> None:
-    grown(connect(sqlite_url), life)
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    old = time.time() - 3600
-    names = {
-        f".gpas.db.rebuild-{dead.pid}": (old, True),
-        f".gpas.db.rebuild-{dead.pid}-wal": (old, True),
-        f".gpas.db.rebuild-{dead.pid + 1}x": (time.time(), False),  # of another host, and written just now
-        f".gpas.db.rebuild-{os.getppid()}": (old, False),  # its process lives
-        ".other.db.rebuild-1": (old, False),
-    }
-    for name, (when, _) in names.items():
-        (tmp_path / name).write_text("left over")
-        os.utime(tmp_path / name, (when, when))
-    rebuild(sqlite_url, life.runs)
-    assert {name for name in names if not (tmp_path / name).exists()} == {n for n, (_, goes) in names.items() if goes}
 
 
 def test_checking_a_long_journal_takes_little_memory(connect: Connect, sqlite_url: str, life: Life) -> None:

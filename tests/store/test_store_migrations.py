@@ -163,7 +163,7 @@ def test_the_first_migration_can_be_undone(connect: Connect, url: str) -> None:
     from alembic import command
 
     engine = connect(url)
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         command.downgrade(session.alembic_config(connection), "base")
     assert inspect(engine).get_table_names() == [VERSION_TABLE]
     assert "stage" in inspect(connect(url)).get_table_names()

@@ -29,7 +29,7 @@ Rows = dict[str, list[dict[str, Any]]]
 def go(engine: Engine, revision: str, *, down: bool) -> None:
     from alembic import command
 
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         (command.downgrade if down else command.upgrade)(session.alembic_config(connection), revision)
 
 
@@ -61,7 +61,7 @@ def filled(url: str, life: Life) -> Engine:
 
 def insert(engine: Engine, rows: Rows) -> None:
     """Insert rows as `everything` returns them."""
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         for table in (table.name for table in Base.metadata.sorted_tables if rows.get(table.name)):
             names = list(rows[table][0])
             statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"

@@ -223,15 +223,12 @@ def test_a_locked_database_is_waited_for_and_then_reported(sqlite_url: str, excl
 
 
 def test_a_writer_waits_for_another_and_then_fails(connect: Connect, url: str) -> None:
-    first, second = (session.for_writing(connect(url, busy_seconds=0.2)) for _ in range(2))
-    with first.begin() as holding:
-        session.lock(holding)
-        with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost"), second.begin() as waiting:
-            session.lock(waiting)
-    with second.begin() as holding:
-        session.lock(holding)
-        with connect(url).connect() as reader:
-            assert session.version_of(reader) == HEAD
+    first, second = (connect(url, busy_seconds=0.2) for _ in range(2))
+    waits = pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost")
+    with session.writing(first), waits, session.writing(second):
+        pass
+    with session.writing(second), connect(url).connect() as reader:
+        assert session.version_of(reader) == HEAD
 
 
 @pytest.fixture
@@ -281,10 +278,7 @@ def test_a_second_user_reads_and_leaves_nothing_behind(connect: Connect, unprivi
     with engine.connect() as connection:
         assert connection.execute(text("SELECT key FROM stage")).scalars().all() == ["a"]
         assert beside(path) == before
-    with (
-        session.for_writing(engine).connect() as connection,
-        pytest.raises(StoreError, match="you cannot write to it"),
-    ):
+    with pytest.raises(StoreError, match="you cannot write to it"), session.writing(engine) as connection:
         connection.execute(text("DELETE FROM stage"))
     engine.dispose()
     assert beside(path) == before
@@ -295,7 +289,7 @@ def test_a_second_user_reads_and_leaves_nothing_behind(connect: Connect, unprivi
 
 def insert_stage(url: str, key: str) -> None:
     engine = session.connect(url)
-    with session.for_writing(engine).begin() as connection:
+    with session.writing(engine) as connection:
         connection.execute(text("INSERT INTO stage VALUES (:key, 'pretrain', '[]', '{}')"), {"key": key})
     engine.dispose()
 
@@ -304,7 +298,7 @@ def test_a_second_user_sees_current_results_of_the_owner(connect: Connect, unpri
     """What is in the owner's log and not yet in the file."""
     path = unprivileged / "gpas.db"
     owner = connect(f"sqlite:///{path}")
-    with session.for_writing(owner).begin() as connection:
+    with session.writing(owner) as connection:
         connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
     assert {"gpas.db-wal", "gpas.db-shm"} <= beside(path)
     path.chmod(0o444)
@@ -313,7 +307,7 @@ def test_a_second_user_sees_current_results_of_the_owner(connect: Connect, unpri
         assert connection.execute(text("SELECT key FROM stage")).scalars().all() == ["a"]
     os.seteuid(os.getuid())
     path.chmod(0o644)
-    with session.for_writing(owner).begin() as connection:
+    with session.writing(owner) as connection:
         connection.execute(text("DELETE FROM stage"))
 
 
@@ -323,7 +317,7 @@ def test_a_group_that_may_write_can(connect: Connect, unprivileged: Path) -> Non
     before = os.umask(0o002)
     try:
         engine = connect(f"sqlite:///{path}")
-        with session.for_writing(engine).begin() as connection:
+        with session.writing(engine) as connection:
             connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
         modes = {found.name: found.stat().st_mode & 0o777 for found in unprivileged.iterdir()}
     finally:
@@ -347,7 +341,7 @@ def test_the_log_of_a_second_writer_belongs_to_the_files_group(connect: Connect,
     os.seteuid(NOBODY)
     try:
         engine = connect(f"sqlite:///{path}")
-        with session.for_writing(engine).begin() as connection:
+        with session.writing(engine) as connection:
             connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
         found = {each.name: (each.stat().st_gid, each.stat().st_mode & 0o777) for each in unprivileged.iterdir()}
     finally:
