@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
@@ -12,7 +11,7 @@ from gpas_cli.grid.declared import Axis, Condition, Experiments, Grid, Override,
 from gpas_cli.grid.document import Label, Node, mapping
 from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.read import fixed_labels
-from gpas_cli.grid.readers import add_problem
+from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import ALL, overlaid
 from gpas_cli.grid.settings import cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import Cell
@@ -30,15 +29,6 @@ class Draft:
     settings: Node
     notes: tuple[str, ...] = ()
     added: bool = False
-
-    @cached_property
-    def sections(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The identities of its settings except the seed, cached: read it after overrides have been applied.
-
-        Drafts with equal identities differ only in the seed.
-        """
-        rest = {name: node for name, node in children(self.settings).items() if name != "seed"}
-        return tuple(rest), tuple(map(id, rest.values()))
 
 
 @dataclass(frozen=True)
@@ -131,9 +121,6 @@ class Expansion:
     expanded: dict[str, list[Entry]] = field(default_factory=dict)
     reported: set[tuple[str, str]] = field(default_factory=set)
     made_resources: dict[tuple[str, str, str], Resources] = field(default_factory=dict)  # by grid, size and kind of job
-    # By `Draft.sections`, the first draft and its cell: in most grids, most cells differ only in the seed.
-    cells: dict[object, tuple[Draft, Cell]] = field(default_factory=dict)
-    entries: dict[object, Entry] = field(default_factory=dict)
 
     def grid(self, name: str) -> list[Entry]:
         """Return the entries of the grid `name`."""
@@ -172,7 +159,7 @@ class Expansion:
             excluded |= self.matching(where, drafts, "exclude", grid)
         left = [draft for draft in drafts if id(draft) not in excluded]
         if not left:
-            add_problem(self.problems, ("grids", grid.name), "every cell is excluded", grid.mark)
+            self.report(Problem(("grids", grid.name), "every cell is excluded", str(grid.mark)))
         return [*left, *self.added(grid, left)]
 
     def added(self, grid: Grid, drafts: Sequence[Draft]) -> list[Draft]:
@@ -197,7 +184,7 @@ class Expansion:
         """Return the ids of the matching drafts; none is a problem of `part`, a key of the grid."""
         found = {id(draft) for draft in drafts if where.matches(draft.labels)}
         if not found:
-            add_problem(self.problems, ("grids", grid.name, part), "the condition matches no cell", where.mark)
+            self.report(Problem(("grids", grid.name, part), "the condition matches no cell", str(where.mark)))
         return found
 
     def apply_override(self, grid: Grid, override: Override, drafts: Iterable[Draft]) -> None:
@@ -209,16 +196,6 @@ class Expansion:
 
     def cell(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
-        sections = draft.sections
-        seed = children(draft.settings).get("seed")
-        if sections in self.cells and seed is not None and type(seed.value) is int and 0 <= seed.value < 2**31:
-            return self.cells[sections][1].with_seed(seed.value)
-        cell = self.checked_cell(grid, draft)
-        if cell is not None and not cell.reads_seed:
-            self.cells[sections] = (draft, cell)  # kept with the draft, because the identities are ids of its settings
-        return cell
-
-    def checked_cell(self, grid: Grid, draft: Draft) -> Cell | None:
         recipe = self.experiments.recipes.get(_size_name(draft.settings))
         settings = draft.settings
         if recipe is not None:
@@ -259,33 +236,24 @@ class Expansion:
         return list(entries.values())
 
     def entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
-        like = (grid.name, draft.sections)
-        if like not in self.entries:
-            self.entries[like] = self.checked_entry(grid, name, draft, cell)
-        return Entry(
+        """Return an entry with the resources of its jobs, after reporting what is wrong with them."""
+        entry = Entry(
             cell=cell,
             grid=grid.name,
             name=name,
             axes=draft.labels,
             cadence=grid.cadence,
             watch=grid.watch,
-            resources=self.entries[like].resources,
-            kind_resources=self.entries[like].kind_resources,
+            resources=self.resources(grid, draft.settings),
             notes=draft.notes,
             declared=Declared(grid.name, draft.settings, self.experiments.corpora, draft.added),
         )
-
-    def checked_entry(self, grid: Grid, name: str, draft: Draft, cell: Cell) -> Entry:
-        """Return an entry with the resources of its jobs, after reporting what is wrong with them."""
-        resources = self.resources(grid, draft.settings)
-        declared = Declared(grid.name, draft.settings, self.experiments.corpora)
-        entry = Entry(cell=cell, grid=grid.name, name=name, axes=draft.labels, resources=resources, declared=declared)
         entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
-        section = cell.parameters("finetune")
-        resources = next((entry.resources_of(stage) for stage in cell.stages if stage.kind == "finetune"), resources)
-        if section is not None and (fault := section.strategy_fault(resources)):
-            self.report(Problem(("grids", grid.name, "resources"), fault, str((grid.resources.own or grid).mark)))
+        if section := cell.parameters("finetune"):
+            resources = next(entry.resources_of(stage) for stage in cell.stages if stage.kind == "finetune")
+            if fault := section.strategy_fault(resources):
+                self.report(Problem(("grids", grid.name, "resources"), fault, str((grid.resources.own or grid).mark)))
         return entry
 
     def check_split(self, grid: Grid, entry: Entry) -> None:
@@ -340,7 +308,7 @@ class Expansion:
         if key not in self.made_resources:
             problems: list[Problem] = []
             for path, node in layers:
-                base = overlaid(base, node, path, problems)
+                base = overlaid(base, Part(node, path, problems, node.mark))
             for problem in problems:
                 self.report(problem)
             self.made_resources[key] = base
@@ -356,8 +324,8 @@ class Expansion:
         for include in grid.include:
             chosen = [entry for entry in self.grid(include.grid) if include.where.matches(entry.axes)]
             if not chosen and include.grid not in self.broken():
-                add_problem(
-                    self.problems, ("grids", grid.name, "include"), "the condition matches no cell", include.mark
+                self.report(
+                    Problem(("grids", grid.name, "include"), "the condition matches no cell", str(include.mark))
                 )
             for entry in chosen:
                 if entry.key in keys:

@@ -14,194 +14,181 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TypeGuard
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Override, TableSpec, Value
-from gpas_cli.grid.document import Label, Mark, Node, identity, mapping, same, spelled
-from gpas_cli.grid.readers import (
-    add_problem,
-    read_dataclass,
-    read_list,
-    read_mapping,
-    read_sentence,
-    read_text,
-    read_text_mapping,
-    read_texts,
-)
+from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
+from gpas_cli.grid.readers import Entries, Part
 from gpas_cli.grid.resources import read_grid_resources
 from gpas_cli.grid.settings import CELL_PARTS, children, has_label, label, merge, name_fault, nested, unnamed
-from gpas_cli.spec.parse import SettingPath, control_character
+from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
 
 UNKNOWN_STAGE = "unknown stage"  # how the message about a stage that no plugin defines begins
-GRID_KEYS = (
-    *("title", "base", "axes", "when", "exclude", "override", "include"),
-    *("stages", "cadence", "watch", "resources", "table"),
-)
+_BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
+GRID_KEYS = ("base", "axes", "when", "exclude", "override", "include", "stages", *_BESIDE_CELLS)
 # Default labels: every cell has these, so that tables and conditions can use them.
 _DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
 AxisLabels = dict[str, tuple[Label, ...]]
 
 
-def read_grid(name: str, node: Node, stages: Sequence[str], problems: list[Problem]) -> Grid | None:
-    """Return the grid declared by `node`, or None if what is wrong with it is also wrong with its cells.
+def read_grid(part: Part, stages: Sequence[str]) -> Grid | None:
+    """Return the grid declared by `part`, or None if what is wrong with it is also wrong with its cells.
 
-    Adds what is wrong to `problems`. `stages` are those after pretraining.
+    Adds what is wrong to the problems. `stages` are those after pretraining.
     """
+    name = str(part.path[-1])
     aside: list[Problem] = []  # problems that leave the cells as they are
-    before = len(problems)
-    path = ("grids", name)
+    beside = replace(part, problems=aside)
+    before = len(part.problems)
     if message := name_fault(name):
-        add_problem(aside, path, message, node.key or node.mark)
-    parts = read_mapping(node, path, aside, GRID_KEYS)
-    if _may_lack_cells(node, GRID_KEYS):
-        problems += aside
-        aside = []
-    base = _read_base(parts, path, stages, problems, node.mark)
-    axes = _read_axes(parts.get("axes"), (*path, "axes"), stages, problems)
+        beside.report(message, part.key)
+    others = beside.entries(GRID_KEYS)
+    # A key that is not known may be a misspelt part of the cells.
+    if any(not get_close_matches(key, _BESIDE_CELLS) for key in children(part.node) if key not in GRID_KEYS):
+        part.problems.extend(aside)
+        aside.clear()
+    parts = {key: replace(others[key], problems=part.problems) for key in GRID_KEYS}
+    base = _read_base(parts["base"], parts["stages"], stages)
+    axes = _read_axes(parts["axes"], stages)
     labels = known_labels(base, axes)
-    when = _read_when(parts.get("when"), (*path, "when"), labels, stages, problems)
+    when = _read_when(parts["when"], labels, stages)
     for step in when:
         labels = with_axes(labels, step.axes)
-    title = read_sentence(parts.get("title"), (*path, "title"), aside, name)
+    title = others["title"].sentence(name)
     grid = Grid(
         name=name,
         title=title,
-        mark=node.key or node.mark,
+        mark=part.key,
         base=base,
         axes=axes,
         when=when,
-        exclude=_read_exclude(parts.get("exclude"), (*path, "exclude"), labels, problems),
-        override=_read_override(parts.get("override"), (*path, "override"), labels, stages, problems),
-        include=_read_include(parts.get("include"), (*path, "include"), problems),
-        cadence=_read_cadence(parts.get("cadence"), (*path, "cadence"), aside),
-        watch=_read_watch(parts.get("watch"), (*path, "watch"), aside),
-        resources=read_grid_resources(parts.get("resources"), stages, (*path, "resources"), aside),
-        table=_read_table(parts.get("table"), (*path, "table"), title, aside),
-        table_node=parts.get("table"),
+        exclude=_read_exclude(parts["exclude"], labels),
+        override=_read_override(parts["override"], labels, stages),
+        include=_read_include(parts["include"]),
+        cadence=others["cadence"].instance(Cadence) or Cadence(),
+        watch=others["watch"].instance(Monitoring) or Monitoring(),
+        resources=read_grid_resources(others["resources"], stages),
+        table=_read_table(others["table"], title),
+        table_node=others["table"].node,
     )
-    if not grid.has_own_cells and not grid.include and len(problems) == before:
-        add_problem(problems, path, "has no cells: it needs base, axes or include", grid.mark)
-    readable = len(problems) == before
-    problems += aside
+    if not grid.has_own_cells and not grid.include and len(part.problems) == before:
+        part.report("has no cells: it needs base, axes or include", grid.mark)
+    readable = len(part.problems) == before
+    part.problems.extend(aside)
     return grid if readable else None
 
 
-def _read_base(
-    parts: Mapping[str, Node], path: SettingPath, stages: Sequence[str], problems: list[Problem], mark: Mark
-) -> Node:
-    base = parts.get("base", mapping({}, mark))
-    for name, node in read_mapping(base, (*path, "base"), problems).items():
-        check_setting(name, (*path, "base", name), node.key or node.mark, stages, problems)
-    tree = nested(base, problems, ("grids", str(path[1]), "base"))
-    chosen = _read_stages(parts.get("stages"), (*path, "stages"), stages, problems)
-    return merge(chosen, tree) if chosen else tree
-
-
-def _read_stages(node: Node | None, path: SettingPath, stages: Sequence[str], problems: list[Problem]) -> Node | None:
-    """Return the sections that `stages: [pretrain, finetune]` stands for, with their defaults."""
-    if node is None:
-        return None
-    named = {read_text(item, path, problems): item for item in read_list(node, path, problems)}
+def _read_base(part: Part, listed: Part, stages: Sequence[str]) -> Node:
+    """Return the settings of all cells, with the sections that `stages: [pretrain, finetune]` stands for."""
+    tree = _read_settings(part, stages)
+    if listed.node is None:
+        return tree
+    named = {item.text(): item for item in listed.items()}
     for stage, item in named.items():
         if stage and stage not in (PRETRAIN, *stages):
-            add_problem(problems, path, f"{UNKNOWN_STAGE} '{stage}'; {nearest(stage, (PRETRAIN, *stages))}", item)
+            item.report(f"{UNKNOWN_STAGE} '{stage}'; {nearest(stage, (PRETRAIN, *stages))}")
     if PRETRAIN not in named:
-        add_problem(problems, path, "needs the stage 'pretrain', with which every cell starts", node)
+        listed.report("needs the stage 'pretrain', with which every cell starts")
     chosen = {stage: mapping({}, item.mark) for stage, item in named.items() if stage in stages}
-    return mapping(chosen, node.mark)
+    return merge(mapping(chosen, listed.mark), tree)
 
 
-def check_setting(name: str, path: SettingPath, mark: Mark, stages: Sequence[str], problems: list[Problem]) -> bool:
-    """Return whether `name` is a setting or a dotted path into one. Add a problem if not."""
+def _read_settings(part: Part, stages: Sequence[str]) -> Node:
+    """Return a mapping of settings with its dotted keys expanded."""
+    for name, child in part.entries().items():
+        check_setting(name, child, stages)
+    path = tuple(step for step in part.path if isinstance(step, str))
+    return nested(part.node or mapping({}, part.mark), part.problems, path)
+
+
+def check_setting(name: str, part: Part, stages: Sequence[str]) -> bool:
+    """Return whether `name` is a setting or a dotted path into one. Report it if not."""
     top = name.split(".")[0]
     known = (*CELL_PARTS, *stages)
     if top not in known:
-        add_problem(problems, path, f"unknown setting '{top}'; {nearest(top, known)}", mark)
+        part.report(f"unknown setting '{top}'; {nearest(top, known)}", part.key)
     elif "" in name.split("."):
-        add_problem(problems, path, f"'{name}' is not a dotted path such as optim.lr", mark)
+        part.report(f"'{name}' is not a dotted path such as optim.lr", part.key)
     else:
         return True
     return False
 
 
-def _read_axes(
-    node: Node | None, path: SettingPath, stages: Sequence[str], problems: list[Problem]
-) -> tuple[Axis, ...]:
+def _read_axes(part: Part, stages: Sequence[str]) -> tuple[Axis, ...]:
     axes: list[Axis] = []
-    for name, values in read_mapping(node, path, problems).items():
+    for name, values in part.entries().items():
         if name == "zip":
-            groups = values.value if isinstance(values.value, tuple) else (values,)
-            axes.extend(axis for group in groups if (axis := _read_zip(group, (*path, name), stages, problems)))
-        elif check_setting(name, (*path, name), values.key or values.mark, stages, problems):
-            points = tuple((value,) for value in _read_values(name, values, (*path, name), problems))
+            groups = values.items() if isinstance(values.value, tuple) else [values]
+            axes.extend(axis for group in groups if (axis := _read_zip(group, stages)))
+        elif check_setting(name, values, stages):
+            points = tuple((value,) for value in _read_values(name, values))
             axes.extend([Axis((name,), points)] if points else [])
     seen: set[str] = set()
     for name in (name for axis in axes for name in axis.names):
-        if name in seen and node is not None:
-            add_problem(problems, (*path, name), "is listed as an axis twice", node)
+        if name in seen:
+            part.report("is listed as an axis twice", None, name)
         seen.add(name)
     return tuple(axes)
 
 
-def _read_zip(node: Node, path: SettingPath, stages: Sequence[str], problems: list[Problem]) -> Axis | None:
+def _read_zip(part: Part, stages: Sequence[str]) -> Axis | None:
     columns = {}
-    for name, values in read_mapping(node, path, problems).items():
-        if check_setting(name, (*path, name), values.key or values.mark, stages, problems):
-            columns[name] = _read_values(name, values, (*path, name), problems, distinct=False)
+    for name, values in part.entries().items():
+        if check_setting(name, values, stages):
+            columns[name] = _read_values(name, values, distinct=False)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        add_problem(problems, path, f"zipped axes need the same number of values: {counts}", node)
+        part.report(f"zipped axes need the same number of values: {counts}")
     points = tuple(zip(*columns.values(), strict=False))
     return Axis(tuple(columns), points) if points else None
 
 
-def _read_values(
-    name: str, node: Node, path: SettingPath, problems: list[Problem], *, distinct: bool = True
-) -> tuple[Value, ...]:
+def _read_values(name: str, part: Part, *, distinct: bool = True) -> tuple[Value, ...]:
     found: list[Value] = []
     seen: set[tuple[bool, Label]] = set()
-    for item in _listed(node, path, problems):
-        value_label = _read_label(name, item, path, problems)
+    for item in _listed(part):
+        value_label = _read_label(name, item)
         if distinct and identity(value_label) in seen:
-            add_problem(problems, path, f"the value '{spelled(value_label)}' is listed twice", item)
+            item.report(f"the value '{spelled(value_label)}' is listed twice")
         seen.add(identity(value_label))
-        found.append(Value(value_label, Node(unnamed(item).value, item.mark, node.key, item.depth, item.count)))
+        assert item.node is not None
+        found.append(Value(value_label, replace(item.node, value=unnamed(item.node).value, key=part.key)))
     return tuple(found)
 
 
-def _listed(node: Node, path: SettingPath, problems: list[Problem]) -> list[Node]:
+def _listed(part: Part) -> list[Part]:
     """Return the values of an axis, with rules such as `{range: [1, 5]}` expanded."""
-    if _is_range(node):
-        return list(_values_of(node, path, problems))
-    if message := _spelling_of(node):
-        add_problem(problems, path, f"'{node.plain()}' is not a list; {message}", node)
+    if _is_range(part):
+        return _values_of(part)
+    if message := _spelling_of(part.value):
+        part.report(f"'{part.value}' is not a list; {message}")
         return []
-    if node.value == ():
-        add_problem(problems, path, "is an empty list: the grid would have no cells", node)
-    found: list[Node] = []
-    for item in read_list(node, path, problems):
-        if message := _spelling_of(item):
-            add_problem(problems, path, f"'{item.plain()}' is not a value; {message}", item)
+    if part.value == ():
+        part.report("is an empty list: the grid would have no cells")
+    found: list[Part] = []
+    for item in part.items():
+        if message := _spelling_of(item.value):
+            item.report(f"'{item.value}' is not a value; {message}")
         else:
-            found.extend(_values_of(item, path, problems) if _is_range(item) else [item])
+            found.extend(_values_of(item) if _is_range(item) else [item])
     return found
 
 
-def _read_label(axis: str, node: Node, path: SettingPath, problems: list[Problem]) -> Label:
-    named = children(node).get("name")
+def _read_label(axis: str, part: Part) -> Label:
+    assert part.node is not None
+    named = children(part.node).get("name")
     if named is not None and (not isinstance(named.value, str | int | float) or named.value == ""):
-        add_problem(problems, (*path, "name"), "is not a string", named)
+        part.report("is not a string", named.mark, "name")
     elif named is not None and control_character(str(named.value)):
-        add_problem(problems, (*path, "name"), "is more than one line", named)
-    return label(node, axis)
+        part.report("is more than one line", named.mark, "name")
+    return label(part.node, axis)
 
 
 def fixed_labels(base: Node) -> dict[str, Label]:
@@ -228,138 +215,106 @@ def with_axes(labels: AxisLabels, axes: tuple[Axis, ...]) -> AxisLabels:
     return labels | {name: (*labels.get(name, ()), *values) for name, values in _labels_of(axes).items()}
 
 
-def read_where(
-    node: Node | None, path: SettingPath, labels: AxisLabels, problems: list[Problem], mark: Mark
-) -> Condition:
+def read_where(part: Part, labels: AxisLabels) -> Condition:
     """Return a condition after checking that its names and labels exist."""
     terms = []
-    for name, nodes in _condition(node, path, problems).items():
+    for name, (place, nodes) in condition(part).items():
         if name not in labels:
-            add_problem(
-                problems, (*path, name), f"no axis '{name}'; {nearest(name, labels)}", nodes[0].key or nodes[0].mark
-            )
+            place.report(f"no axis '{name}'; {nearest(name, labels)}", place.key)
             continue
-        chosen = tuple(check_choice(item, (*path, name), labels[name], problems) for item in nodes)
+        chosen = tuple(check_choice(place.holding(node), labels[name]) for node in nodes)
         terms.append((name, nodes, chosen))
-    return Condition(node.mark if node else mark, tuple(terms))
+    return Condition(part.mark, tuple(terms))
 
 
-def _condition(node: Node | None, path: SettingPath, problems: list[Problem]) -> dict[str, tuple[Node, ...]]:
+def condition(part: Part) -> dict[str, tuple[Part, tuple[Node, ...]]]:
     """Return the allowed values of each axis: one, or a list."""
     found = {}
-    for name, wanted in read_mapping(node, path, problems).items():
+    for name, wanted in part.entries().items():
+        assert wanted.node is not None
         if wanted.value == ():
-            add_problem(problems, (*path, name), "is an empty list: no cell matches", wanted)
-            continue
-        listed = wanted.value if isinstance(wanted.value, tuple) else (wanted,)
-        found[name] = tuple(replace(item, key=wanted.key) for item in listed)
+            wanted.report("is an empty list: no cell matches")
+        else:
+            found[name] = wanted, wanted.value if isinstance(wanted.value, tuple) else (wanted.node,)
     return found
 
 
-def check_choice(node: Node, path: SettingPath, valid: tuple[Label, ...], problems: list[Problem]) -> Label:
-    """Return the label of `node`; a problem if the axis has no such value."""
-    wanted = label(node, str(path[-1]))
-    if not any(same(wanted, value) for value in valid):
+def check_choice(part: Part, valid: tuple[Label, ...] | None) -> Label:
+    """Return the label of `part`; a problem if the axis has no such value. None leaves it unchecked."""
+    assert part.node is not None
+    wanted = label(part.node, str(part.path[-1]))
+    if valid is not None and not any(same(wanted, value) for value in valid):
         hint = nearest(spelled(wanted), dict.fromkeys(map(spelled, valid)))
-        add_problem(problems, path, f"'{spelled(wanted)}' is not a value of this axis; {hint}", node)
+        part.report(f"'{spelled(wanted)}' is not a value of this axis; {hint}")
     return wanted
 
 
-def _read_when(
-    node: Node | None, path: SettingPath, labels: AxisLabels, stages: Sequence[str], problems: list[Problem]
-) -> tuple[ConditionalAxes, ...]:
+def _read_when(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tuple[ConditionalAxes, ...]:
     steps = []
-    for item in read_list(node, path, problems):
-        parts = read_mapping(item, path, problems, ("where", "axes"))
-        axes = _read_axes(parts.get("axes"), (*path, "axes"), stages, problems)
+    for item in part.items():
+        parts = item.entries(("where", "axes"))
+        axes = _read_axes(parts["axes"], stages)
         if "axes" not in parts:
-            add_problem(problems, path, "needs 'axes': the further axes of the matching cells", item)
-        where = read_where(parts.get("where"), (*path, "where"), labels, problems, item.mark)
-        steps.append(ConditionalAxes(where, axes))
+            item.report("needs 'axes': the further axes of the matching cells")
+        steps.append(ConditionalAxes(read_where(parts["where"], labels), axes))
         labels = with_axes(labels, axes)
     return tuple(steps)
 
 
-def _read_exclude(
-    node: Node | None, path: SettingPath, labels: AxisLabels, problems: list[Problem]
-) -> tuple[Condition, ...]:
+def _read_exclude(part: Part, labels: AxisLabels) -> tuple[Condition, ...]:
     found = []
-    for item in read_list(node, path, problems):
-        if isinstance(item.value, dict) and not item.value:
-            add_problem(problems, path, "an empty condition excludes every cell", item)
-        found.append(read_where(item, path, labels, problems, item.mark))
+    for item in part.items():
+        if item.value == {}:
+            item.report("an empty condition excludes every cell")
+        found.append(read_where(item, labels))
     return tuple(found)
 
 
-def _read_override(
-    node: Node | None, path: SettingPath, labels: AxisLabels, stages: Sequence[str], problems: list[Problem]
-) -> tuple[Override, ...]:
+def _read_override(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tuple[Override, ...]:
     found = []
-    for item in read_list(node, path, problems):
-        parts = read_mapping(item, path, problems, ("where", "set", "why"))
+    for item in part.items():
+        parts = item.entries(("where", "set", "why"))
         for name, what in (("set", "the settings to change"), ("why", "the reason, in a sentence")):
             if name not in parts and isinstance(item.value, dict):
-                add_problem(problems, path, f"needs '{name}': {what}", item)
-        changes = parts.get("set", mapping({}, item.mark))
-        for name, child in read_mapping(changes, (*path, "set"), problems).items():
-            check_setting(name, (*path, "set", name), child.key or child.mark, stages, problems)
-        where = read_where(parts.get("where"), (*path, "where"), labels, problems, item.mark)
-        settings = nested(changes, problems, ("grids", str(path[1]), "override", "set"))
-        found.append(Override(where, settings, read_sentence(parts.get("why"), (*path, "why"), problems)))
+                item.report(f"needs '{name}': {what}")
+        settings = _read_settings(parts["set"], stages)
+        found.append(Override(read_where(parts["where"], labels), settings, parts["why"].sentence()))
     return tuple(found)
 
 
-def _read_include(node: Node | None, path: SettingPath, problems: list[Problem]) -> tuple[Include, ...]:
+def _read_include(part: Part) -> tuple[Include, ...]:
     """Read `include: [table2, {grid: table2, where: {size: 350m}}]`; `validate` checks the conditions."""
     found = []
-    for item in read_list(node, path, problems):
-        parts = (
-            read_mapping(item, path, problems, ("grid", "where")) if isinstance(item.value, dict) else {"grid": item}
-        )
+    for item in part.items():
+        parts = Entries(item)
+        if isinstance(item.value, dict):
+            parts = item.entries(("grid", "where"))
+        else:
+            parts["grid"] = item
         if "grid" not in parts:
-            add_problem(problems, path, "needs 'grid': the name of another grid", item)
-        name = read_text(parts.get("grid"), path, problems)
-        condition = _condition(parts.get("where"), (*path, "where"), problems)
-        terms = tuple((axis, nodes, tuple(label(n, axis) for n in nodes)) for axis, nodes in condition.items())
-        found.append(Include(name, Condition(item.mark, terms), item.mark))
+            item.report("needs 'grid': the name of another grid")
+        where = condition(parts["where"])
+        terms = tuple((axis, nodes, tuple(label(n, axis) for n in nodes)) for axis, (_, nodes) in where.items())
+        found.append(Include(parts["grid"].text(), Condition(item.mark, terms), item.mark))
     return tuple(found)
 
 
-_BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
-
-
-def _may_lack_cells(node: Node, known: Collection[str]) -> bool:
-    """Return whether a key of a grid that is not `known` may be a misspelt part of its cells."""
-    return any(not get_close_matches(key, _BESIDE_CELLS) for key in children(node) if key not in known)
-
-
-def _read_cadence(node: Node | None, path: SettingPath, problems: list[Problem]) -> Cadence:
-    """Return how often a training evaluates and writes checkpoints."""
-    return (read_dataclass(Cadence, node, path, problems) if node else None) or Cadence()
-
-
-def _read_watch(node: Node | None, path: SettingPath, problems: list[Problem]) -> Monitoring:
-    """Return when a training counts as diverged."""
-    return (read_dataclass(Monitoring, node, path, problems) if node else None) or Monitoring()
-
-
-def _read_table(node: Node | None, path: SettingPath, title: str, problems: list[Problem]) -> TableSpec | None:
-    """Return the table, or None if there is none or after adding to `problems`."""
-    if node is None:
+def _read_table(part: Part, title: str) -> TableSpec | None:
+    """Return the table, or None if there is none or after reporting its problems."""
+    if part.node is None:
         return None
-    before = len(problems)
-    known = ("title", "rows", "columns", "value", "over", "against", "published")
-    parts = read_mapping(node, path, problems, known)
+    before = len(part.problems)
+    parts = part.entries(("title", "rows", "columns", "value", "over", "against", "published"))
     table = TableSpec(
-        title=read_sentence(parts.get("title"), (*path, "title"), problems, title),
-        rows=read_texts(parts.get("rows"), (*path, "rows"), problems) or TableSpec.rows,
-        columns=read_text(parts.get("columns"), (*path, "columns"), problems, TableSpec.columns),
-        value=read_text(parts.get("value"), (*path, "value"), problems, TableSpec.value),
-        over=read_text(parts.get("over"), (*path, "over"), problems, TableSpec.over),
-        against=read_text_mapping(parts.get("against"), (*path, "against"), problems),
-        published=read_text_mapping(parts.get("published"), (*path, "published"), problems),
+        title=parts["title"].sentence(title),
+        rows=parts["rows"].texts() or TableSpec.rows,
+        columns=parts["columns"].text(TableSpec.columns),
+        value=parts["value"].text(TableSpec.value),
+        over=parts["over"].text(TableSpec.over),
+        against=parts["against"].text_mapping(),
+        published=parts["published"].text_mapping(),
     )
-    return table if len(problems) == before else None
+    return table if len(part.problems) == before else None
 
 
 RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
@@ -369,56 +324,48 @@ _SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+
 _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\)")
 
 
-def _is_range(node: Node) -> bool:
-    """Return whether the node is a rule for values rather than a value."""
-    return bool(RULES.keys() & children(node).keys())
+def _is_range(part: Part) -> bool:
+    """Return whether the part is a rule for values rather than a value."""
+    return isinstance(part.value, dict) and not RULES.keys().isdisjoint(part.value)
 
 
-def _values_of(node: Node, path: SettingPath, problems: list[Problem]) -> tuple[Node, ...]:
-    """Return the values of a rule, each at the rule's position; none after adding to `problems`."""
-    entries = children(node)
+def _values_of(part: Part) -> list[Part]:
+    """Return the values of a rule, each at the rule's position; none after reporting its problems."""
+    entries = part.entries()
     kind = next(name for name in RULES if name in entries)
     for name, child in entries.items():
         if name not in (kind, RULES[kind]):
-            message = f"unknown key '{name}'; {nearest(name, (kind, RULES[kind]))}"
-            add_problem(problems, path, message, child.key or child.mark)
-            return ()
-    ends = _ends(entries[kind])
-    second = entries.get(RULES[kind])
-    made = _values(kind, ends, second.value if second else None) if ends else f"write {kind}: [first, last]"
+            part.report(f"unknown key '{name}'; {nearest(name, (kind, RULES[kind]))}", child.key)
+            return []
+    made = _values(kind, entries[kind].value, entries[RULES[kind]].value)
     if isinstance(made, str):
-        add_problem(problems, path, made, node)
-        return ()
-    return tuple(replace(node, value=value, depth=1, count=1) for value in made)
+        part.report(made)
+        return []
+    return [part.holding(Node(value, part.mark)) for value in made]
 
 
-def _spelling_of(node: Node) -> str:
+def _spelling_of(value: object) -> str:
     """Return the rule to write instead of Python's `range(3)` or `logspace(1e-3, 1, 4)`; "" for any other value."""
-    if isinstance(node.value, str) and (spaced := _SPACE.fullmatch(node.value)):
+    if isinstance(value, str) and (spaced := _SPACE.fullmatch(value)):
         kind, first, last, n = (part.strip() for part in spaced.groups())
         return f"write {{{'linear' if kind == 'lin' else 'log'}: [{first}, {last}], n: {n}}}"
-    match = _CALL.fullmatch(node.value) if isinstance(node.value, str) else None
+    match = _CALL.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
-    first, stop = (0, int(match[1])) if match[2] is None else (int(match[1]), int(match[2]))
+    start, stop = (0, int(match[1])) if match[2] is None else (int(match[1]), int(match[2]))
     step = f", step: {match[3]}" if match[3] and match[3] != "1" else ""
-    return f"write {{range: [{first}, {stop - 1}]{step}}}, which includes both ends"
+    return f"write {{range: [{start}, {stop - 1}]{step}}}, which includes both ends"
 
 
-def _ends(node: Node) -> tuple[int | float, int | float] | None:
-    """Return the two numbers of a list, None if the node is anything else."""
-    if not isinstance(node.value, tuple) or len(node.value) != 2:
-        return None
-    first, last = (item.value for item in node.value)
-    return (first, last) if _is_number(first) and _is_number(last) else None
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _values(kind: str, ends: tuple[int | float, int | float], second: object) -> list[int] | list[float] | str:
+def _values(kind: str, listed: object, second: object) -> list[int] | list[float] | str:
     """Return the values, or a message. `second`: the step of a range, or the number of values."""
+    ends = [node.value for node in listed] if isinstance(listed, tuple) else []
+    if len(ends) != 2 or not all(map(_is_number, ends)):
+        return f"write {kind}: [first, last]"
     if second is not None and (not isinstance(second, int) or isinstance(second, bool)):
         return f"{RULES[kind]}: {second!r} is not a whole number"
     if kind == "range":
@@ -430,7 +377,7 @@ def _values(kind: str, ends: tuple[int | float, int | float], second: object) ->
     return _spread(kind, ends, second)
 
 
-def _whole(ends: tuple[int | float, int | float], step: int) -> list[int] | str:
+def _whole(ends: Sequence[int | float], step: int) -> list[int] | str:
     first, last = ends
     if not isinstance(first, int) or not isinstance(last, int):
         return "range: takes two whole numbers; write linear: [first, last] with n for others"
@@ -442,7 +389,7 @@ def _whole(ends: tuple[int | float, int | float], step: int) -> list[int] | str:
     return list(values) if len(values) <= _MAX_VALUES else f"range: {len(values):,} values; at most {_MAX_VALUES:,}"
 
 
-def _spread(kind: str, ends: tuple[int | float, int | float], n: int) -> list[int] | list[float]:
+def _spread(kind: str, ends: Sequence[int | float], n: int) -> list[int] | list[float]:
     first, last = ends
     shares = [i / (n - 1) for i in range(1, n - 1)]
     if kind == "log":

@@ -8,16 +8,15 @@ none. It has the `resources` of an experiments file, which override it setting b
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, Problem, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
-from gpas_cli.grid.readers import add_problem, read_dataclass, read_mapping
+from gpas_cli.grid.readers import Entries, Part, root_of
 from gpas_cli.grid.settings import children
-from gpas_cli.spec import parse
-from gpas_cli.spec.parse import SettingPath, plain
+from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.trust import config_folder, suspicion
@@ -43,26 +42,27 @@ def site_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     return path
 
 
-def read_site(path: Path | None, problems: list[Problem]) -> dict[str, Node]:
+def read_site(path: Path | None, problems: list[Problem]) -> Entries:
     """Return the sections of `resources` in the site's profile. Raises GpasError if it cannot be read."""
-    parts = read_mapping(read_document(path), (), problems, ("version", "resources")) if path else {}
-    return read_mapping(parts.get("resources"), ("resources",), problems)
+    root = root_of(read_document(path) if path else None, problems)
+    return root.entries(("version", "resources"))["resources"].entries()
 
 
-def _layered(*nodes: Node | None) -> Node | None:
-    """Return the settings of sections, of which each overrides the ones before; None without a section, and the first
-    that is not a mapping, if there is one.
+def _layered(*parts: Part) -> Part:
+    """Return the settings of sections, of which each overrides the ones before: an absent part without a section, and
+    the first that is not a mapping, if there is one.
     """
-    found = [node for node in nodes if node is not None]
-    if wrong := [node for node in found if not isinstance(node.value, dict)]:
-        return wrong[0]
-    settings = {name: child for node in found for name, child in children(node).items()}
-    return mapping(settings, found[-1].mark) if found else None
+    found = [part for part in parts if part.node is not None]
+    wrong = [part for part in found if not isinstance(part.value, dict)]
+    if wrong or not found:
+        return (wrong or parts)[0]
+    settings = {name: child for part in found for name, child in part.value.items()}
+    return replace(parts[-1], node=mapping(settings, found[-1].mark), mark=found[-1].mark)
 
 
 def from_site(site: Mapping[str, Node], size: object, kind: str, asked: Resources) -> Iterator[tuple[str, str]]:
     """Yield the settings of a job that the site's profile made, each with its place in the file."""
-    sections = (children(site[name]) for name in (ALL, str(size), kind) if name in site)
+    sections = (children(site.get(name)) for name in (ALL, str(size), kind))
     settings = {name: child for section in sections for name, child in section.items()}
     yield from ((name, str(node.mark)) for name, node in settings.items() if plain(asked).get(name) == node.plain())
 
@@ -80,65 +80,56 @@ class ResourceSettings:
     by_kind: Mapping[str, Node] = field(default_factory=dict)
 
 
-def read_grid_resources(
-    node: Node | None, stages: Sequence[str], path: SettingPath, problems: list[Problem]
-) -> ResourceSettings:
+def read_grid_resources(part: Part, stages: Sequence[str]) -> ResourceSettings:
     """Return the resources of a grid: settings, and mappings under the names of stages. Invalid ones are reported."""
     kinds = (*stages, TOKENISE)
-    parts = read_mapping(node, path, problems, (*FIELDS, *kinds))
-    if node is None or not isinstance(node.value, dict):
+    parts = part.entries((*FIELDS, *kinds))
+    if not isinstance(part.value, dict):
         return ResourceSettings()
-    own = replace(node, value={name: child for name, child in parts.items() if name not in kinds})
-    read_dataclass(Resources, own, path, problems)
-    return ResourceSettings(own, _read_kinds(parts, kinds, path, problems))
+    own = parts.without(kinds)
+    own.instance(Resources)
+    return ResourceSettings(own.node, _read_kinds([part for name, part in parts.items() if name in kinds]))
 
 
 def read_resources(
-    node: Node | None, sizes: Collection[str], stages: Sequence[str], problems: list[Problem], site: Mapping[str, Node]
+    part: Part, sizes: Collection[str], stages: Sequence[str], site: Entries
 ) -> tuple[dict[str, Resources], ResourceSettings]:
     """Return the resources of the whole file over the site's: by size and for `all`, and the settings that override
     them for a kind of job.
     """
-    path = ("resources",)
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
-    parts = read_mapping(node, path, problems)
+    parts = part.entries()
     known = (*sizes, ALL, *kinds)
     for name, child in (*site.items(), *parts.items()):
         if name not in known:
-            message = f"no size or stage '{name}'; {nearest(name, known)}"
-            add_problem(problems, (*path, name), message, child.key or child.mark)
+            child.report(f"no size or stage '{name}'; {nearest(name, known)}", child.key)
         elif name not in kinds:
-            read_dataclass(Resources, child, (*path, name), problems)
+            child.instance(Resources)
     by_size: dict[str, Resources] = {}
     for name in dict.fromkeys((ALL, *site, *parts)):
-        whole = _layered(site.get(ALL), site.get(name), parts.get(ALL), parts.get(name))
-        if whole is not None and isinstance(whole.value, dict) and name not in kinds:
-            base = by_size.get(ALL, Resources())
-            by_size[name] = parse.build(Resources, whole.plain(), (), []) or base
-            _report_faults(by_size[name], base, whole, (*path, name), problems)
-    merged = {name: made for name in kinds if (made := _layered(site.get(name), parts.get(name)))}
-    return by_size, ResourceSettings(by_kind=_read_kinds(merged, kinds, path, problems))
+        whole = _layered(site[ALL], site[name], parts[ALL], parts[name])
+        if isinstance(whole.value, dict) and name not in kinds:
+            by_size[name] = overlaid(by_size.get(ALL, Resources()), whole)
+    layered = [_layered(site[name], parts[name]) for name in kinds]
+    return by_size, ResourceSettings(by_kind=_read_kinds(layered))
 
 
-def overlaid(base: Resources, node: Node, path: SettingPath, problems: list[Problem]) -> Resources:
-    """Return `base` with the valid settings of `node`, after reporting the contradictions that they cause."""
-    values = {name: child.plain() for name, child in children(node).items()}
-    made = parse.build(Resources, {**parse.plain(base), **values}, (), []) or base
-    _report_faults(made, base, node, path, problems)
+def overlaid(base: Resources, part: Part) -> Resources:
+    """Return `base` with the valid settings of `part`, after reporting the contradictions that they cause."""
+    values = {name: child.plain() for name, child in children(part.node).items()}
+    made = build(Resources, {**plain(base), **values}, (), []) or base
+    for name, fault in made.faults.items():
+        if base.faults.get(name) != fault:
+            setting = children(part.node).get(name)
+            part.report(fault, setting.mark if setting else None, name)
     return made
 
 
-def _report_faults(made: Resources, base: Resources, node: Node, path: SettingPath, problems: list[Problem]) -> None:
-    """Report the contradictions between the settings of `made` that `base` does not have."""
-    for name, fault in made.faults.items():
-        if base.faults.get(name) != fault:
-            add_problem(problems, (*path, name), fault, children(node).get(name, node))
-
-
-def _read_kinds(
-    parts: Mapping[str, Node], kinds: Collection[str], path: SettingPath, problems: list[Problem]
-) -> dict[str, Node]:
-    found = {name: child for name, child in parts.items() if name in kinds}
-    for name, child in found.items():
-        read_dataclass(Resources, child, (*path, name), problems)
-    return {name: child for name, child in found.items() if isinstance(child.value, dict)}
+def _read_kinds(parts: Iterable[Part]) -> dict[str, Node]:
+    """Return the settings by kind of job, which is the last step of their paths."""
+    found = {}
+    for part in parts:
+        part.instance(Resources)
+        if part.node is not None and isinstance(part.value, dict):
+            found[str(part.path[-1])] = part.node
+    return found

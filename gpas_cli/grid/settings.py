@@ -25,9 +25,9 @@ CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
 SETTINGS = (*CELL_PARTS, *LATER_STAGES)
 
 
-def children(node: Node) -> dict[str, Node]:
+def children(node: Node | None) -> dict[str, Node]:
     """Return the entries of a mapping node; none for other nodes."""
-    return node.value if isinstance(node.value, dict) else {}
+    return node.value if node is not None and isinstance(node.value, dict) else {}
 
 
 def merge(under: Node, over: Node, section: str = "") -> Node:

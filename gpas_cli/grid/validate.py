@@ -8,7 +8,7 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
 from gpas_cli.grid.document import Mark, spelled
 from gpas_cli.grid.read import AxisLabels, check_choice, known_labels, with_axes
-from gpas_cli.grid.readers import add_problem
+from gpas_cli.grid.readers import Part
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.stage import MEASURED_COLUMNS
 
@@ -25,9 +25,9 @@ def valid_grids(declared: Mapping[str, Grid | None], problems: list[Problem]) ->
     grids = {name: grid for name, grid in declared.items() if grid and _includes_known(grid, declared, problems)}
     kept: dict[str, Grid] = {}
     for name, grid in grids.items():
-        message = _include_fault(grids, name)
+        message = _include_fault(grids, (name,), set())
         if message:
-            add_problem(problems, ("grids", name, "include"), message, grid.include[0].mark)
+            problems.append(Problem(("grids", name, "include"), message, str(grid.include[0].mark)))
         elif _small_enough(grids, grid, problems) and _includes_exist(grids, grid, problems):
             kept[name] = grid
             if grid.table is not None:
@@ -43,28 +43,22 @@ def _includes_known(grid: Grid, declared: Mapping[str, Grid | None], problems: l
     for include in grid.include:
         if include.grid not in declared:
             message = f"no grid '{include.grid}'; {nearest(include.grid, declared)}"
-            add_problem(problems, ("grids", grid.name, "include"), message, include.mark)
+            problems.append(Problem(("grids", grid.name, "include"), message, str(include.mark)))
         known = known and declared.get(include.grid) is not None
     return known
 
 
-def _include_fault(grids: Mapping[str, Grid], start: str) -> str:
-    """Return what is wrong with the includes from `start`, a cycle or too many levels, or ""."""
-    trail = [start]
-    pending = [iter(grids[start].include)]
-    finished: set[str] = set()
-    while pending:
-        include = next(pending[-1], None)
-        if include is None:
-            finished.add(trail.pop())
-            pending.pop()
-        elif include.grid in trail:
+def _include_fault(grids: Mapping[str, Grid], trail: tuple[str, ...], finished: set[str]) -> str:
+    """Return what is wrong with the includes from the end of `trail` on, a cycle or too many levels, or ""."""
+    if len(trail) > _MAX_INCLUDE_DEPTH:
+        return f"the includes are nested more than {_MAX_INCLUDE_DEPTH} grids deep"
+    for include in grids[trail[-1]].include:
+        if include.grid in trail:
             return f"the includes form a cycle: {' -> '.join([*trail, include.grid])}"
-        elif include.grid in grids and include.grid not in finished:
-            trail.append(include.grid)
-            pending.append(iter(grids[include.grid].include))
-            if len(trail) > _MAX_INCLUDE_DEPTH:
-                return f"the includes are nested more than {_MAX_INCLUDE_DEPTH} grids deep"
+        reached = include.grid in grids and include.grid not in finished
+        if reached and (fault := _include_fault(grids, (*trail, include.grid), finished)):
+            return fault
+    finished.add(trail[-1])
     return ""
 
 
@@ -83,7 +77,7 @@ def _reached(grids: Mapping[str, Grid], grid: Grid) -> list[Grid]:
 def _small_enough(grids: Mapping[str, Grid], grid: Grid, problems: list[Problem]) -> bool:
     total = sum(part.max_cells() for part in _reached(grids, grid))
     if total > _MAX_CELLS:
-        add_problem(problems, ("grids", grid.name), f"up to {total:,} cells; at most {_MAX_CELLS:,}", grid.mark)
+        problems.append(Problem(("grids", grid.name), f"up to {total:,} cells; at most {_MAX_CELLS:,}", str(grid.mark)))
     return total <= _MAX_CELLS
 
 
@@ -118,15 +112,11 @@ def _check_include(include: Include, labels: AxisLabels, grid: Grid, problems: l
     path = ("grids", grid.name, "include", "where")
     for name, nodes, _ in include.where.terms:
         if name not in labels:
-            add_problem(
-                problems,
-                (*path, name),
-                f"grid '{include.grid}' has no axis '{name}'; {nearest(name, labels)}",
-                include.mark,
-            )
+            message = f"grid '{include.grid}' has no axis '{name}'; {nearest(name, labels)}"
+            problems.append(Problem((*path, name), message, str(include.mark)))
             continue
         for node in nodes:
-            check_choice(node, (*path, name), labels[name], problems)
+            check_choice(Part(node, (*path, name), problems, node.mark), labels[name])
 
 
 def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> None:
@@ -138,16 +128,16 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         valid = [*labels, *MEASURED_COLUMNS] if part == "columns" else list(labels)
         for name in names:
             if name not in valid and (message := _no_axis(grid, name, valid)):
-                add_problem(problems, (*path, part), message, _place(grid, part))
+                problems.append(Problem((*path, part), message, str(_place(grid, part))))
     for name in table.against:
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
-            add_problem(problems, (*path, "against", name), message, _place(grid, "against"))
+            problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
     for name, wanted in table.against.items():
         valid = [spelled(value) for value in labels.get(name, ())]
         if valid and wanted not in valid:
             message = f"'{wanted}' is not a value of this axis; {nearest(wanted, dict.fromkeys(valid))}"
-            add_problem(problems, (*path, "against", name), message, _place(grid, "against"))
+            problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
 
 
 def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:

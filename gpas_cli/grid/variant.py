@@ -19,7 +19,7 @@ from gpas_cli.grid.document import Label, Mark, Node, mapping, parse_document, r
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import Draft, Expansion
 from gpas_cli.grid.read import check_setting
-from gpas_cli.grid.readers import read_dataclass
+from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import label, merge, nested, safe, short
 from gpas_cli.spec.cell import Cell
@@ -68,11 +68,12 @@ def with_resources(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry
         else:
             as_text = isinstance(getattr(Resources(), name), str) and not text.startswith(("[", "'", '"'))
             nodes[name] = Node(text, mark, mark) if as_text else _value(text, mark, problems)
-    settings = mapping(nodes, Mark(" ".join(words), 0, 0))
-    read_dataclass(Resources, settings, ("resources",), problems)
+    place = Mark(" ".join(words), 0, 0)
+    settings = Part(mapping(nodes, place), ("resources",), problems, place)
+    settings.instance(Resources)
 
     def changed(base: Resources) -> Resources:
-        return overlaid(base, settings, ("resources",), problems) if nodes else base
+        return overlaid(base, settings) if nodes else base
 
     made = [
         replace(
@@ -95,7 +96,7 @@ def _read(words: Sequence[str], stages: Sequence[str], problems: list[Problem]) 
         mark = Mark(argument, 0, 0)
         if name in nodes:
             problems.append(Problem((), "is set twice", argument))
-        elif check_setting(name, (), mark, stages, problems):
+        elif check_setting(name, Part(None, (), problems, mark), stages):
             nodes[name] = _value(text, mark, problems)
     return nodes
 

@@ -4,7 +4,7 @@ tokenise them beforehand."""
 from __future__ import annotations
 
 import glob
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -53,7 +53,7 @@ class Texts:
         missing = _missing(project, distinct(cells)) if project else {}
         shown = entries if any(missing.values()) else ()
         declared = {what: entry.declared for entry in shown for what in _read_by(entry.cell)}
-        self._reasons: dict[Hashable, str] = {}  # by `Cell.seedless`
+        self._reasons: dict[Cell, str] = {}  # by `Cell.seedless`
         self._usages: dict[tuple[Data, int, int, int], TextUsage | None] = {}
         self._missing = {what: _placed(reason, declared.get(what)) for what, reason in missing.items()}
 
@@ -205,7 +205,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     jobs = list(jobs)
     keys = {job.key for job in jobs}
     first = [job for job in jobs if keys.isdisjoint(job.parents)]
-    readers: dict[Hashable, list[StageJob]] = {}  # by `Cell.seedless`
+    readers: dict[Cell, list[StageJob]] = {}  # by `Cell.seedless`
     for job in first:
         readers.setdefault(job.cell.seedless, []).append(job)
     texts: dict[str, StageJob] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,25 +24,10 @@ from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 _KEY_VERSION = "gpas-cell-1"
 
 
-def digest(spec: Mapping[str, Any]) -> str:
+def _digest(spec: Mapping[str, Any]) -> str:
     """Return the key of a specification: 16 hexadecimal digits."""
-    return _hashed(_text([_KEY_VERSION, spec]))
-
-
-def _hashed(text: str) -> str:
-    """Return the key of a specification's canonical text."""
+    text = json.dumps([_KEY_VERSION, spec], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _text_around(spec: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """Return the canonical text before and after the value of `name`, which is neither the first nor the last name."""
-    before = _text([_KEY_VERSION, {other: value for other, value in spec.items() if other < name}])
-    after = _text({other: value for other, value in spec.items() if other > name})
-    return f"{before[:-2]},{_text(name)}:", f",{after[1:]}]"
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
@@ -98,43 +83,23 @@ class Cell:
     def stages(self) -> tuple[Stage, ...]:
         """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it."""
         teacher = self.teacher()
-        before, after = self._text_around_seed
-        first = _hashed(f"{before}{self.seed}{after}")
+        first = _digest(self._without_later(for_key=True))
         chain = [Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ())]
         for stage in self.later:
             trained = _last_training(chain).key
             spec = {"stage": stage.kind.name, "parent": trained, "spec": parse.plain(stage.parameters, for_key=True)}
-            chain.append(Stage(stage.kind, digest(spec), (trained,)))
+            chain.append(Stage(stage.kind, _digest(spec), (trained,)))
         return tuple(chain)
 
     @cached_property
-    def _text_around_seed(self) -> tuple[str, str]:
-        """The text that the first stage's key hashes, before and after the seed. Cells that differ in it share both."""
-        return _text_around(self._without_later(for_key=True), "seed")
-
-    @cached_property
-    def seedless(self) -> Hashable:
-        """Everything but the seed, as a cache key: two cells with the same value differ at most in their seed."""
-        return self._text_around_seed, tuple((stage.kind.name, stage.parameters) for stage in self.later)
+    def seedless(self) -> Cell:
+        """The cell with the seed 0, as a cache key: two cells with the same value differ at most in their seed."""
+        return replace(self, seed=0)
 
     @property
     def text_vocab(self) -> int:
         """The number of ids that the tokenizer has: the network's without the objective's own."""
         return self.model.size.vocab - self.objective.reserved
-
-    @property
-    def reads_seed(self) -> bool:
-        """Whether a stage after pretraining may take settings from the seed."""
-        parameters = (stage.parameters for stage in self.later)
-        return any(hasattr(own, "in_cell") or hasattr(own, "problems_in") for own in parameters)
-
-    def with_seed(self, seed: int) -> Cell:
-        """Return the cell with another valid seed; no later stage may read it. Much faster than `replace`."""
-        made = object.__new__(type(self))
-        shared = {"_text_around_seed": self._text_around_seed, "seedless": self.seedless}
-        made.__dict__.update(self.__dict__, seed=seed, **shared)
-        made.__dict__.pop("stages", None)
-        return made
 
     @cached_property
     def layer_schedule(self) -> LayerSchedule:
@@ -195,7 +160,7 @@ LATER_STAGES = tuple(name for name, kind in STAGE_KINDS.items() if kind.paramete
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """Return the cells without those that differ from an earlier one only in the seed."""
-    found: dict[Hashable, Cell] = {}
+    found: dict[Cell, Cell] = {}
     for cell in cells:
         found.setdefault(cell.seedless, cell)
     return list(found.values())

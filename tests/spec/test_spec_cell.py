@@ -197,18 +197,8 @@ def test_predefined_gates_depend_on_the_cell_that_trained_them() -> None:
     assert child.stages[0].parents == (teacher.key,)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_cell_with_another_seed_has_the_key_of_that_cell(scheme: str) -> None:
-    values = {"norm": scheme, "gate": {"learnable": False, "from_trained": True}}
-    one, other = cell(**values, seed=3), cell(**values, seed=11)
-    assert one.stages  # computed before
-    assert one.with_seed(11) == other
-    assert one.with_seed(11).stages == other.stages
-    assert one.with_seed(11).with_seed(3).stages == one.stages
-
-
 def test_only_the_seed_makes_no_difference_to_what_is_seedless() -> None:
-    same = [cell(seed=3), cell(seed=4), cell(seed=4).with_seed(9)]
+    same = [cell(seed=3), cell(seed=4), cell(seed=9)]
     others = [cell(gate="gpas"), cell(finetune={}), cell(finetune={"epochs": 1}), cell(precision="bf16")]
     assert len({each.seedless for each in same}) == 1
     assert len({each.seedless for each in [same[0], *others]}) == 5

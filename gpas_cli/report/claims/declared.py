@@ -11,7 +11,7 @@ from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import read_document
-from gpas_cli.grid.readers import read_mapping
+from gpas_cli.grid.readers import root_of
 from gpas_cli.report.claims.measure import feature_fault, stage_of
 from gpas_cli.report.papers import SOURCES, published
 from gpas_cli.report.tables.table_checks import stages_of
@@ -29,8 +29,8 @@ def paper_claims() -> dict[str, _Sizes]:
     found: dict[str, _Sizes] = {}
     paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
     for name in (name for name in SOURCES if name in paths):
-        parts = read_mapping(read_document(paths[name]), (), problems, ("claims",))
-        found |= read_claims(parts.get("claims"), None, {}, problems)
+        parts = root_of(read_document(paths[name]), problems).entries(("claims",))
+        found |= read_claims(parts["claims"], None, {})
     if problems:
         raise InvalidExperiments(problems)
     return found

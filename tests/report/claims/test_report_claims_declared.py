@@ -15,6 +15,7 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
+from gpas_cli.grid.readers import root_of
 from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, select_claims, undeclared_claims
@@ -41,8 +42,8 @@ def cells() -> Recorded:
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_they_are_valid_as_claims_of_the_shipped_file(path) -> None:
     problems: list[Problem] = []
-    node = read_document(path).value["claims"]
-    claims = read_claims(node, shipped().grids, shipped().grids, problems)
+    part = root_of(read_document(path), problems).entries()["claims"]
+    claims = read_claims(part, shipped().grids, shipped().grids)
     problems += report_problems(replace(shipped(), claims=claims))
     assert problems == []
     assert {claim.source.paper for sizes in claims.values() for claim in sizes} == {path.stem}
