@@ -20,10 +20,10 @@ from typing import Any
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
-from gpas_cli.state.claims import claim_path
+from gpas_cli.state.claims import Claim, claim_path
 from gpas_cli.state.exits import JobExit
 from gpas_cli.store.journal import encode
-from gpas_cli.store.records import Author, ClaimRecord, ExitRecord, ProcessRecord, attempt_of
+from gpas_cli.store.records import Author, ExitRecord, ProcessRecord, attempt_of
 from gpas_cli.store.rundir import AttemptDir, stage_dir
 from gpas_cli.structure import Record, to_mapping
 
@@ -185,7 +185,7 @@ def _step(step: int, steps: int) -> dict[str, float]:
 def _write_claim(runs: Path, key: str) -> None:
     path = claim_path(runs, key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, ClaimRecord(submitter="elsewhere-1-00000000", host=HOST, pid=1, time=time.time()))
+    _write(path, Claim(submitter="elsewhere-1-00000000", host=HOST, pid=1, time=time.time()))
 
 
 def _write(path: Path, record: Record) -> None:

@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpas_cli.schedule.slurm.queue import FRESH
+from gpas_cli.schedule.slurm.queue import FRESH_SECONDS
 
 CELLS = 1000
 GRID = """\
@@ -63,7 +63,7 @@ def a_round(folder: Path) -> dict[str, float]:
     found = timed("submit", *gpas, "run", "grid", "--executor", "slurm", "--yes", folder=folder)
     found |= timed("bare", *array, "--wrap", "true", folder=folder)
     for name, words in (("status", ()), ("status_json", ("--json",))):
-        time.sleep(FRESH + 0.5)
+        time.sleep(FRESH_SECONDS + 0.5)
         found |= timed(name, *gpas, "status", *words, folder=folder)
     names = [path.name for path in (folder / "runs/.slurm").iterdir() if path.is_dir()]
     timed("cancel", "scancel", f"--name={','.join([bare, *names])}", folder=folder)

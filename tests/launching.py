@@ -18,7 +18,7 @@ from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.schedule.scheduler import RunRequest
-from gpas_cli.schedule.summary import RunSummary, Silent
+from gpas_cli.schedule.summary import Reporter, RunSummary
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import StageStatus
@@ -76,7 +76,7 @@ class Background:
         return self.summary
 
 
-class Notices(Silent):
+class Notices(Reporter):
     """A reporter that keeps what the user should know."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ import launching
 from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.scheduler import stop_on_signals
 from gpas_cli.project import Project
-local.POLL_SECONDS, local.TICK_SECONDS = 0.01, 0.05
+local._POLL_SECONDS, local._TICK_SECONDS = 0.01, 0.05
 project = Project.find(Path(sys.argv[1]), environ={})
 entries = [launching.entry(word.split(":")[0], int(word.split(":")[1])) for word in sys.argv[2:]]
 scheduler = launching.scheduler(project, *entries)

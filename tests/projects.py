@@ -14,8 +14,8 @@ from gpas_cli.schedule.local import run
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll often: the fake jobs take no time."""
-    monkeypatch.setattr(run, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(run, "TICK_SECONDS", 0.05)
+    monkeypatch.setattr(run, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from gpas_cli.grid.variant import TinyText, one_seed, shrink
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import packaged
 from gpas_cli.structure import to_mapping
-from gpas_cli.worker.job import STOP_SIGNALS, run_attempt
+from gpas_cli.worker.job import STOP_SIGNALS, _run_attempt
 
 EXPERIMENTS = load(packaged("experiments.yaml"))
 TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
@@ -42,7 +42,7 @@ def ending(folder: Path, job: StageJob) -> str:
     """Run a stage in this process; return its outcome, with the cause if it is not done."""
     facts = {"cache": str(folder / "cache"), "root": str(folder), "threads": 1}
     attempt = make_attempt(folder / "runs", job.key, {**to_mapping(job.record()), **facts})
-    run_attempt(attempt.path)
+    _run_attempt(attempt.path)
     events = [json.loads(line[9:]) for line in attempt.journal_path.read_text().splitlines()]
     return " ".join(filter(None, (events[-1]["outcome"], events[-1].get("cause"))))
 

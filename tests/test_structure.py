@@ -10,13 +10,12 @@ import pytest
 from attempts import ATTEMPT, attempt_record
 
 from gpas_cli.errors import StoreError
-from gpas_cli.schedule.slurm.queue import QueueRecord
-from gpas_cli.schedule.slurm.submission import AvoidedNode
+from gpas_cli.schedule.slurm.queue import Queue
+from gpas_cli.state.claims import Claim
 from gpas_cli.store.records import (
     AttemptRecord,
     BreakerRecord,
     CancelRequest,
-    ClaimRecord,
     ElementFailure,
     ElementRecord,
     ExitRecord,
@@ -39,19 +38,18 @@ FILES: dict[str, type[Record]] = {
     "rerun.json": RerunRequest,
     "submission.json": SubmissionRecord,
     "job.json": JobRecord,
-    "claim.json": ClaimRecord,
+    "claim.json": Claim,
 }
 # Files as earlier versions wrote them, of which no run directory is kept.
 WRITTEN: list[tuple[type[Record], str]] = [
-    (ClaimRecord, '{"submitter": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "scheduler": "local"}'),
+    (Claim, '{"submitter": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "scheduler": "local"}'),
     (SubmitterRecord, '{"id": "n-1-ab", "host": "n", "pid": 1, "time": 1.5, "boot": "f00d"}'),
     (RankFailure, '{"rank": 1, "cause": "no luck"}'),
     (ElementFailure, '{"cause": "out of *"}'),
     (BreakerRecord, '{"cause": "no text", "cells": 3, "t": 1.5}'),
-    (AvoidedNode, '{"node": "n7", "t": 1.5}'),
     (Roster, '{"attempts": ["/runs/ab/abcd/001"], "over": false}'),
     (
-        QueueRecord,
+        Queue,
         '{"time": 1.5, "error": "", "failures": 0, "tried": 0.0, "line": false, "jobs": {"gpas-g-0": {"0": {'
         '"id": "7_0", "state": "RUNNING", "reason": "None", "nodes": "n7", "start": 1.0, "end": 0.0, "exit": "0:0",'
         ' "restarts": 0, "partition": "low", "place": 0, "waiting": 0}}}}',

@@ -14,27 +14,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import counted
+from gpas_cli.grid.entry import Entry, counted
+from gpas_cli.grid.load import Check
 from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project
-from gpas_cli.schedule.scheduler import Examinable, Finding, scheduler_named
+from gpas_cli.schedule.scheduler import Finding, scheduler_named
 from gpas_cli.spec.model import remark
+from gpas_cli.spec.run import Resources
 from gpas_cli.state.view import scheduler_names
 from gpas_cli.words import byte_size, count, listed
 
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.grid.load import Check
-    from gpas_cli.spec.run import Resources
-
-MIN_FREE_BYTES = 2e9
-PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
+_MIN_FREE_BYTES = 2e9
+_PASSWORD = re.compile(rb"\"database\": \"[a-z+]+://[^/@\"]*:[^\"]*@")  # in a URL
 
 
 def examine(project: Project, *, nodes: bool = False, check: Check | None = None) -> Iterator[Finding]:
@@ -73,12 +69,9 @@ def _cores() -> Finding:
     load = psutil.getloadavg()[0]
     busy = load > usable
     remedy = "local jobs will share the cores with other processes" if busy else ""
-    return Finding(
-        "CPU",
-        "note" if busy else "ok",
-        f"{count(usable, 'core')}, load {load:.1f}, {byte_size(psutil.virtual_memory().available)} of memory free",
-        remedy,
-    )
+    free = byte_size(psutil.virtual_memory().available)
+    detail = f"{count(usable, 'core')}, load {load:.1f}, {free} of memory free"
+    return Finding("CPU", "note" if busy else "ok", detail, remedy)
 
 
 def _gpus() -> Finding:
@@ -115,8 +108,7 @@ def _schedulers(project: Project, nodes: bool) -> Iterator[Finding]:
         except GpasError as error:
             yield Finding("scheduler", "problem", str(error), "reinstall or remove the package that registers it")
             continue
-        if isinstance(scheduler, Examinable):
-            yield from scheduler.findings(project, resources, nodes=nodes)
+        yield from scheduler.findings(project, resources, nodes=nodes)
 
 
 def _resources(project: Project) -> dict[str, Resources]:
@@ -169,7 +161,7 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
 def _disk(project: Project) -> Finding:
     folder = _existing(project.runs)
     free = shutil.disk_usage(folder).free
-    low = free < MIN_FREE_BYTES
+    low = free < _MIN_FREE_BYTES
     remedy = "free some space for checkpoints, or set GPAS_RUNS_DIR to a folder elsewhere" if low else ""
     return Finding("disk", "problem" if low else "ok", f"{byte_size(free)} free at {folder}", remedy)
 
@@ -205,7 +197,7 @@ def _secrets(project: Project) -> Iterator[Finding]:
     exposed = []
     for record in project.runs.glob(".slurm/*/submission.json"):
         with suppress(OSError):
-            if PASSWORD.search(record.read_bytes()):
+            if _PASSWORD.search(record.read_bytes()):
                 exposed.append(str(record.parent))
     if exposed:
         where = listed(exposed, 1)

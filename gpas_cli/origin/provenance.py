@@ -21,7 +21,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import measure_of
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
-from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cleanup import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
 from gpas_cli.state.outputs import recorded_events
@@ -169,7 +169,7 @@ def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
     for attempt in forgotten_attempts(runs, key):
         record = _read(partial(read_forgetting, attempt))
         if record:
-            outcome = conclude_or_unknown(attempt).outcome or None
+            outcome = conclude(attempt).outcome or None
             found.append(ForgottenAttempt(attempt.number, outcome, record, attempt.path))
     return tuple(found)
 

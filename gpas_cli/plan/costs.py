@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from gpas_cli.grid.entry import Entry
-from gpas_cli.plan.estimate import Estimate, Sized, Work, estimate
-from gpas_cli.plan.machine import MFU_SOURCE, GpuKind, Machine, NamedGpus
+from gpas_cli.plan.estimate import Estimate, Sized, Work, device_hours, estimate
+from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.cost import DeviceMemory, parameters, peak_flops, predicted
@@ -20,7 +20,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.words import byte_size, count
 
-Names = Mapping[Size, str]  # of sizes that are not built in
+_Names = Mapping[Size, str]  # of sizes that are not built in
 _Group = tuple[object, ...]
 
 
@@ -50,14 +50,14 @@ def size_names(entries: Iterable[Entry]) -> dict[Size, str]:
     return {size: name for size, name in labels.items() if uses[name] == 1 and name not in SIZES}
 
 
-def size_label(cell: Cell, names: Names) -> str:
+def size_label(cell: Cell, names: _Names) -> str:
     """Return the name of the cell's size, built in or one of `names`, or "4 layers, 32 wide" if it has none."""
     size = cell.model.size
     built_in = next((name for name, known in SIZES.items() if known == size), "")
     return built_in or names.get(size, f"{count(size.layers, 'layer')}, {size.hidden} wide")
 
 
-def by_size(cells: Iterable[Cell], works: Sequence[Work], names: Names) -> list[SizeCost]:
+def by_size(cells: Iterable[Cell], works: Sequence[Work], names: _Names) -> list[SizeCost]:
     """Return the cost of each group of equally expensive cells, in the order of the cells.
 
     Teachers add jobs, but no cells.
@@ -73,12 +73,12 @@ def by_size(cells: Iterable[Cell], works: Sequence[Work], names: Names) -> list[
     return [_cost(first[group], numbers[group], found, names) for group, found in mine.items()]
 
 
-def _group(cell: Cell, names: Names) -> _Group:
+def _group(cell: Cell, names: _Names) -> _Group:
     recipe = (cell.precision, cell.optim.batch, cell.data.length, cell.optim.updates)
     return (size_label(cell, names), parameters(cell), *recipe)
 
 
-def _cost(cell: Cell, cells: int, works: Sequence[Work], names: Names) -> SizeCost:
+def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeCost:
     return SizeCost(
         size=size_label(cell, names),
         cells=cells,
@@ -91,8 +91,7 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work], names: Names) -> SizeCo
         tokens=cell.optim.trained_rows * cell.data.length,
         devices=max((work.devices for work in works), default=0),
         hours=max((work.hours for work in works), default=0.0),
-        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
-        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
+        **device_hours(works),
     )
 
 
@@ -117,21 +116,12 @@ def by_stage(jobs: Iterable[StageJob], works: Sequence[Work]) -> list[StageCost]
     for job in jobs:
         groups.setdefault((job.kind, job.resources), []).append(job)
     work_of = {work.job.key: work for work in works}
-    return [
-        _stage_cost(stage, resources, len(same), [work_of[job.key] for job in same if job.key in work_of])
-        for (stage, resources), same in groups.items()
-    ]
-
-
-def _stage_cost(stage: str, resources: Resources, jobs: int, works: Sequence[Work]) -> StageCost:
-    return StageCost(
-        stage=stage,
-        resources=resources,
-        jobs=jobs,
-        hours=max((work.hours for work in works), default=0.0),
-        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
-        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
-    )
+    costs = []
+    for (stage, resources), same in groups.items():
+        mine = [work_of[job.key] for job in same if job.key in work_of]
+        longest = max((work.hours for work in mine), default=0.0)
+        costs.append(StageCost(stage, resources, len(same), longest, **device_hours(mine)))
+    return costs
 
 
 def described(resources: Resources) -> str:
@@ -169,7 +159,7 @@ class JobMemory:
         return f"{what}, and {has}: {remedy}"
 
 
-def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: Names) -> list[JobMemory]:
+def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: _Names) -> list[JobMemory]:
     """Return the memory of the pretrainings among `jobs` on the GPUs of `machine`; nothing if their kind is unknown.
 
     For cells of one size and distribution it is the largest. `names`: of sizes that are not built in.
@@ -177,25 +167,21 @@ def memory_of_jobs(jobs: Iterable[StageJob], machine: Machine, names: Names) -> 
     kind = machine.gpu_kind()
     if kind is None:
         return []
-    known: dict[Hashable, JobMemory] = {}
+    known: dict[Hashable, DeviceMemory] = {}
     groups: dict[Hashable, JobMemory] = {}
     for job in jobs:
         if job.kind != PRETRAIN or machine.device(job.resources) != "cuda":
             continue
+        devices = machine.needs(job.resources)
         same_memory = (job.cell.seedless, id(job.resources))
         if same_memory not in known:
-            known[same_memory] = _predicted(job, machine.needs(job.resources), kind, names)
-        one = known[same_memory]
+            known[same_memory] = predicted(job.cell, job.resources, kind.memory, devices)
+        one = JobMemory(size_label(job.cell, names), 1, kind.name, devices, known[same_memory])
         group = (one.size, one.devices, one.memory.strategy, one.memory.recompute)
         before = groups.get(group, one)
         largest = max(before, one, key=lambda it: it.memory.total)
         groups[group] = replace(largest, jobs=before.jobs + 1 if group in groups else 1)
     return list(groups.values())
-
-
-def _predicted(job: StageJob, devices: int, kind: GpuKind, names: Names) -> JobMemory:
-    memory = predicted(job.cell, job.resources, kind.memory, devices)
-    return JobMemory(size_label(job.cell, names), 1, kind.name, devices, memory)
 
 
 _GPUS = ("A100", "H100", "H200", "B200")
@@ -210,7 +196,7 @@ class CostElsewhere:
     machine: NamedGpus
     estimate: Estimate
     sizes: tuple[SizeCost, ...]
-    size_names: Names
+    size_names: _Names
 
     @cached_property
     def too_large(self) -> list[JobMemory]:

@@ -33,7 +33,7 @@ Shape = tuple[Any, ...]
 
 
 _ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
-ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
+_ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
 Sized = Callable[[Cell], Cell]
 _MIN_UPDATES = 3  # in a measurement with only some of the rows of an update
 _MAX_SECONDS = 60.0  # of a measurement, unless more were requested
@@ -42,7 +42,7 @@ _MAX_MEASURED = 5  # attempts per shape; more would hardly change the median
 
 
 @dataclass(frozen=True)
-class MeasuredSpeed:
+class _MeasuredSpeed:
     """The tokens per second of a job, including padding.
 
     `processes`: 1 if the whole job was measured. Otherwise one of this many processes was measured; the others are
@@ -102,12 +102,11 @@ def estimate(
     `sized` returns a cell with no more text to read than there is (`Texts.sized`).
     """
     resume = resume or {}
-    speeds = {} if machine.assumed_speed() else measured_speeds(runs)
+    speeds = {} if machine.assumed_speed() else _measured_speeds(runs)
     works = _works(jobs, machine, speeds, resume, sized)
     needs = [(work.hours, work.devices) for work in works]
     return Estimate(
-        gpu_hours=sum(work.hours * work.devices for work in works if work.device == "cuda"),
-        core_hours=sum(work.hours * work.devices for work in works if work.device == "cpu"),
+        **device_hours(works),
         longest_hours=_longest(works),
         wall_hours=makespan(needs, machine.slots) if machine.slots else None,
         slots=machine.slots,
@@ -117,13 +116,21 @@ def estimate(
     )
 
 
-def equivalent_tokens(job: StageJob, resumed: int = 0, sized: Sized = lambda cell: cell) -> float:
+def device_hours(works: Iterable[Work]) -> dict[str, float]:
+    """Return the `gpu_hours` and `core_hours` of jobs."""
+    hours = {"gpu_hours": 0.0, "core_hours": 0.0}
+    for work in works:
+        hours["gpu_hours" if work.device == "cuda" else "core_hours"] += work.hours * work.devices
+    return hours
+
+
+def _equivalent_tokens(job: StageJob, resumed: int = 0, sized: Sized = lambda cell: cell) -> float:
     """Return the tokens that the job still has to train on, plus a third of those it evaluates (no backward pass)."""
     (kind,) = (stage.declared for stage in job.cell.stages if stage.kind == job.kind)
     return kind.cost(sized(job.cell), job.cadence, resumed)
 
 
-def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
+def _measured_speeds(runs: Path) -> dict[Shape, _MeasuredSpeed]:
     """Return shape -> its speed.
 
     The speed of a shape is the median over its attempts in `runs`, or else the measurement of `gpas bench`. Damaged
@@ -135,16 +142,17 @@ def measured_speeds(runs: Path) -> dict[Shape, MeasuredSpeed]:
             asked = attempt.read_attempt()
             own = _attempt_shape(attempt, asked)
             if len(found.get(own, ())) < _MAX_MEASURED and (seconds := _seconds_per_step(attempt, asked)):
-                found.setdefault(own, []).append(_positions(asked.cell) / seconds)
+                positions = asked.cell["optim"]["batch"] * asked.cell["data"]["length"]  # also those of padding
+                found.setdefault(own, []).append(positions / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
-    return measured(runs) | {own: MeasuredSpeed(statistics.median(speeds)) for own, speeds in found.items()}
+    return _measured(runs) | {own: _MeasuredSpeed(statistics.median(speeds)) for own, speeds in found.items()}
 
 
 def _works(
     jobs: Iterable[StageJob],
     machine: Machine,
-    speeds: Mapping[Shape, MeasuredSpeed],
+    speeds: Mapping[Shape, _MeasuredSpeed],
     resume: Mapping[str, int],
     sized: Sized,
 ) -> list[Work]:
@@ -161,15 +169,15 @@ def _works(
     return works
 
 
-def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, MeasuredSpeed], resumed: int, sized: Sized) -> Work:
-    tokens = equivalent_tokens(job, resumed, sized)
+def _work(job: StageJob, machine: Machine, speeds: Mapping[Shape, _MeasuredSpeed], resumed: int, sized: Sized) -> Work:
+    tokens = _equivalent_tokens(job, resumed, sized)
     device = machine.device(job.resources)
     devices = machine.needs(job.resources)
     speed = speeds.get(shape(job.cell.to_mapping(), device, devices))
     if assumed := machine.assumed_speed():
         each = assumed.flops(job.cell)
     else:
-        each = _ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else ASSUMED_THREAD_FLOPS
+        each = _ASSUMED_GPU_FLOPS[job.cell.precision] if device == "cuda" else _ASSUMED_THREAD_FLOPS
     if speed is None:
         seconds = tokens * whole_flops_per_token(job.cell) / (devices * each)
         return Work(job, tokens, seconds / 3600, device, devices, measured=False)
@@ -197,7 +205,7 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
     rates = sorted({_ASSUMED_GPU_FLOPS[work.job.cell.precision] / 1e12 for work in guessed if work.device == "cuda"})
     rates_used = [f"{' or '.join(f'{rate:g}' for rate in rates)} TFLOP/s per GPU"] if rates else []
     if any(work.device == "cpu" for work in guessed):
-        rates_used.append(f"{ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
+        rates_used.append(f"{_ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
     if guessed:
         rate = " and ".join(rates_used)
         lines.append(f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}; nothing of that shape has run")
@@ -209,11 +217,6 @@ def _attempt_shape(attempt: AttemptDir, asked: AttemptRecord) -> Shape:
     events = (line.event for line in lines)
     devices = [event.device for event in events if isinstance(event, Started) and event.device]
     return shape(asked.cell, devices[0] if devices else "", len(asked.devices))
-
-
-def _positions(cell: Mapping[str, Any]) -> int:
-    """Return the tokens of an update, including padding."""
-    return int(cell["optim"]["batch"] * cell["data"]["length"])
 
 
 def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None:
@@ -230,7 +233,7 @@ def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None
 
 
 @dataclass(frozen=True)
-class Cost:
+class _Cost:
     """The estimated cost of measuring one cell.
 
     `rows`: those of each update to compute, 0 for all. `memory`: in bytes. `free`: the free bytes of this machine. On a
@@ -259,15 +262,15 @@ class Cost:
         return ""
 
 
-def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: float) -> Cost:
+def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: float) -> _Cost:
     """Return the cost of measuring one process of a job for `seconds`, with the rows that fit the time, at least 1."""
     number = parameters(cell)
     if machine.gpus:
-        return Cost(number, 0, 0.0, 0, 0)
+        return _Cost(number, 0, 0.0, 0, 0)
     row = (
         whole_flops_per_token(cell)
         * cell.data.length
-        / (ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process))
+        / (_ASSUMED_THREAD_FLOPS * machine.threads(resources.single_process))
     )
     batch = max(1, cell.optim.batch // resources.processes)
     fitting = max(1, int(seconds / (_MIN_UPDATES * row)))
@@ -276,7 +279,7 @@ def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: flo
     memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
     memory += min(rows, 64) * cell.data.length * per_token
     expected = max(seconds, _MIN_UPDATES * rows * row)
-    return Cost(number, 0 if rows == batch else min(rows, 64), expected, memory, psutil.virtual_memory().available)
+    return _Cost(number, 0 if rows == batch else min(rows, 64), expected, memory, psutil.virtual_memory().available)
 
 
 def makespan(needs: Sequence[tuple[float, int]], slots: int) -> float:
@@ -302,13 +305,13 @@ def shape(cell: Mapping[str, Any], device: str, slots: int) -> Shape:
     return (*size, *data, cell["optim"]["batch"], cell["precision"], device, slots)
 
 
-def measured(runs: Path) -> dict[Shape, MeasuredSpeed]:
+def _measured(runs: Path) -> dict[Shape, _MeasuredSpeed]:
     """Return shape -> its speed, measured on this machine. Damaged files are skipped."""
     found = {}
     for path in (runs / ".bench").glob(f"{socket.gethostname()}-*.json"):
         facts = read_json(path) or {}
         try:
-            speed = MeasuredSpeed(float(facts["positions_per_second"]), int(facts.get("processes", 1)))
+            speed = _MeasuredSpeed(float(facts["positions_per_second"]), int(facts.get("processes", 1)))
             found[tuple(facts["shape"])] = speed
         except (KeyError, TypeError, ValueError):
             continue

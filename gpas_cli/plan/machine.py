@@ -47,16 +47,6 @@ class GpuKind:
     memory: int
 
 
-class AssumedSpeed(Protocol):
-    """The speed of training that is assumed for devices, whatever was measured."""
-
-    def flops(self, cell: Cell) -> float:
-        """Return the FLOP/s of one device that trains `cell`."""
-
-    def basis(self, cells: Iterable[Cell]) -> str:
-        """Return the assumptions as a sentence."""
-
-
 class Machine(Protocol):
     """Where jobs run: `ThisMachine`, the `Cluster` behind a scheduler, or `NamedGpus`, for which a plan is made."""
 
@@ -86,8 +76,8 @@ class Machine(Protocol):
     def gpu_kind(self) -> GpuKind | None:
         """Return the kind of GPU; None if there is none or it is unknown."""
 
-    def assumed_speed(self) -> AssumedSpeed | None:
-        """Return the speed that is assumed for every job; None if speeds that were measured apply."""
+    def assumed_speed(self) -> NamedGpus | None:
+        """Return the GPUs whose speed is assumed for every job; None if speeds that were measured apply."""
 
 
 @final
@@ -197,19 +187,21 @@ class NamedGpus:
     def gpu_kind(self) -> GpuKind:
         return GpuKind(self.name, MEMORY_GB[self.name] * 10**9)
 
-    def assumed_speed(self) -> AssumedSpeed:
+    def assumed_speed(self) -> NamedGpus:
         return self
 
-    def share(self, parameters: int) -> float:
-        """Return the share of the peak that a training of a network with this many parameters is assumed to reach."""
-        return self.mfu or assumed_mfu(parameters)
-
     def flops(self, cell: Cell) -> float:
+        """Return the FLOP/s of one GPU that trains `cell`."""
         peak = peak_flops(self.name, cell.precision)
         assert peak is not None
         return self.share(parameters(cell)) * peak
 
+    def share(self, parameters: int) -> float:
+        """Return the share of the peak that a training of a network with this many parameters is assumed to reach."""
+        return self.mfu or _assumed_mfu(parameters)
+
     def basis(self, cells: Iterable[Cell]) -> str:
+        """Return the assumptions as a sentence."""
         every = list(cells)
         shares = sorted({self.share(parameters(cell)) for cell in every})
         reached = " to ".join(f"{100 * share:g}" for share in dict.fromkeys((shares[0], shares[-1])))
@@ -226,10 +218,10 @@ class NamedGpus:
 def machine(environ: Mapping[str, str] = os.environ) -> ThisMachine:
     """Return the accelerators and cores that this process may use. Queries nvidia-smi, not torch."""
     cores = usable_cores()
-    return ThisMachine(gpus=visible_gpus(environ), cores=cores[: cpu_quota(len(cores))])
+    return ThisMachine(gpus=_visible_gpus(environ), cores=cores[: _cpu_quota(len(cores))])
 
 
-def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the devices of CUDA_VISIBLE_DEVICES, or the indices of those that nvidia-smi lists."""
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     installed = _installed_gpus()
@@ -245,7 +237,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(named) if installed else ()
 
 
-def cpu_quota(cores: int, path: Path = _CGROUP_QUOTA) -> int:
+def _cpu_quota(cores: int, path: Path = _CGROUP_QUOTA) -> int:
     """Return `cores`, or fewer if a container's CPU quota is lower; at least 1."""
     try:
         quota, period = path.read_text().split()
@@ -285,7 +277,7 @@ def _queried_kind(gpu: str) -> GpuKind | None:
         return None
 
 
-def assumed_mfu(parameters: int) -> float:
+def _assumed_mfu(parameters: int) -> float:
     """Return the share of the peak that training is assumed to reach, rounded to whole per cent."""
     low, high = _MFU_RANGE
     return round(min(high, max(low, _MFU_AT_1B + _MFU_PER_DOUBLING * math.log2(parameters / 1e9))), 2)

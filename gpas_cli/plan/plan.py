@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import Exit
+from gpas_cli.grid.entry import Entry
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.costs import (
     CostElsewhere,
@@ -26,6 +26,7 @@ from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
 from gpas_cli.plan.texts import Texts
+from gpas_cli.project import Project
 from gpas_cli.spec.model import Size
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
@@ -36,10 +37,6 @@ from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import count
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.project import Project
 
 _ACTIONS = (
     "new", "interrupted", "running", "queued", "done", "diverged", "failed", "cancelled", "unknown", "invalid",
@@ -165,15 +162,14 @@ def plan(
     needed = {key: job for key, job in jobs.items() if seen[key].state in wanted and _possible(job, seen, wanted)}
     # Compute nodes and other machines may have texts that this machine does not have.
     texts = Texts(project, (job.cell for job in needed.values()), entries=entries, elsewhere=not machine.here)
-    capacity = _Capacity(machine)
     fitting = {
         key: job
         for key, job in needed.items()
-        if not capacity.refusal(job.resources, job.kind) and not texts.missing(job.cell)
+        if not _refusal(machine, job.resources, job.kind) and not texts.missing(job.cell)
     }
-    resume = {key: step for key in needed if _tried(seen[key]) and (step := resumable(runs, key))}
+    resume = {key: step for key in needed if seen[key].attempt is not None and (step := resumable(runs, key))}
     rows = [
-        _row(state, fitting, resume, capacity.first_refusal(state.entry, seen), texts)
+        _row(state, fitting, resume, _first_refusal(machine, state.entry, seen), texts)
         for state in look(runs, entries, seen=dict(seen))
     ]
     jobs_to_start = prepare(fitting.values())
@@ -211,11 +207,6 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
     )
 
 
-def _tried(status: StageStatus) -> bool:
-    """Return whether a stage has an attempt that decides its state, and may have left a checkpoint."""
-    return status.attempt is not None
-
-
 def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection[str]) -> bool:
     """Return whether every prerequisite of the stage has a result or may still get one."""
     return all(seen[parent].state in (*wanted, "done", "running", "queued") for parent in job.parents)
@@ -237,30 +228,19 @@ def _row(
     return PlanRow(state, action, _detail(state, mine, resume), bool(mine))
 
 
-class _Capacity:
-    """Whether a machine can run jobs. It is queried once for all jobs of a kind with the same resources."""
+def _refusal(machine: Machine, resources: Resources, kind: str) -> str:
+    """Return why a job of this kind can never run on the machine, "" if it can."""
+    return machine.check(resources, "the job" if kind == PRETRAIN else f"the job of {kind}")
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        # Keyed by identity, as the cells of a grid share their resources; the reference keeps the id from being reused.
-        self._answers: dict[tuple[int, str], tuple[Resources, str]] = {}
 
-    def refusal(self, resources: Resources, kind: str) -> str:
-        """Return why a job of this kind can never run on the machine, "" if it can."""
-        asked = (id(resources), kind)
-        if asked not in self._answers:
-            who = "the job" if kind == PRETRAIN else f"the job of {kind}"
-            self._answers[asked] = (resources, self._machine.check(resources, who))
-        return self._answers[asked][1]
-
-    def first_refusal(self, entry: Entry, seen: Mapping[str, StageStatus]) -> Refusal:
-        """Return `refusal` of the first stage without a result that can never run; an empty one if there is none."""
-        for stage in entry.cell.stages:
-            missing = stage.key in seen and seen[stage.key].state not in RESULTS
-            resources = entry.resources_of(stage)
-            if missing and (reason := self.refusal(resources, stage.kind)):
-                return Refusal(reason, resources.gpus if self._machine.too_few(resources) else 0)
-        return Refusal("")
+def _first_refusal(machine: Machine, entry: Entry, seen: Mapping[str, StageStatus]) -> Refusal:
+    """Return the refusal of the first stage without a result that can never run; an empty one if there is none."""
+    for stage in entry.cell.stages:
+        resources = entry.resources_of(stage)
+        missing = stage.key in seen and seen[stage.key].state not in RESULTS
+        if missing and (reason := _refusal(machine, resources, stage.kind)):
+            return Refusal(reason, resources.gpus if machine.too_few(resources) else 0)
+    return Refusal("")
 
 
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.data.text_usage import TextRequirement
+from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.records import StageRecord, TextDemand
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +40,6 @@ class StageJob:
     def after(self) -> tuple[str, ...]:
         """The keys of the jobs that must succeed before this one starts."""
         return (*self.parents, self.text) if self.text else self.parents
-
-    def with_text(self, text: str) -> StageJob:
-        """Return the job with another key of the job that tokenises its text. Much faster than `replace`."""
-        if text == self.text:
-            return self
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, text=text)
-        return made
 
     def record(self) -> StageRecord:
         """Return the record of the job for run directories, including the source code of the plugins that it needs."""

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.data import disk
-from gpas_cli.data.text_usage import TextRequirement, requirements
+from gpas_cli.data.text_usage import TextRequirement, TextUsage, estimate_usage, requirements, unreadable_reason
 from gpas_cli.data.tokenizer import MaskToken, absent_reason
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.grid.entry import Declared, Entry
@@ -29,9 +28,6 @@ from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView, facts_of
 from gpas_cli.words import listed
-
-if TYPE_CHECKING:
-    from gpas_cli.data.text_usage import TextUsage
 
 
 class Texts:
@@ -130,8 +126,6 @@ class Texts:
         return self._usages[asked]
 
     def _looked_up(self, data: Data, vocab: int, rows: int, trained: int) -> TextUsage | None:
-        from gpas_cli.data.text_usage import estimate_usage  # and numpy, which `gpas status` does without
-
         if self._project is None:
             return None
         try:
@@ -152,13 +146,13 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
 
 
 def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data | Finetune | MaskToken, str]:
-    from gpas_cli.data import records, text_usage
+    from gpas_cli.data import records
 
     root = project.config.parent
 
     def reason(what: Data | Finetune | MaskToken) -> str:
         if isinstance(what, Data):
-            return text_usage.unreadable_reason(what, project.cache, root)
+            return unreadable_reason(what, project.cache, root)
         if isinstance(what, Finetune):
             return records.unreadable_reason(what, project.cache, root)
         return absent_reason(what, root)
@@ -215,7 +209,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
         if key := _needed_key(project, wanted):
             texts[key] = _job(key, wanted, mine[0])
             read |= {job.key: key for job in mine}
-    return [*texts.values(), *(job.with_text(read.get(job.key, "")) for job in jobs)]
+    return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
 
 
 @dataclass(frozen=True)

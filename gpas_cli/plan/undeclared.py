@@ -26,7 +26,7 @@ from gpas_cli.store.rundir import all_keys
 
 _OF_NO_CELL = (TOKENISE, EXTERNAL)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, claimed: bool = False) -> list[Entry]:
@@ -106,7 +106,7 @@ def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
     )
 
 
-def _built(kind: type[T], values: Any) -> T:
+def _built(kind: type[_T], values: Any) -> _T:
     """Return the recorded instance, or one with default values if this version cannot read the record."""
     problems: list[Problem] = []
     made = build(kind, values, (), problems) if isinstance(values, Mapping) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
-from gpas_cli.state.usage import NOTHING, Usage, end_of, exit_time, sum_of, usage_of
+from gpas_cli.state.usage import NOTHING, Usage, end_of, exit_time, usage_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
@@ -84,11 +84,12 @@ class UsageMeter:
     def spent(self, state: CellStatus) -> Usage:
         """Return the usage of the cell so far, over all stages and attempts."""
         living = state.directory if state.state == "running" else None
-        return sum_of(self._stage(stage.key, living) for stage in state.entry.cell.stages)
+        return sum((self._stage(stage.key, living) for stage in state.entry.cell.stages), NOTHING)
 
     def _stage(self, key: str, living: Path | None) -> Usage:
         """Return the usage of the stage over all attempts; the one in the folder `living` is still running."""
-        return sum_of(self._attempt(attempt, running=attempt.path == living) for attempt in attempts(self.runs, key))
+        tries = attempts(self.runs, key)
+        return sum((self._attempt(attempt, running=attempt.path == living) for attempt in tries), NOTHING)
 
     def _attempt(self, attempt: AttemptDir, *, running: bool) -> Usage:
         """Return the usage of an attempt; nothing for a damaged one, whose usage is unknown."""
@@ -122,7 +123,7 @@ def _record(attempt: AttemptDir) -> AttemptRecord | None:
 
 def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:
     """Return the usage of all stages of a cell."""
-    return sum_of(spent[stage.key] for stage in state.entry.cell.stages)
+    return sum((spent[stage.key] for stage in state.entry.cell.stages), NOTHING)
 
 
 def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) -> GridUsage:
@@ -137,8 +138,8 @@ def _use(grid: str, states: Sequence[CellStatus], spent: Mapping[str, Usage]) ->
     return GridUsage(
         grid=grid,
         states=Counter(state.state for state in states),
-        spent=sum_of(spent[key] for key in {stage.key for s in states for stage in s.entry.cell.stages}),
-        to_go=sum_of(rates).times(sum(known) / len(rates)) if whole and rates else None,
+        spent=sum((spent[key] for key in {stage.key for s in states for stage in s.entry.cell.stages}), NOTHING),
+        to_go=sum(rates, NOTHING).times(sum(known) / len(rates)) if whole and rates else None,
         ends=makespan([(seconds / 3600, 1) for seconds in known], len(running)) * 3600 if whole else None,
     )
 

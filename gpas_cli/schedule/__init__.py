@@ -1,10 +1,9 @@
 """Schedulers: where jobs run, and how they are submitted, followed and cancelled.
 
-scheduler        the protocol, and the choice between schedulers
+scheduler        the base class, the choice between schedulers, and cancellation by whichever runs a cell
 summary          how a run reports its progress, and how it ended
-process          the process of an attempt: its identity, its environment, its libraries, the record of its exit
+process          the process of an attempt: its identity, its environment, its cancellation, the record of its exit
 retry            what follows an attempt that ended without a result
-cancel           cancel cells, whichever scheduler or process runs them
 local/           slots and processes of this machine
 slurm/           job arrays of a SLURM cluster
 """

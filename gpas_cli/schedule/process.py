@@ -1,12 +1,15 @@
-"""The process of an attempt: its identity, its environment, the libraries that it needs, the record of its exit."""
+"""The process of an attempt: its identity, its environment, its libraries, its cancellation, the record of its exit."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,16 @@ from typing import Any
 import psutil
 
 from gpas_cli.errors import GpasError
+from gpas_cli.permissions import explain, user_name
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.state import locks
-from gpas_cli.store.records import ExitRecord
-from gpas_cli.store.rundir import AttemptDir, write_record
+from gpas_cli.state.attempt import lives, process_path
+from gpas_cli.state.cancellation import request
+from gpas_cli.state.claims import Claim
+from gpas_cli.state.status import UNREADABLE, CellStatus
+from gpas_cli.state.view import SchedulerView
+from gpas_cli.store.records import ExitRecord, ProcessRecord
+from gpas_cli.store.rundir import AttemptDir, read_record, stage_dir, write_record
 from gpas_cli.words import listed
 
 _PRIVATE_VARIABLES = frozenset({"GPAS_DB"})
@@ -79,3 +88,79 @@ def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
     ]
     if lines:
         raise GpasError("\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Cancelling:
+    """The outcome of cancelling one cell. `asked` is False if there was nothing to cancel, or the request failed."""
+
+    state: CellStatus
+    asked: bool
+    what: str
+
+
+def cancel_process(view: SchedulerView, status: CellStatus, claim: Claim | None) -> Cancelling:
+    """Cancel a queued or running stage, claimed or not."""
+    try:
+        if status.state == "queued" or status.source == "ending":
+            request(stage_dir(view.runs, status.key))
+            who = status.claim or "its scheduler"
+            return Cancelling(status, True, f"{who} will not start it; `gpas retry` runs it")
+        if status.state == "running" and status.directory is not None:
+            return Cancelling(status, *_cancel_running(view, AttemptDir(status.directory), claim))
+    except UNREADABLE as error:
+        return failed(status, error)
+    return Cancelling(status, False, f"is {status.state}: there is nothing to cancel")
+
+
+def failed(status: CellStatus, error: Exception) -> Cancelling:
+    """Return the outcome for a stage that could not be cancelled."""
+    return Cancelling(status, False, f"could not be cancelled: {explain(error)}")
+
+
+def _cancel_running(view: SchedulerView, attempt: AttemptDir, claim: Claim | None) -> tuple[bool, str]:
+    """Signal the attempt's process if it can be verified; otherwise write a request for the run that owns it.
+
+    Return whether it was asked to stop, and what was done.
+    """
+    pid = _verified(attempt)
+    # Written before the signal: the job reads it to distinguish a cancellation from a preemption.
+    request(attempt.path, signalled=pid is not None)
+    if pid is not None:
+        try:
+            return True, _terminate(pid, attempt)
+        except PermissionError:  # another user's process: the run that started it can signal it
+            request(attempt.path, signalled=False)
+    if claim is not None and view.lives_now(claim):
+        return True, f"{claim} will stop it"
+    host = attempt.read_attempt().submitter.host or "its host"
+    where = f"as {user_name(attempt.path.stat().st_uid)}" if pid is not None else f"on {host}"
+    return False, f"its process cannot be reached from here; cancel it {where}"
+
+
+def _verified(attempt: AttemptDir) -> int | None:
+    """Return the id of the attempt's process if it runs here, holds alive.lock and is the one started; else None."""
+    try:
+        process = read_record(ProcessRecord, process_path(attempt))
+    except (OSError, GpasError):
+        return None
+    here = process.host == socket.gethostname() and lives(attempt)
+    if not here or process.pid <= 0 or not process.token:
+        return None
+    return process.pid if process.token == token(process.pid) else None
+
+
+def _terminate(pid: int, attempt: AttemptDir) -> str:
+    try:
+        if hasattr(os, "pidfd_open"):  # a handle on this process: its id may be reused meanwhile
+            handle = os.pidfd_open(pid)
+            try:
+                if _verified(attempt) == pid:
+                    signal.pidfd_send_signal(handle, signal.SIGTERM)
+            finally:
+                os.close(handle)
+        else:
+            os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return "its process has just ended"
+    return f"process {pid} was asked to stop"

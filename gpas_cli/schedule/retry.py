@@ -1,7 +1,7 @@
 """What follows an attempt that ended without a result: one policy, `next_step`, for every scheduler.
 
     out of memory   a job with more memory if the resources have a further entry, else half the micro-batch, else, for a
-                    cell that shared its job with others, a job of its own; that comes first if its job is over
+                    cell that shared its job with others, a job of its own
     killed          the same once more (SIGKILL without evidence that memory ran out, or an exit that nobody recorded)
     faulty node     another node, if the scheduler has several
     time limit      a job with a longer limit if the resources have a further entry, else the same job
@@ -29,7 +29,7 @@ from gpas_cli.store.records import AttemptRecord, Retry
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker.ranks import LOST_PEER
 
-OUT_OF_MEMORY = re.compile(
+_OUT_OF_MEMORY = re.compile(
     r"out ?of ?memory|exceeded (job )?memory limit|oom[-_ ]kill|cannot allocate memory|DefaultCPUAllocator", re.I
 )
 _EARLY_SECONDS = 70.0  # by which SLURM may send the warning of a time limit too early
@@ -40,7 +40,6 @@ class End(Enum):
     """How an attempt ended."""
 
     ENDED = auto()  # with an outcome, or with an error of its own
-    CANCELLED = auto()
     SUPERSEDED = auto()
     MEMORY = auto()
     KILLED = auto()
@@ -72,7 +71,7 @@ def next_step(
     micro-batch, 0 if that cannot be halved. larger: the resources with a further entry. packed: whether other cells
     shared its job.
     """
-    if end in (End.ENDED, End.CANCELLED, End.SUPERSEDED):
+    if end in (End.ENDED, End.SUPERSEDED):
         return Step.NOTHING
     if end is End.MEMORY and ("mem" in larger or rows):
         return Step.GROW if "mem" in larger else Step.REDUCE
@@ -116,7 +115,7 @@ def reached_limit(asked: Resources, seconds: float) -> bool:
 
 def is_memory(text: str) -> bool:
     """Return whether a cause, or the end of a log, says that memory ran out on the host or a GPU."""
-    return OUT_OF_MEMORY.search(text) is not None
+    return _OUT_OF_MEMORY.search(text) is not None
 
 
 def ran_out_of_memory(status: StageStatus) -> bool:

@@ -1,30 +1,28 @@
-"""The protocol of a scheduler, and the choice of one.
+"""The base class of schedulers, the choice of one, and cancellation by whichever runs a cell.
 
 One scheduler object per status scan (`state.view`): it queries its queue once and answers for every claim.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, cast, runtime_checkable
+from typing import Annotated, Protocol, cast
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.machine import Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.summary import Reporter, RunSummary, Silent, Submitted
+from gpas_cli.schedule.process import Cancelling, cancel_process, failed
+from gpas_cli.schedule.summary import Reporter, RunSummary, Submitted
 from gpas_cli.spec.run import Resources
-from gpas_cli.state.claims import LOCAL, Claim
-from gpas_cli.state.status import CellStatus
+from gpas_cli.state.claims import LOCAL, Claim, read_claim
+from gpas_cli.state.status import ALIVE, UNREADABLE, CellStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, scheduler_names
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,6 @@ class Finding:
     status: Annotated[str, ("ok", "note", "problem")]
     detail: str
     remedy: str = ""
-
-
-_AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +48,11 @@ class RunRequest:
     entries: Sequence[Entry]
     retry: Collection[str] = ()
     at_once: int | None = None
-    reporter: Reporter = field(default_factory=Silent)
+    reporter: Reporter = field(default_factory=Reporter)
     ingest: Callable[[], str] = str
 
 
-class Stoppable(Protocol):
-    """An object that signals can stop."""
-
-    def stop(self) -> None:
-        """Request a stop. Called in the signal handler."""
-
-
-class Run(Stoppable, Protocol):
+class Run(Protocol):
     """The jobs submitted by one `gpas run`."""
 
     @property
@@ -74,52 +62,9 @@ class Run(Stoppable, Protocol):
         """Wait until every stage has ended, or until `stop` has been carried out."""
 
     def stop(self) -> None:
-        """Stop waiting. If this process runs the jobs itself, ask them to save and exit; a second call kills them."""
+        """Stop waiting. If this process runs the jobs itself, ask them to save and exit; a second call kills them.
 
-
-class Scheduler(ClaimScheduler, Protocol):
-    """A scheduler of jobs. `foreground`: the jobs need the submitting process, so `gpas run` always waits for them."""
-
-    foreground: bool
-
-    def machine(self) -> Machine:
-        """Return the machine for which to plan; `plan.machine.Cluster` if it is unknown."""
-
-    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
-        """Return `jobs`, preceded by the jobs that must run first, such as those that tokenise their text."""
-
-    def submit(self, request: RunRequest) -> Run:
-        """Claim every unclaimed stage without a result and submit it, as far as there is room.
-
-        Raises GpasError before anything is submitted if some job can never run.
-        """
-
-    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
-        """Cancel a queued or running stage. Return whether it was asked to stop, and what was done, for the user."""
-
-    def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Return the lines that `gpas run --dry-run` prints about `jobs` in addition to the plan. Changes nothing."""
-
-    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
-        """Return the lines of `gpas run --test-only`: when `jobs` would start. Raises GpasError if that is unknown."""
-
-
-@runtime_checkable
-class CancelsTogether(Protocol):
-    """A scheduler that cancels many stages at once. Optional."""
-
-    def cancel_all(self, stages: Mapping[str, Claim]) -> Mapping[str, tuple[bool, str]]:
-        """Cancel stages by key, whose claims have a submission. Return by key what `Scheduler.cancel` returns."""
-
-
-@runtime_checkable
-class Examinable(Protocol):
-    """A scheduler that `gpas doctor` can examine. Optional."""
-
-    def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
-        """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
-
-        `resources`: name -> the resources of each stage of a declared cell; empty if the experiments file is invalid.
+        Called in a signal handler.
         """
 
 
@@ -136,14 +81,6 @@ class ProfileUse:
     longest: float
 
 
-@runtime_checkable
-class Accountant(Protocol):
-    """A scheduler that knows what its jobs used. Optional."""
-
-    def used_by_profile(self, keys: Collection[str]) -> list[ProfileUse]:
-        """Return the use of the ended jobs of these stages. Raises GpasError if it is unknown at present."""
-
-
 @dataclass(frozen=True)
 class Choice:
     """The name of a scheduler, and a note for the user on why it was chosen ("" if none is needed)."""
@@ -152,19 +89,62 @@ class Choice:
     note: str = ""
 
 
-@runtime_checkable
-class Selectable(Protocol):
-    """A scheduler whose class can check whether it is usable from this machine. Optional."""
+class Scheduler(ClaimScheduler):
+    """A scheduler of jobs. A subclass has at least `machine` and `submit`.
+
+    `foreground`: the jobs need the submitting process, so `gpas run` always waits for them.
+    """
+
+    foreground = True
 
     @staticmethod
-    def require(environ: Mapping[str, str]) -> None:
-        """Raise GpasError if no job can be submitted from here."""
+    def require() -> None:
+        """Raise GpasError if no job can be submitted from this machine."""
 
     @staticmethod
-    def automatic(environ: Mapping[str, str]) -> Choice | None:
+    def automatic() -> Choice | None:
         """Return the choice of `auto`: this scheduler, another one with a note why, or None to let the next scheduler
         decide.
         """
+        return None
+
+    def machine(self) -> Machine:
+        """Return the machine for which to plan; `plan.machine.Cluster` if it is unknown."""
+        raise NotImplementedError
+
+    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
+        """Return `jobs`, preceded by the jobs that must run first, such as those that tokenise their text."""
+        return tuple(jobs)
+
+    def submit(self, request: RunRequest) -> Run:
+        """Claim every unclaimed stage without a result and submit it, as far as there is room.
+
+        Raises GpasError before anything is submitted if some job can never run.
+        """
+        raise NotImplementedError
+
+    def cancel(self, stages: Sequence[tuple[CellStatus, Claim]]) -> Iterable[Cancelling]:
+        """Cancel the queued or running stages of cells, which claims assign to this scheduler. Return each outcome."""
+        return [cancel_process(self.look, status, claim) for status, claim in stages]
+
+    def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        """Return the lines that `gpas run --dry-run` prints about `jobs` in addition to the plan. Changes nothing."""
+        return ()
+
+    def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
+        """Return the lines of `gpas run --test-only`: when `jobs` would start. Raises GpasError if that is unknown."""
+        raise GpasError("--test-only needs SLURM; add --executor slurm")
+
+    def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
+        """Yield findings about the scheduler, its configuration and, with `nodes`, the machines that run its jobs.
+
+        `resources`: name -> the resources of each stage of a declared cell; empty if the experiments file is invalid.
+        """
+        return ()
+
+    def used_by_profile(self, keys: Collection[str]) -> list[ProfileUse]:
+        """Return the use of the ended jobs of these stages. Raises GpasError if it is unknown at present."""
+        return []
 
 
 def scheduler_named(name: str, runs: Path) -> Scheduler:
@@ -174,48 +154,54 @@ def scheduler_named(name: str, runs: Path) -> Scheduler:
 
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     """Return what the ended jobs of these stages asked for and used, as far as schedulers know. Raises GpasError."""
-    schedulers = (scheduler_named(name, runs) for name in scheduler_names())
-    return [use for each in schedulers if isinstance(each, Accountant) for use in each.used_by_profile(keys)]
+    return [use for name in scheduler_names() for use in scheduler_named(name, runs).used_by_profile(keys)]
 
 
-def scheduler_of(view: SchedulerView, claim: Claim) -> Scheduler:
-    """Return the scheduler that a claim names. Raises GpasError if it is unknown or cannot be loaded."""
-    return cast(Scheduler, view.scheduler(claim.scheduler))
-
-
-def choose(word: str, environ: Mapping[str, str] = os.environ) -> Choice:
+def choose(word: str) -> Choice:
     """Return the scheduler for the option's value `word`: auto, or a scheduler's name. Raises GpasError if it is
     unknown or unusable here.
 
     auto is the first registered scheduler that chooses itself (SLURM does if its controller answers), else this
     machine.
     """
-    names = (_AUTO, *scheduler_names())
+    names = ("auto", *scheduler_names())
     if word not in names:
         raise GpasError(f"unknown executor '{word}'; {nearest(word, names)}")
-    if word == _AUTO:
-        return _automatic(environ)
-    if isinstance(found := scheduler_class(word), Selectable):
-        found.require(environ)
-    return Choice(word)
-
-
-def _automatic(environ: Mapping[str, str]) -> Choice:
+    if word != "auto":
+        scheduler_class(word).require()
+        return Choice(word)
     for name in scheduler_names():
         with suppress(GpasError):  # a scheduler that cannot be loaded is a finding of `gpas doctor`
-            if isinstance(found := scheduler_class(name), Selectable) and (choice := found.automatic(environ)):
-                return choice
+            if choice := scheduler_class(name).automatic():
+                return cast(Choice, choice)
     return Choice(LOCAL)
 
 
+def cancel(runs: Path, states: Iterable[CellStatus]) -> list[Cancelling]:
+    """Cancel the current stage of each cell; a stage that several cells share is cancelled once."""
+    states = list(states)
+    view = SchedulerView(runs, max_age_seconds=0.0)
+    done: list[Cancelling] = []
+    claimed: dict[str, list[tuple[CellStatus, Claim]]] = {}  # by scheduler
+    for state in {state.key: state for state in states}.values():
+        claim = read_claim(runs, state.key) if state.state in ALIVE else None
+        if claim is None:  # a process may run although its `gpas run` died and another one removed the claim
+            done.append(cancel_process(view, state, None))
+        else:
+            claimed.setdefault(claim.scheduler, []).append((state, claim))
+    for name, stages in claimed.items():
+        try:
+            done += cast(Scheduler, view.scheduler(name)).cancel(stages)
+        except UNREADABLE as error:
+            done += [failed(state, error) for state, _ in stages]
+    by_key = {one.state.key: one for one in done}
+    return [replace(by_key[state.key], state=state) for state in states]
+
+
 @contextmanager
-def stop_on_signals(run: Stoppable) -> Iterator[None]:
+def stop_on_signals(run: Run) -> Iterator[None]:
     """Call `run.stop` on SIGINT and SIGTERM within the block."""
-
-    def handle(_number: int, _frame: object) -> None:
-        run.stop()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: run.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
 from gpas_cli.errors import Exit
+from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.state.status import OUTCOMES, RESULTS, StageStatus
 from gpas_cli.store.rundir import AttemptDir
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,9 @@ class RunSnapshot:
     stopping: bool
 
 
-class Reporter(Protocol):
-    """A receiver of a run's progress. Its methods are called in the run's own thread and should return quickly."""
+class Reporter:
+    """A receiver of a run's progress; this one does nothing. Its methods are called in the run's own thread and should
+    return quickly."""
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
         """Called when the process of the next attempt at a stage has started."""
@@ -140,15 +138,3 @@ class Reporter(Protocol):
 
     def notice(self, message: str) -> None:
         """Called with a message for the user about something that does not stop the run."""
-
-
-class Silent:
-    """A reporter that does nothing."""
-
-    def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
-
-    def finished(self, job: StageJob, status: StageStatus) -> None: ...
-
-    def tick(self, snapshot: RunSnapshot) -> None: ...
-
-    def notice(self, message: str) -> None: ...

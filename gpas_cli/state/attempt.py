@@ -21,17 +21,26 @@ from gpas_cli.store.journal import Line, lines_in, raw_tail, tail
 from gpas_cli.store.records import AttemptRecord, ExitRecord, ProcessRecord
 from gpas_cli.store.rundir import AttemptDir, read_record
 
-OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
-PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
-NEWEST = {"step": 32, "layers": 1, "scoring": 32}  # the number of events of each kind that `progress` needs
+_OUTCOME_BYTES = 2048  # at the end of a journal, enough to contain an outcome
+_PROGRESS_BYTES = 65536  # at the end of a journal, enough to compute the progress
+_NEWEST = {"step": 32, "layers": 1, "scoring": 32}  # the number of events of each kind that `progress` needs
 
 
 def conclude(attempt: AttemptDir) -> StageStatus:
+    """Return the status of one attempt, `unknown` if its files cannot be read."""
+    try:
+        return _conclude(attempt)
+    except UNREADABLE as error:
+        evidence = f"unreadable: {explain(error)}"
+        return StageStatus(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
+
+
+def _conclude(attempt: AttemptDir) -> StageStatus:
     """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
-    raw = raw_tail(attempt.journal_path, OUTCOME_BYTES)
+    raw = raw_tail(attempt.journal_path, _OUTCOME_BYTES)
     last = outcome(raw)
     if last is None:
-        raw = raw_tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
+        raw = raw_tail(attempt.journal_path, _PROGRESS_BYTES, newest=_NEWEST)
         last = outcome(raw)
     if last is not None:
         status = _from_outcome(last)
@@ -40,7 +49,7 @@ def conclude(attempt: AttemptDir) -> StageStatus:
     status = _from_process(attempt, asked, lines_in(raw))
     if status.state != "running":
         # The process may have written its outcome and exited between the reading of the journal and of the lock.
-        raw = raw_tail(attempt.journal_path, PROGRESS_BYTES, newest=NEWEST)
+        raw = raw_tail(attempt.journal_path, _PROGRESS_BYTES, newest=_NEWEST)
         last = outcome(raw)
         status = _from_outcome(last) if last else status
     return _complete(attempt, asked, status, raw)
@@ -53,7 +62,7 @@ def _complete(
     made = asked.slurm if asked and status.state not in RESULTS else None
     return replace(
         status, journal_end=raw, age=_age(_newest_first(raw), status.age), attempt=attempt.number,
-        folder=str(attempt.path), submission=made.submission if made else "",
+        directory=attempt.path, submission=made.submission if made else "",
     )  # fmt: skip
 
 
@@ -73,26 +82,17 @@ def _newest_first(raw: Sequence[bytes]) -> Iterator[Line]:
 
 def final_step(attempt: AttemptDir) -> int | None:
     """Return the number of updates, or other steps, of an attempt that is done; None for any other attempt."""
-    last = outcome(raw_tail(attempt.journal_path, PROGRESS_BYTES))
+    last = outcome(raw_tail(attempt.journal_path, _PROGRESS_BYTES))
     return last.step if isinstance(last, Outcome) and last.outcome == "done" else None
 
 
 def resumable(runs: Path, key: str) -> int | None:
     """Return the step of the newest checkpoint of the stage's attempts, None if there is none."""
     for attempt in reversed(rerun.deciding(runs, key)):
-        step = checkpoint_step(tail(attempt.journal_path, 16 * PROGRESS_BYTES))
+        step = checkpoint_step(tail(attempt.journal_path, 16 * _PROGRESS_BYTES))
         if step is not None and attempt.checkpoints.is_dir():
             return step
     return None
-
-
-def conclude_or_unknown(attempt: AttemptDir) -> StageStatus:
-    """Return the status of one attempt, `unknown` if its files cannot be read."""
-    try:
-        return conclude(attempt)
-    except UNREADABLE as error:
-        evidence = f"unreadable: {explain(error)}"
-        return StageStatus(state="unknown", evidence=evidence, attempt=attempt.number, folder=str(attempt.path))
 
 
 def _from_outcome(event: Outcome | Malformed) -> StageStatus:
@@ -213,5 +213,5 @@ def attempts_without_progress(runs: Path, key: str) -> int:
 
 def _last_lines(attempt: AttemptDir) -> Sequence[Line]:
     with suppress(OSError):
-        return tail(attempt.journal_path, PROGRESS_BYTES)
+        return tail(attempt.journal_path, _PROGRESS_BYTES)
     return ()

@@ -6,7 +6,7 @@ Each decision is made under one lock, held briefly: observe, then claim only unc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -99,7 +99,7 @@ class ClaimSet:
 
     def release(self, key: str) -> None:
         """Release a claim, if it is held."""
-        self._release([key] if key in self.held else [])
+        self._release({key} & self.held)
 
     @contextmanager
     def confirmed(self, key: str) -> Iterator[bool]:
@@ -115,7 +115,7 @@ class ClaimSet:
 
     def close(self) -> None:
         """Release all claims and unregister this process."""
-        self._release(list(self.held))
+        self._release(set(self.held))
         self.submitter.close()
 
     def __enter__(self) -> ClaimSet:
@@ -146,12 +146,14 @@ class ClaimSet:
                 with suppress(OSError):
                     claim_path(self.runs, key).unlink(missing_ok=True)
 
-    def _release(self, keys: Collection[str]) -> None:
+    def _release(self, keys: set[str]) -> None:
+        if not keys:
+            return
+        self.held -= keys
         # A claim that cannot be removed now becomes invalid when this process ends.
-        with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)) if keys else nullcontext():
+        with suppress(OSError, GpasError), locks.locked(claims_lock(self.runs)):
             for key in keys:
                 self._give_back(key)
-        self.held -= set(keys)
 
     def _give_back(self, key: str) -> None:
         """Remove a claim if this process owns it.

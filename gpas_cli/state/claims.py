@@ -15,18 +15,18 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.files import replace_file
 from gpas_cli.state import locks
 from gpas_cli.state.locks import Lock
-from gpas_cli.store.records import ClaimRecord, SubmitterRecord
+from gpas_cli.store.records import Author, SubmitterRecord
 from gpas_cli.store.rundir import read_record, stage_dir, write_record
-from gpas_cli.structure import to_mapping
+from gpas_cli.structure import ABSENT, Record, to_mapping
 
-HEARTBEAT_SECONDS = 15.0  # the interval between two touches of the lock file
+_HEARTBEAT_SECONDS = 15.0  # the interval between two touches of the lock file
 SILENCE_SECONDS = 120.0  # without a heartbeat or event, until a process of another host counts as dead
 
 
@@ -45,9 +45,14 @@ class Submitter:
         about = SubmitterRecord(id=self.id, host=self.host, pid=self.pid, time=self.since, boot=locks.boot_id())
         write_record(self._path("json"), about)
 
+    @property
+    def author(self) -> Author:
+        """This process, as records of what it starts name it."""
+        return Author(self.id, self.host, self.pid)
+
     def beat(self) -> None:
         """Show other hosts that this process is alive. Cheap to call. Raises GpasError if the lock file was removed."""
-        if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
+        if time.monotonic() - self._beaten >= _HEARTBEAT_SECONDS:
             try:
                 os.utime(self._path("lock"))
             except FileNotFoundError as error:
@@ -101,9 +106,9 @@ LOCAL, SLURM = "local", "slurm"  # the schedulers of claims by older versions, w
 _NAME = re.compile(r"[^/\0]+")  # of a submitter; it becomes part of a file name
 
 
-@dataclass(frozen=True)
-class Claim:
-    """The scheduler that will run a stage, and the process that submitted it. `since` is unix time.
+@dataclass(frozen=True, kw_only=True)
+class Claim(Record):
+    """claim.json: the scheduler that will run a stage, and the process that submitted it.
 
     `submission` is the scheduler's name for the submission, and `index` the job in it; such a claim outlives its
     submitter. `submission` is "" if the submitting process runs the stage itself. `after` contains the keys of the
@@ -113,12 +118,12 @@ class Claim:
     submitter: str
     host: str
     pid: int
-    since: float
+    time: float
+    scheduler: str = field(default="", metadata=ABSENT)
     submission: str = ""
     index: int = 0
     after: tuple[str, ...] = ()
-    scheduler: str = LOCAL
-    grid: str = ""
+    grid: str = field(default="", metadata=ABSENT)
 
     def __str__(self) -> str:
         if self.submission:
@@ -133,15 +138,12 @@ def claim_path(runs: Path, key: str) -> Path:
 def read_claim(runs: Path, key: str) -> Claim | None:
     """Return the claim on a stage, even if its submitter is dead; None if there is none or it cannot be read."""
     try:
-        found = read_record(ClaimRecord, claim_path(runs, key))
+        found = read_record(Claim, claim_path(runs, key))
     except (OSError, StoreError):
         return None
     if not _NAME.fullmatch(found.submitter):
         return None
-    return Claim(
-        found.submitter, found.host, found.pid, found.time, found.submission, found.index, found.after,
-        found.scheduler or (SLURM if found.submission else LOCAL), found.grid,
-    )  # fmt: skip
+    return found if found.scheduler else replace(found, scheduler=SLURM if found.submission else LOCAL)
 
 
 def write_claim(
@@ -160,16 +162,12 @@ def write_claim(
     Without a `submission` the submitter itself runs the stage; the other arguments are as in `Claim`.
     """
     path = claim_path(runs, key)
-    claim = ClaimRecord(
+    claim = Claim(
         submitter=submitter.id, host=submitter.host, pid=submitter.pid, time=time.time(), scheduler=scheduler,
         submission=submission, index=index, after=tuple(after), grid=grid,
     )  # fmt: skip
-    content = json.dumps(to_mapping(claim)) + "\n"
-    try:
-        replace_file(path, content, durable=False)
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content, durable=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(to_mapping(claim)) + "\n", durable=False)
 
 
 def release_claim(runs: Path, key: str, submission: str, index: int) -> None:

@@ -36,7 +36,7 @@ from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.records import Forgetting
 from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, attempts, forgotten_attempts, read_record, write_record
 
-RECORD = "forgotten.json"
+_RECORD = "forgotten.json"
 
 
 def forget(runs: Path, stages: Mapping[str, Sequence[str]], why: str) -> dict[str, list[AttemptDir]]:
@@ -74,7 +74,7 @@ def restore(runs: Path, keys: Iterable[str]) -> dict[str, list[AttemptDir]]:
 
 def read_forgetting(attempt: AttemptDir) -> Forgetting:
     """Return when and why the attempt was forgotten. Raises OSError or StoreError if the record cannot be read."""
-    return read_record(Forgetting, attempt.path / RECORD)
+    return read_record(Forgetting, attempt.path / _RECORD)
 
 
 def _refuse_alive(runs: Path, keys: Iterable[str]) -> None:
@@ -85,21 +85,21 @@ def _refuse_alive(runs: Path, keys: Iterable[str]) -> None:
 
 
 def _forget(attempt: AttemptDir, record: Forgetting) -> AttemptDir:
-    write_record(attempt.path / RECORD, record)
+    write_record(attempt.path / _RECORD, record)
     return AttemptDir(attempt.path.rename(attempt.path.with_name(f"{FORGOTTEN}{attempt.path.name}")))
 
 
 def _restore(attempt: AttemptDir) -> AttemptDir:
     restored = AttemptDir(attempt.path.rename(attempt.path.with_name(attempt.path.name.removeprefix(FORGOTTEN))))
-    (restored.path / RECORD).unlink(missing_ok=True)
+    (restored.path / _RECORD).unlink(missing_ok=True)
     return restored
 
 
-FAILED_STATES = ("failed", "cancelled")
+_FAILED_STATES = ("failed", "cancelled")
 
 
 @dataclass(frozen=True)
-class Removable:
+class _Removable:
     """A checkpoint that a rule selects."""
 
     path: Path
@@ -115,7 +115,7 @@ class StageUse:
     state: str
     checkpoint_bytes: int
     other_bytes: int
-    removable: tuple[Removable, ...]
+    removable: tuple[_Removable, ...]
 
 
 def stage_use(
@@ -129,7 +129,7 @@ def stage_use(
     checkpoints = sum(size_of(attempt.checkpoints) for attempt in known)
     others = sum(size_of(attempt.path) for attempt in known) - checkpoints
     selected = [
-        Removable(path, size_of(path), rule)
+        _Removable(path, size_of(path), rule)
         for rule, path in _selected(runs, key, state, needed)
         if rule in rules and path.stat().st_mtime < before
     ]
@@ -185,7 +185,7 @@ def _selected(runs: Path, key: str, state: str, needed: Collection[str]) -> Iter
             yield FINISHED, last
     elif state in RESULTS:
         yield from ((SUPERSEDED, path) for path in own)
-    elif state in FAILED_STATES:
+    elif state in _FAILED_STATES:
         yield from ((FAILED, path) for path in own)
 
 

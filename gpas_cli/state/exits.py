@@ -25,14 +25,14 @@ class JobExit(IntEnum):
         return cls.RESULT if outcome in ("done", "diverged") else cls[outcome.upper()]
 
 
-END_BYTES = 4096
+_END_BYTES = 4096
 
 
-def end_of(log: Path, size: int = END_BYTES) -> str:
-    """Return the last `size` bytes of a log, "" if it cannot be read."""
+def end_of(log: Path) -> str:
+    """Return the last END_BYTES of a log, "" if it cannot be read."""
     try:
         with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -17,7 +17,6 @@ from pathlib import Path
 from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -49,10 +48,10 @@ def probe(path: Path) -> Lock:
     return Lock.FREE
 
 
-def boot_id(path: Path = BOOT_ID) -> str:
+def boot_id() -> str:
     """Return the boot id of the running kernel, which its containers share; "" if the system has none."""
     try:
-        return path.read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
 
@@ -73,18 +72,13 @@ def hold(path: Path, *, patience: float = 5.0) -> int:
     system has no locks, OSError if the file cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     deadline = time.monotonic() + patience
-    try:
-        while not _try(fd, path):
-            if time.monotonic() > deadline:
-                raise GpasError(
-                    f"{path} has been locked by another process for {patience:.0f} s; check whether it is suspended"
-                )
-            time.sleep(0.01)
-    except BaseException:
-        os.close(fd)
-        raise
+    while (fd := try_hold(path)) is None:
+        if time.monotonic() > deadline:
+            raise GpasError(
+                f"{path} has been locked by another process for {patience:.0f} s; check whether it is suspended"
+            )
+        time.sleep(0.01)
     return fd
 
 
@@ -103,9 +97,9 @@ def try_hold(path: Path) -> int | None:
 
 
 @contextmanager
-def locked(path: Path, *, patience: float = 60.0) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the lock on `path` within a with block."""
-    fd = hold(path, patience=patience)
+    fd = hold(path, patience=60.0)
     try:
         yield
     finally:

@@ -31,11 +31,11 @@ from gpas_cli.store.rundir import AttemptDir, all_stages, attempts, create_attem
 from gpas_cli.store.snapshot import copy_snapshot
 
 RECORD = "imported.json"
-CHECKPOINTS = "checkpoints"
-DEEPEST = 16  # levels of folders in an attempt; a stranger's project may have a tree without an end
+_CHECKPOINTS = "checkpoints"
+_DEEPEST = 16  # levels of folders in an attempt; a stranger's project may have a tree without an end
 # Files that concern a process that ran elsewhere, or a stage that is no longer the same.
-LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", RECORD})
-NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that differ between equal trainings
+_LEFT = frozenset({"attempt.json", "alive.lock", "process.json", "cancel.json", RECORD})
+_NOT_COMPARED = ("second", "memory", "mfu")  # parts of the names of metrics that differ between equal trainings
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ def run_directories(path: Path) -> Path:
     raise GpasError(f"{path}: no run directories here; name the folder of a project, or its runs/")
 
 
-def _files(folder: Path, checkpoints: bool, depth: int = DEEPEST) -> Iterable[Path]:
+def _files(folder: Path, checkpoints: bool, depth: int = _DEEPEST) -> Iterable[Path]:
     """Yield the regular files of an attempt that are copied. Links are left out: they may lead out of the project."""
     for path in sorted(folder.iterdir()):
-        if path.is_symlink() or path.name in LEFT or path.name.startswith("."):
+        if path.is_symlink() or path.name in _LEFT or path.name.startswith("."):
             continue
         if path.is_file():
             yield path
-        elif depth and path.is_dir() and (checkpoints or path.name != CHECKPOINTS):
+        elif depth and path.is_dir() and (checkpoints or path.name != _CHECKPOINTS):
             yield from _files(path, checkpoints, depth - 1)
 
 
@@ -166,7 +166,7 @@ def _digest(attempt: AttemptDir) -> bytes:
 def _difference(here: Mapping[str, float], there: Mapping[str, float]) -> tuple[str, float, float] | None:
     """Return the first metric, times apart, that differs in its first six digits."""
     for name in here:
-        if name in there and not any(part in name for part in NOT_COMPARED):
+        if name in there and not any(part in name for part in _NOT_COMPARED):
             own, other = float(here[name]), float(there[name])
             if not (math.isclose(own, other, rel_tol=1e-6) or (math.isnan(own) and math.isnan(other))):
                 return name, own, other

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gpas_cli.grid.entry import Entry
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, rerun
-from gpas_cli.state.attempt import conclude_or_unknown, lives
+from gpas_cli.state.attempt import conclude, lives
 from gpas_cli.state.claims import CLAIM, read_claim
 from gpas_cli.state.status import (
     ALIVE,
@@ -28,13 +28,9 @@ from gpas_cli.state.status import (
     UNREADABLE,
     CellStatus,
     StageStatus,
-    cell_status,
 )
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, all_keys, look_in
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a request to cancel takes effect
 
@@ -55,7 +51,14 @@ def look(
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
-    return [_with_job(runs, state, alive) for state in states] if jobs else states
+    if not jobs:
+        return states
+    return [
+        replace(state, job=alive.job_of(read_claim(runs, state.key)))
+        if state.job is None and state.state in ALIVE
+        else state
+        for state in states
+    ]
 
 
 def observe_all(runs: Path, keys: Iterable[str]) -> dict[str, StageStatus]:
@@ -67,17 +70,9 @@ def observe_all(runs: Path, keys: Iterable[str]) -> dict[str, StageStatus]:
     return {key: observe(runs, key, alive) if key in there or unreadable else untried for key in keys}
 
 
-def _with_job(runs: Path, state: CellStatus, alive: SchedulerView) -> CellStatus:
-    if state.job is not None or state.state not in ALIVE:
-        return state
-    return replace(state, job=alive.job_of(read_claim(runs, state.key)))
-
-
 def statuses(runs: Path, entries: Iterable[Entry]) -> dict[str, StageStatus]:
     """Return the status of every stage of the entries, by key."""
-    alive = SchedulerView(runs)
-    keys = dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages)
-    return {key: observe(runs, key, alive) for key in keys}
+    return observe_all(runs, [stage.key for entry in entries for stage in entry.cell.stages])
 
 
 def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: SchedulerView) -> CellStatus:
@@ -86,7 +81,7 @@ def _cell_state(runs: Path, entry: Entry, seen: dict[str, StageStatus], alive: S
             seen[stage.key] = observe(runs, stage.key, alive)
         if seen[stage.key].state != "done":
             break
-    return cell_status(entry, stage.kind, stage.key, seen[stage.key])
+    return CellStatus.of(entry, stage, seen[stage.key])
 
 
 def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageStatus:
@@ -106,7 +101,7 @@ def _of_attempts(runs: Path, key: str, tries: list[AttemptDir], files: frozenset
         after = rerun.superseded(runs, key)
         result = _newest_result([t for t in tries if t.number <= after])
         tries = [t for t in tries if t.number > after]
-    last = conclude_or_unknown(tries[-1]) if tries else StageStatus(state="missing", evidence=_none(files))
+    last = conclude(tries[-1]) if tries else StageStatus(state="missing", evidence=_none(files))
     if not tries and rerun.FILE in files:
         last = _asked_again(runs, key, result)
     if last.state not in RESULTS:
@@ -138,7 +133,7 @@ def _none(files: Collection[str]) -> str:
 
 
 def _newest_result(tries: Sequence[AttemptDir]) -> StageStatus | None:
-    return next((found for found in map(conclude_or_unknown, reversed(tries)) if found.state in RESULTS), None)
+    return next((found for found in map(conclude, reversed(tries)) if found.state in RESULTS), None)
 
 
 def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatus:

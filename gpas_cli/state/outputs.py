@@ -15,10 +15,10 @@ from gpas_cli.state.attempt import final_step
 from gpas_cli.store.journal import read, stretches
 from gpas_cli.store.rundir import AttemptDir, checkpoints_of, stage_dir
 
-E = TypeVar("E", bound=Event)
+_E = TypeVar("_E", bound=Event)
 
 
-def recorded_events(runs: Path, key: str, *classes: type[E]) -> Iterator[E]:
+def recorded_events(runs: Path, key: str, *classes: type[_E]) -> Iterator[_E]:
     """Yield the events of these classes in the journals of the attempts that decide the state of a stage, oldest first.
 
     Raises OSError if a journal cannot be read.
@@ -27,7 +27,7 @@ def recorded_events(runs: Path, key: str, *classes: type[E]) -> Iterator[E]:
         yield from _events_of(attempt, *classes)
 
 
-def _events_of(attempt: AttemptDir, *classes: type[E]) -> Iterator[E]:
+def _events_of(attempt: AttemptDir, *classes: type[_E]) -> Iterator[_E]:
     kinds = {kind for kind, event_class in KINDS.items() if event_class in classes}
     for lines, _, _ in stretches(attempt.journal_path):
         events = (line.event for line in lines if line.kind in kinds)

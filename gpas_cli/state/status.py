@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Phase, Scoring, Spike, Started, Step
+from gpas_cli.grid.entry import Entry
+from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
 from gpas_cli.store.journal import Line, lines_in
 from gpas_cli.store.rundir import AttemptDir, read_json
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
+from gpas_cli.words import ordinal
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Progress:
         return f"{self.phase} {math.floor(100 * (self.step or 0) / (self.steps or 1))} %"
 
 
-def progress(lines: Sequence[Line]) -> Progress | None:
+def _progress(lines: Sequence[Line]) -> Progress | None:
     """Return the progress from the last lines of a journal since its last start, None if they contain none."""
     lines = _since_start(lines)
     events = [line.event for line in lines]
@@ -71,7 +71,7 @@ def progress(lines: Sequence[Line]) -> Progress | None:
         lr=last.lr,
         tokens_per_second=last.tokens_per_second,
         losses=tuple(step.loss for _, step in steps if step.loss is not None),
-        eta=_eta(steps),
+        eta=_eta([(t, step.step / step.steps if step.steps else None) for t, step in steps]),
         grad_norm=last.grad_norm,
         mfu=last.mfu,
         memory=last.memory,
@@ -88,7 +88,7 @@ def _scoring(events: Sequence[tuple[float, Scoring]]) -> Progress:
         step=last.done,
         steps=last.total,
         share=_share(last),
-        eta=_eta_of_share(events),
+        eta=_eta([(t, _share(event)) for t, event in events]),
     )
 
 
@@ -97,16 +97,6 @@ def _share(event: Scoring) -> float | None:
     if not event.tasks or not event.total:
         return None
     return (event.place - 1 + event.done / event.total) / event.tasks
-
-
-def _eta_of_share(events: Sequence[tuple[float, Scoring]]) -> float | None:
-    began, first = events[0]
-    now, last = events[-1]
-    before = _share(first)
-    after = _share(last)
-    if before is None or after is None or after <= before:
-        return None
-    return (1 - after) * (now - began) / (after - before)
 
 
 def checkpoint_step(lines: Sequence[Line]) -> int | None:
@@ -120,13 +110,13 @@ def _since_start(lines: Sequence[Line]) -> Sequence[Line]:
     return lines[starts[-1] :] if starts else lines
 
 
-def _eta(steps: Sequence[tuple[float, Step]]) -> float | None:
-    """Return the seconds to the last step, at the rate between the first and the last log line; None if unknown."""
-    began, first = steps[0]
-    now, last = steps[-1]
-    if last.steps is None or last.step <= first.step or now <= began:
+def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
+    """Return the seconds to the end, at the rate between the first and the last of (time, completed share); None if
+    unknown."""
+    (began, before), (now, after) = shares[0], shares[-1]
+    if before is None or after is None or after <= before or now <= began:
         return None
-    return max(0, last.steps - last.step) * (now - began) / (last.step - first.step)
+    return max(0.0, 1 - after) * (now - began) / (after - before)
 
 
 OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")
@@ -136,53 +126,38 @@ ALIVE = ("queued", "running")
 UNREADABLE = (OSError, GpasError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-class SchedulerJob(Protocol):
-    """A job as its scheduler reports it. `str()` returns one line for people. Times are unix times.
+@dataclass(frozen=True)
+class SchedulerJob:
+    """A job as its scheduler reports it. `str()` returns one line for people.
 
+    `state` is the scheduler's word, `reason` why a pending job has not started. `start`: the expected start of a
+    pending job, as unix time. `place`: the position among the `waiting` jobs of its partition or queue, from 1.
     Strings are "" and numbers 0 if the scheduler does not report them.
     """
 
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def state(self) -> str:
-        """The state, as the scheduler calls it."""
-
-    @property
-    def nodes(self) -> str:
-        """The nodes that the job runs on."""
-
-    @property
-    def partition(self) -> str:
-        """The partition or queue of the job."""
+    id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    start: float = 0.0
+    partition: str = ""
+    place: int = 0
+    waiting: int = 0
 
     @property
     def pending(self) -> bool:
         """Whether the job is waiting to start, or to start again."""
-
-    @property
-    def reason(self) -> str:
-        """Why a pending job has not started."""
+        return self.place > 0
 
     @property
     def held(self) -> str:
         """What the user can do to start a held job, "" if the job is not held."""
-
-    @property
-    def start(self) -> float:
-        """The expected start of a pending job."""
-
-    @property
-    def place(self) -> int:
-        """The position among the `waiting` jobs of the partition, from 1."""
-
-    @property
-    def waiting(self) -> int: ...
+        return ""
 
     @property
     def in_line(self) -> str:
-        """The position in words, such as "4th of 31 in low"."""
+        """The position as text, such as "4th of 31 in low"; "" if it has none."""
+        return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +165,7 @@ class StageStatus:
     """The state of one stage, and the evidence for it.
 
     `age`: seconds since the newest evidence. `outcome`: that of the journal, "" without one. `cause`: why the stage has
-    no result. `attempt` and `folder`: number and path of the attempt that decides the state. `source`: the kind of its
+    no result. `attempt` and `directory`: those of the attempt that decides the state. `source`: the kind of its
     evidence, one of outcome, exit, lock, ending (a lock still held after one of the first two) and silence.
     `submission`: the SLURM submission that created an attempt without a result. `job`: the job as the scheduler reports
     it. `blocker`: the key of the stage whose failure keeps this one from starting. `signal`: the number of the signal
@@ -205,7 +180,7 @@ class StageStatus:
     outcome: str = ""
     cause: str = ""
     attempt: int | None = None
-    folder: str = ""
+    directory: Path | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     journal_end: Sequence[bytes] = ()
     reached: Progress | None = None
@@ -221,21 +196,16 @@ class StageStatus:
     @cached_property
     def progress(self) -> Progress | None:
         """The newest numbers at the end of the journal. Decoded on access: few of many statuses need it."""
-        return self.reached or progress(lines_in(self.journal_end))
+        return self.reached or _progress(lines_in(self.journal_end))
 
     @cached_property
     def grid(self) -> str:
         """The grid for which the claim or the attempt was made, "" if unknown. The attempt is read on access."""
-        if self.claimed_for or not self.folder:
+        if self.claimed_for or self.directory is None:
             return self.claimed_for
         with suppress(*UNREADABLE):
-            return str(read_json(AttemptDir(Path(self.folder)).attempt_path)["grid"])
+            return str(read_json(AttemptDir(self.directory).attempt_path)["grid"])
         return ""
-
-    @property
-    def directory(self) -> Path | None:
-        """The folder as a path. Created on access, because there may be many thousands of statuses."""
-        return Path(self.folder) if self.folder else None
 
     @property
     def fraction(self) -> float | None:
@@ -254,12 +224,11 @@ class CellStatus(StageStatus):
     stage: str
     key: str
 
-
-def cell_status(entry: Entry, stage: str, key: str, status: StageStatus) -> CellStatus:
-    """Return the status of a cell whose stage `key`, of the kind `stage`, has this status."""
-    made = object.__new__(CellStatus)  # not by keyword: that takes five times as long, and there may be many thousands
-    made.__dict__.update(vars(status), entry=entry, stage=stage, key=key)
-    return made
+    @classmethod
+    def of(cls, entry: Entry, stage: Stage, status: StageStatus) -> CellStatus:
+        """Return the status of a cell whose stage `stage` has this status."""
+        shared = {each.name: getattr(status, each.name) for each in fields(StageStatus)}
+        return cls(**shared, entry=entry, stage=stage.kind, key=stage.key)
 
 
 def by_run(states: Iterable[CellStatus]) -> list[CellStatus]:

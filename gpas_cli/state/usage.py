@@ -8,20 +8,21 @@ computed again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypedDict
 
 from gpas_cli.events import Checkpoint, Outcome, Phase, Removal, RemovalScore, Score, Started
-from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.attempt import conclude
 from gpas_cli.state.status import RESULTS, UNREADABLE
 from gpas_cli.store.journal import Line, lines_of, tail
 from gpas_cli.store.rundir import AttemptDir, attempts
 
-GPU_HOURS = "GPU-hours"
-CORE_HOURS = "core-hours"
-LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
+_GPU_HOURS = "GPU-hours"
+_CORE_HOURS = "core-hours"
+_LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
 
 
 class HoursJson(TypedDict):
@@ -49,11 +50,11 @@ class Usage:
     @property
     def unit(self) -> str:
         """The unit of the hours: GPU-hours, or core-hours if no GPU was used."""
-        return GPU_HOURS if self.gpu_hours else CORE_HOURS
+        return _GPU_HOURS if self.gpu_hours else _CORE_HOURS
 
     def hours(self, unit: str) -> str:
         """Return the hours in this unit as text: "1,204.5", "0.61", "0.0123"."""
-        hours = self.gpu_hours if unit == GPU_HOURS else self.core_hours
+        hours = self.gpu_hours if unit == _GPU_HOURS else self.core_hours
         return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}" if 0 < hours < 0.1 else f"{hours:.2f}"
 
     def json(self) -> HoursJson:
@@ -61,17 +62,7 @@ class Usage:
         return {"gpu_hours": self.gpu_hours, "core_hours": self.core_hours}
 
 
-NOTHING = Usage()
-
-
-def sum_of(usages: Iterable[Usage]) -> Usage:
-    """Return the sum of usages, of which there may be many thousands."""
-    seconds = gpu_hours = core_hours = 0.0
-    for usage in usages:
-        seconds += usage.seconds
-        gpu_hours += usage.gpu_hours
-        core_hours += usage.core_hours
-    return Usage(seconds, gpu_hours, core_hours)
+NOTHING = Usage()  # also the start of a sum
 
 
 def usage_of(seconds: float, devices: Sequence[str]) -> Usage:
@@ -94,7 +85,7 @@ def end_of(attempt: AttemptDir) -> float:
     recorded = exit_time(attempt)
     if recorded is not None:
         return recorded
-    lines = tail(attempt.journal_path, LAST_EVENT_BYTES)
+    lines = tail(attempt.journal_path, _LAST_EVENT_BYTES)
     return lines[-1].t if lines else attempt.attempt_path.stat().st_mtime
 
 
@@ -156,7 +147,14 @@ class _Segment:
 
 def spent_on(runs: Path, keys: Sequence[str]) -> Spent:
     """Return the usage of the stages `keys` so far. Attempts that cannot be read are left out."""
-    return sum((_split(_segments_of(runs, key)) for key in dict.fromkeys(keys)), Spent())
+    spent = Spent()
+    for key in dict.fromkeys(keys):
+        segments: list[_Segment] = []
+        for attempt in attempts(runs, key):
+            with suppress(*UNREADABLE):
+                segments += _segments(attempt)
+        spent += _split(segments)
+    return spent
 
 
 def _split(segments: Sequence[_Segment]) -> Spent:
@@ -195,20 +193,10 @@ def _last_in_result(segments: Sequence[_Segment]) -> int | None:
     return None
 
 
-def _segments_of(runs: Path, key: str) -> list[_Segment]:
-    segments: list[_Segment] = []
-    for attempt in attempts(runs, key):
-        try:
-            segments += _segments(attempt)
-        except UNREADABLE:
-            continue
-    return segments
-
-
 def _segments(attempt: AttemptDir) -> Iterator[_Segment]:
     """Yield the segments of an attempt, at least one. Raises OSError or StoreError if its files cannot be read."""
     asked = attempt.read_attempt()
-    running = conclude_or_unknown(attempt).state == "running"
+    running = conclude(attempt).state == "running"
     segment = _Segment(attempt, asked.devices, asked.created, asked.created)
     for line in lines_of(attempt.journal_path, _KINDS):
         if isinstance(line.event, Started) and segment.ended > segment.began:

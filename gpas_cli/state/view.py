@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
@@ -22,10 +22,10 @@ from gpas_cli.state.locks import Lock
 from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
 from gpas_cli.store.rundir import attempts, read_json
 
-GROUP = "gpas_cli.schedulers"
+_GROUP = "gpas_cli.schedulers"
 # References rather than entry points: a job runs a copy of the code that is not an installed distribution.
 BUILT_IN = {
-    name: EntryPoint(name, value, GROUP)
+    name: EntryPoint(name, value, _GROUP)
     for name, value in {
         LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
         SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
@@ -54,27 +54,37 @@ def scheduler_class(name: str) -> Any:
 
 
 def _known() -> dict[str, EntryPoint]:
-    added = {point.name: point for point in entry_points(group=GROUP)}
+    added = {point.name: point for point in entry_points(group=_GROUP)}
     return {**BUILT_IN, **{name: point for name, point in added.items() if name not in BUILT_IN}}
 
 
-class ClaimScheduler(Protocol):
-    """The part of a scheduler that concerns claims. An instance serves one look and may cache answers."""
+class ClaimScheduler:
+    """The part of a scheduler that concerns claims. An instance serves one look and may cache answers.
+
+    Without methods of its own, a claim counts while the `gpas run` that made it lives.
+    """
+
+    def __init__(self, look: SchedulerView):
+        self.look = look
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of the stage `key`, which `claim` assigns to this scheduler.
 
         `last` is the status that the run directory alone shows. It has no result.
         """
+        return self.look.with_submitter(last, claim)
 
     def job_of(self, claim: Claim) -> SchedulerJob | None:
         """Return the job that runs, or will run, the claimed stage; None if there is none or it is unknown."""
+        return None
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
         """Return the facts of a stage without an attempt as they will be in attempt.json, {} if they are unknown."""
+        return {}
 
     def log_of(self, claim: Claim) -> Path | None:
         """Return the file with the output of the job outside its attempts, None if there is none."""
+        return None
 
 
 @dataclass
@@ -136,7 +146,7 @@ class SchedulerView:
             evidence = f"claimed by {claim}, which is alive; {last.evidence}"
             return replace(last, state="running", evidence=evidence, claim=claim)
         before = f" after attempt {last.attempt} ({last.state})" if last.attempt else ""
-        age = max(0.0, time.time() - claim.since)
+        age = max(0.0, time.time() - claim.time)
         return replace(last, state="queued", evidence=f"claimed by {claim}{before}", age=age, cause="", claim=claim)
 
 

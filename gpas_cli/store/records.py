@@ -283,24 +283,6 @@ class Imported(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimRecord(Record):
-    """claim.json: the submitter that will run a stage. The other fields are those of `state.claims.Claim`.
-
-    Claims of older versions name no scheduler; those without a submission are of the local one.
-    """
-
-    submitter: str
-    host: str
-    pid: int
-    time: float
-    scheduler: str = field(default="", metadata=ABSENT)
-    submission: str = ""
-    index: int = 0
-    after: tuple[str, ...] = ()
-    grid: str = field(default="", metadata=ABSENT)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SubmitterRecord(Record):
     """.submitters/ID.json: a process that runs cells. `boot`: the boot id of its kernel, "" if unknown."""
 

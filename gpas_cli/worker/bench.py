@@ -15,7 +15,7 @@ from gpas_cli.store.records import BenchRequest
 from gpas_cli.structure import from_mapping
 
 
-def run(asked: BenchRequest) -> dict[str, Any]:
+def _run(asked: BenchRequest) -> dict[str, Any]:
     """Return the fields of `train.bench.Speed` for a cell, and the type of the device that measured it."""
     from gpas_cli.train.bench import measure
     from gpas_cli.train.precision import choose_device, make_deterministic, use_expandable_segments
@@ -28,17 +28,13 @@ def run(asked: BenchRequest) -> dict[str, Any]:
         seconds=asked.seconds,
         rows=asked.rows,
         processes=asked.processes,
-        notify=_print_doing,
+        notify=lambda doing: print(json.dumps({"doing": doing}), flush=True),
     )
     return {**asdict(speed), "device": choose_device().type}
 
 
-def _print_doing(doing: str) -> None:
-    print(json.dumps({"doing": doing}), flush=True)
-
-
 if __name__ == "__main__":
     try:
-        print(json.dumps(run(from_mapping(BenchRequest, json.load(sys.stdin), "standard input"))))
+        print(json.dumps(_run(from_mapping(BenchRequest, json.load(sys.stdin), "standard input"))))
     except GpasError as error:
         sys.exit(str(error))

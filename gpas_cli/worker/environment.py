@@ -7,12 +7,15 @@ import platform
 import socket
 from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 from gpas_cli import __version__
+from gpas_cli.events import Started
 from gpas_cli.processor import cpu_model, usable_cores
+from gpas_cli.store.records import AttemptRecord
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors", "transformers", "lm_eval")
-VARIABLES = (
+_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -43,9 +46,17 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "cores": str(len(usable_cores())),
         "gpas": __version__,
         **{name: _version(name) for name in _PACKAGES},
-        **{name.lower(): environ.get(name, "") for name in VARIABLES},
+        **{name.lower(): environ.get(name, "") for name in _VARIABLES},
     }
     return {name: value for name, value in known.items() if value}
+
+
+def started(attempt: AttemptRecord, *, more: Mapping[str, str] | None = None, **facts: Any) -> Started:
+    """Return the first event of a journal. `facts`: further fields of it; `more`: further facts of the environment."""
+    return Started(
+        attempt.stage, attempt.key, socket.gethostname(), os.getpid(), code=attempt.code, git=attempt.git,
+        environment={**environment(), **(more or {})}, **facts,
+    )  # fmt: skip
 
 
 def _version(package: str) -> str:

@@ -11,17 +11,16 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 import gpas_cli
-from gpas_cli.evaluate.external import ExternalModel, OpenedModel, open_model
+from gpas_cli.evaluate.external import ExternalModel, open_model
 from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.events import Emit, Event, Outcome, Score, Started, Stop
+from gpas_cli.events import Emit, Event, Outcome, Score
 from gpas_cli.project import Project
 from gpas_cli.spec import parse
 from gpas_cli.spec.downstream import Downstream, measure_of
@@ -33,9 +32,9 @@ from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, Author
 from gpas_cli.store.rundir import attempts, create_attempt
 from gpas_cli.store.snapshot import current_code, git_facts
-from gpas_cli.worker.environment import environment
-from gpas_cli.worker.job import STOP_SIGNALS, StopFlag
-from gpas_cli.worker.stages.scoring import score_section
+from gpas_cli.worker.environment import started
+from gpas_cli.worker.job import StopFlag
+from gpas_cli.worker.stages.scoring import score_section, task_sheet
 
 _KEY_VERSION = 1
 
@@ -77,13 +76,17 @@ def score_external(
 
     scorer = Scorer(opened.network, opened.precision, max_length=section.max_length)
     values = {place: float(score.value) for place, score in known.items()}
+    flag = StopFlag(request_path(attempt.path))
+    before = flag.install()
     try:
-        emit(_started(record, opened))
-        with _stopped_by_signals(StopFlag(request_path(attempt.path))) as stop:
-            outcome = score_section(
-                whole, scorer, opened.tokenizer, project.config.parent, values,
-                checkpoint=model.weights, emit=emit, stop=stop,
-            )  # fmt: skip
+        emit(
+            started(
+                record, device=opened.precision.device.type, threads=record.threads,
+                precision=opened.precision.name, processes=1, parameters=opened.parameters,
+            )
+        )  # fmt: skip
+        sheet = task_sheet(whole, values, model.weights, emit, flag.outcome)
+        outcome = score_section(whole, scorer, opened.tokenizer, project.config.parent, sheet)
     except Exception as error:
         emit(Outcome("failed", cause=f"{type(error).__name__}: {error}"))
         raise
@@ -91,19 +94,9 @@ def score_external(
         emit(outcome)
     finally:
         journal.close()
-    return ExternalScores(name, key, attempt.path, _chosen(_recorded(project.runs, key), section.tasks), outcome)
-
-
-@contextmanager
-def _stopped_by_signals(flag: StopFlag) -> Iterator[Stop]:
-    """Let signals raise the flag inside the context."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    flag.install()
-    try:
-        yield flag.outcome
-    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return ExternalScores(name, key, attempt.path, _chosen(_recorded(project.runs, key), section.tasks), outcome)
 
 
 def _key(model: ExternalModel, section: Downstream) -> str:
@@ -143,10 +136,3 @@ def _record(project: Project, model: ExternalModel, section: Downstream, key: st
         root=str(project.config.parent),
         threads=torch.get_num_threads(),
     )
-
-
-def _started(attempt: AttemptRecord, opened: OpenedModel) -> Started:
-    return Started(
-        EXTERNAL, attempt.key, socket.gethostname(), os.getpid(), opened.precision.device.type, attempt.threads,
-        opened.precision.name, 1, opened.parameters, attempt.code, attempt.git, environment(),
-    )  # fmt: skip

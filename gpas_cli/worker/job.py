@@ -20,13 +20,13 @@ if __name__ == "__main__":
 import errno
 import gc
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Event, Outcome, Started
@@ -35,7 +35,6 @@ from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
 from gpas_cli.state.exits import JobExit
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks
 from gpas_cli.worker.ranks import ALONE, RENDEZVOUS, RankEnv, outlive_log, place
@@ -52,13 +51,9 @@ class StopFlag:
         self.cancel_request = cancel_request
         self.signal: int | None = None
 
-    def install(self) -> None:
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._raise)
-
-    def raise_alone(self) -> None:
-        """Set the flag as SIGTERM would, because the parent of this process has died."""
-        self.signal = signal.SIGTERM
+    def install(self) -> dict[int, Any]:
+        """Handle the signals. Return their earlier handlers."""
+        return {number: signal.signal(number, self._raise) for number in STOP_SIGNALS}
 
     def _raise(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number
@@ -73,22 +68,22 @@ class StopFlag:
 def main(directory: Path, *, rank: bool = False) -> int:
     """Run the attempt in `directory`, or the part of this process in it, and return the exit code."""
     if rank:
-        return run_attempt(directory, place(os.environ))
+        return _run_attempt(directory, place(os.environ))
     attempt = AttemptDir(directory).read_attempt()
     processes = attempt.resources.processes
     if processes == 1:
-        return run_attempt(directory)
+        return _run_attempt(directory)
     command = [sys.executable, "-P", "-m", "gpas_cli.worker.job", str(directory), "--rank"]
-    return ranks.run(AttemptDir(directory), processes, _threads(attempt, processes), command, STOP_SIGNALS)
+    return ranks.run(AttemptDir(directory), processes, max(1, attempt.threads // processes), command, STOP_SIGNALS)
 
 
-def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
+def _run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     """Run the attempt in `directory` to its outcome, as the process `here` of it, and return the exit code.
 
     An exception becomes the outcome. If the journal cannot be opened, the exit code is that of an interruption.
     """
     try:
-        run = AttemptProcess(AttemptDir(directory), here)
+        run = _AttemptProcess(AttemptDir(directory), here)
     except OSError as error:  # without a journal the error can only go to the log
         print(f"not started: {error}", file=sys.stderr)
         return JobExit.INTERRUPTED
@@ -105,7 +100,7 @@ def run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     return run.conclude(outcome)
 
 
-class AttemptProcess:
+class _AttemptProcess:
     """An attempt as one of its processes runs it. Only the first process has a journal."""
 
     def __init__(self, directory: AttemptDir, here: RankEnv):
@@ -120,7 +115,7 @@ class AttemptProcess:
         """Save and exit, because the parent has died. A process that still waits for its peers exits at once."""
         if not self.joined:
             os._exit(JobExit.INTERRUPTED)
-        self.flag.raise_alone()
+        self.flag.signal = signal.SIGTERM
 
     def emit(self, event: Event) -> None:
         """Append an event to the journal, if this process writes it."""
@@ -138,7 +133,7 @@ class AttemptProcess:
         return JobExit.FAULTY_NODE if outcome.node else code
 
 
-def _outcome_of(run: AttemptProcess, error: Exception) -> Outcome:
+def _outcome_of(run: _AttemptProcess, error: Exception) -> Outcome:
     """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
     cause = f"{type(error).__name__}: {error}"
     if _no_disk(error):
@@ -159,10 +154,6 @@ def _no_disk(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _DISK
 
 
-def _threads(attempt: AttemptRecord, processes: int) -> int:
-    return max(1, attempt.threads // processes)
-
-
 def _close(journal: Journal, outcome: Outcome) -> int:
     journal.append(outcome)
     try:
@@ -175,7 +166,7 @@ def _close(journal: Journal, outcome: Outcome) -> int:
     return JobExit.of(outcome.outcome)
 
 
-def _run_stage(run: AttemptProcess) -> Outcome:
+def _run_stage(run: _AttemptProcess) -> Outcome:
     if run.attempt.stage == TOKENISE:
         from gpas_cli.worker.tokenise import tokenise
 
@@ -191,7 +182,7 @@ def _run_stage(run: AttemptProcess) -> Outcome:
     with _without_collections():
         run_stage = runner(cell, run.attempt.stage)
     here = run.place
-    make_deterministic(_threads(run.attempt, here.size))
+    make_deterministic(max(1, run.attempt.threads // here.size))
     use_expandable_segments()
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
@@ -211,22 +202,20 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _started(run: AttemptProcess, cell: Cell) -> Started:
+def _started(run: _AttemptProcess, cell: Cell) -> Started:
     import torch
 
     from gpas_cli.model.llama import Llama
     from gpas_cli.train.precision import choose_device
-    from gpas_cli.worker.environment import environment
+    from gpas_cli.worker.environment import started
 
-    attempt = run.attempt
     device = choose_device()
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Llama(cell.model).parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return Started(
-        attempt.stage, attempt.key, socket.gethostname(), os.getpid(), device.type, torch.get_num_threads(),
-        cell.precision, run.place.size, parameters, attempt.code, attempt.git,
-        {**environment(), "torch": torch.__version__, "gpu": gpu},
+    return started(
+        run.attempt, device=device.type, threads=torch.get_num_threads(), precision=cell.precision,
+        processes=run.place.size, parameters=parameters, more={"torch": torch.__version__, "gpu": gpu},
     )  # fmt: skip
 
 

@@ -68,16 +68,16 @@ def place(environ: Mapping[str, str]) -> RankEnv:
         raise GpasError(f"{', '.join(names)}: {error}") from error
     if not 0 <= rank < size:
         raise GpasError(f"{names[0]}={rank} and {names[1]}={size}: a rank is at least 0 and below the number of ranks")
-    return RankEnv(rank, size, local_rank, meeting(environ) if size > 1 else "")
+    return RankEnv(rank, size, local_rank, _meeting(environ) if size > 1 else "")
 
 
-def meeting(environ: Mapping[str, str]) -> str:
+def _meeting(environ: Mapping[str, str]) -> str:
     """Return the init method for torch.distributed. Raises GpasError if the environment sets no address or port."""
     if method := environ.get(RENDEZVOUS):
         return method
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if nodes := environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST"):
-        address = address or first_host(nodes)
+        address = address or _first_host(nodes)
     if job := environ.get("SLURM_JOB_ID"):
         # This port is the same in every task of a step and after a requeue. Jobs of gpas set a free port instead.
         port = port or str(PORTS[zlib.crc32(f"{job}.{environ.get('SLURM_STEP_ID', '')}".encode()) % len(PORTS)])
@@ -87,7 +87,7 @@ def meeting(environ: Mapping[str, str]) -> str:
     return f"tcp://{host}:{port}"
 
 
-def first_host(nodes: str) -> str:
+def _first_host(nodes: str) -> str:
     """Return the first name in a SLURM node list: "n[007-010,12],m1" -> "n007"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     assert first is not None
@@ -137,15 +137,10 @@ def run(attempt: AttemptDir, size: int, threads: int, command: Sequence[str], si
     return _conclude(attempt, [child.returncode for child in children], first)
 
 
-def _failed_path(attempt: AttemptDir, rank: int) -> Path:
-    """Return the file in which a process other than the first records why it failed."""
-    return attempt.path / f"failed-{rank}.json"
-
-
 def record_failure(attempt: AttemptDir, rank: int, cause: str) -> None:
     """Record why process `rank` failed, for the first process or the parent to journal."""
     with suppress(OSError):
-        write_record(_failed_path(attempt, rank), RankFailure(rank=rank, cause=cause))
+        write_record(attempt.path / f"failed-{rank}.json", RankFailure(rank=rank, cause=cause))
 
 
 def recorded_failure(attempt: AttemptDir, patience: float = 0.0) -> str | None:

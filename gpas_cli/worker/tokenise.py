@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 
 from gpas_cli.data.prepare import Need, build, token_cache
 from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Emit, Outcome, Phase, Started, Step, Stop
+from gpas_cli.events import Checkpoint, Emit, Outcome, Phase, Step, Stop
 from gpas_cli.period import Period
 from gpas_cli.store.records import AttemptRecord
-from gpas_cli.worker.environment import environment
+from gpas_cli.worker.environment import started
 
 _REPORT_SECONDS = 2.0  # between two progress reports
 _REPORTED_STEPS = 1000  # of a split whose size is known
@@ -25,7 +23,7 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
     If the job is stopped, complete shards are kept and the next attempt continues after them. Raises DataError if the
     text is unavailable, GpasError if the record names none.
     """
-    emit(_started(attempt))
+    emit(started(attempt, threads=attempt.threads))
     demand = attempt.demand
     if demand is None:
         raise GpasError(f"the record of stage {attempt.key} does not say which text to tokenise")
@@ -74,21 +72,9 @@ class _ProgressReporter:
             return
         self._emit(Phase(f"{split}: {totals.documents:,} documents, {totals.tokens:,} tokens"))
         if need is not None:
-            self._emit(
-                Step(
-                    min(_REPORTED_STEPS, _REPORTED_STEPS * need.of(totals) // need.amount),
-                    steps=_REPORTED_STEPS,
-                    split=split,
-                )
-            )
+            step = min(_REPORTED_STEPS, _REPORTED_STEPS * need.of(totals) // need.amount)
+            self._emit(Step(step, steps=_REPORTED_STEPS, split=split))
 
     def _stop_if_asked(self) -> None:
         if outcome := self._stop():
             raise _Stopped(outcome)
-
-
-def _started(attempt: AttemptRecord) -> Started:
-    return Started(
-        attempt.stage, attempt.key, socket.gethostname(), os.getpid(), threads=attempt.threads, code=attempt.code,
-        git=attempt.git, environment=environment(),
-    )  # fmt: skip

@@ -21,7 +21,7 @@ from chaos_kit.plan import Step, append, is_fault
 from chaos_kit.processes import of_folder
 from chaos_kit.project import GRIDS, Command, Project, names_of
 from chaos_kit.witness import Witness
-from gpas_cli.schedule.slurm.state import OUTCOME_SECONDS
+from gpas_cli.schedule.slurm.state import _OUTCOME_SECONDS
 from gpas_cli.store import session
 
 STUCK = 600.0  # seconds without an event, an attempt or a queue change after which the round counts as stuck
@@ -121,7 +121,7 @@ class Round:
             if set(states.values()) == {"done"}:
                 break
             if "running" in states.values():  # a job that SLURM has completed, until its outcome counts as lost
-                time.sleep(OUTCOME_SECONDS / 6)
+                time.sleep(_OUTCOME_SECONDS / 6)
             if set(states.values()) & {"failed", "cancelled", "unknown"}:
                 self._wait_for([self.project.give(*self.project.retry_words())])
         self._wait_for_queue()

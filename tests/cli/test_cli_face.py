@@ -6,38 +6,38 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-from forks import REPOSITORY, Forks
 
 from gpas_cli.__main__ import main
 
+REPOSITORY = Path(__file__).parents[2]
 NO_TORCH = 'raise ImportError("torch is not installed here")\n'
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield a fresh project made by `gpas init`, and a folder in which importing torch fails."""
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a fresh project made by `gpas init`, and a folder in which importing torch fails."""
     folder = tmp_path_factory.mktemp("face")
     (folder / "block").mkdir()
     (folder / "block/torch.py").write_text(NO_TORCH)
     gpas(folder, "init", "here")
-    yield folder
-    without_torch(folder).close()
+    return folder
 
 
-@cache
-def without_torch(folder: Path) -> Forks:
-    return Forks(f"{folder / 'block'}{os.pathsep}{REPOSITORY}")
-
-
-def gpas(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def gpas(folder: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
+    environment = {**clean, "PYTHONPATH": f"{folder / 'block'}{os.pathsep}{REPOSITORY}"}
     where = folder / "here" if (folder / "here").is_dir() else folder
-    return without_torch(folder).gpas(*words, folder=where, environment=clean)
+    return subprocess.run(
+        [sys.executable, "-m", "gpas_cli", *words],
+        cwd=where,
+        env=environment,
+        capture_output=True,
+        text=True,
+        input=stdin,
+    )
 
 
 @pytest.mark.parametrize(

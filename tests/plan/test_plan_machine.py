@@ -43,7 +43,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_outer_mask_decides_which_gpus_there_are(mask: str | None, seen: tuple[str, ...]) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
-    assert machine.visible_gpus(environ) == seen
+    assert machine._visible_gpus(environ) == seen
 
 
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     program.write_text("#!/bin/sh\nexit 9\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.visible_gpus({}) == ()
-    assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+    assert machine._visible_gpus({}) == ()
+    assert machine._visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_a_quota_of_the_container_bounds_the_cores(tmp_path: Path, text: str, cores: int) -> None:
     (tmp_path / "cpu.max").write_text(text)
-    assert machine.cpu_quota(8, tmp_path / "cpu.max") == cores
+    assert machine._cpu_quota(8, tmp_path / "cpu.max") == cores
 
 
 def test_impossible_jobs_are_reported_together() -> None:
@@ -93,7 +93,7 @@ def test_a_machine_is_its_gpus_and_as_many_cores_as_the_quota_pays_for(
     monkeypatch: pytest.MonkeyPatch, mask: str, quota: int, expected: ThisMachine, slots: int
 ) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: CPUS)
-    monkeypatch.setattr(machine, "cpu_quota", lambda cores: min(cores, quota))
+    monkeypatch.setattr(machine, "_cpu_quota", lambda cores: min(cores, quota))
     found = machine.machine({"CUDA_VISIBLE_DEVICES": mask})
     assert found == expected
     assert found.slots == slots

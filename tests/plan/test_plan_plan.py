@@ -17,8 +17,8 @@ from gpas_cli.events import Checkpoint, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.model.llama import build
 from gpas_cli.plan.costs import described
-from gpas_cli.plan.estimate import equivalent_tokens, estimate, makespan, measured_speeds
-from gpas_cli.plan.machine import MEMORY_GB, Cluster, ThisMachine, assumed_mfu, named_gpus
+from gpas_cli.plan.estimate import _equivalent_tokens, _measured_speeds, estimate, makespan
+from gpas_cli.plan.machine import MEMORY_GB, Cluster, ThisMachine, _assumed_mfu, named_gpus
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.spec.cost import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
@@ -85,7 +85,7 @@ def test_a_shared_stage_is_counted_once(runs: Path) -> None:
     found = made_plan(runs, cell, replace(cell, grid="other"), probed)
     assert (sum(found.stages.values()), found.uses) == (2, 4)
     assert [job.kind for job in found.jobs] == ["pretrain", "importance"]
-    assert found.estimate.tokens == equivalent_tokens(found.jobs[0]) + equivalent_tokens(found.jobs[1])
+    assert found.estimate.tokens == _equivalent_tokens(found.jobs[0]) + _equivalent_tokens(found.jobs[1])
 
 
 def test_a_teacher_is_planned_before_its_pupil(runs: Path) -> None:
@@ -149,14 +149,14 @@ def test_a_speed_measured_with_skipped_layers_is_that_of_all_layers(runs: Path) 
     attempt(runs, half, "done", speed=70.0)
     share = computed_flops(half.cell, 1, 2)
     assert 0.5 < share < 1
-    assert [speed.tokens_per_second for speed in measured_speeds(runs).values()] == [pytest.approx(70 * share)]
+    assert [speed.tokens_per_second for speed in _measured_speeds(runs).values()] == [pytest.approx(70 * share)]
 
 
 def test_damaged_attempts_do_not_stop_an_estimate(runs: Path) -> None:
     attempt(runs, entry(seed=2), "done", speed=50.0)
     attempt(runs, entry(seed=3), "done").attempt_path.write_text("{")
     attempt(runs, entry(seed=4), "done").attempt_path.write_text('{"cell": []}')
-    assert [speed.tokens_per_second for speed in measured_speeds(runs).values()] == [pytest.approx(50)]
+    assert [speed.tokens_per_second for speed in _measured_speeds(runs).values()] == [pytest.approx(50)]
 
 
 def test_gpus_are_assumed_by_precision(runs: Path) -> None:
@@ -197,8 +197,8 @@ def test_absent_gpus_are_estimated_from_their_data_sheet(runs: Path) -> None:
     cells = [replace(entry(seed=seed, precision="bf16"), resources=Resources(gpus=2)) for seed in (1, 2)]
     attempt(runs, replace(cells[0], cell=entry(seed=9, precision="bf16").cell), "done", speed=1.0, device="cuda")
     found = made_plan(runs, *cells, machine=named_gpus("h100:2")).estimate
-    mfu = assumed_mfu(parameters(cells[0].cell))
-    tokens = 2 * equivalent_tokens(stage_jobs(cells[:1])[key(cells[0])])
+    mfu = _assumed_mfu(parameters(cells[0].cell))
+    tokens = 2 * _equivalent_tokens(stage_jobs(cells[:1])[key(cells[0])])
     assert found.gpu_hours == pytest.approx(tokens * flops_per_token(cells[0].cell) / (mfu * 989.5e12) / 3600)
     assert found.wall_hours == pytest.approx(found.gpu_hours / 2)  # one job after the other, on two GPUs each
     assert made_plan(runs, *cells, machine=named_gpus("H100", mfu=0.2)).estimate.wall_hours is None
@@ -215,7 +215,7 @@ def test_unknown_gpu_names_are_refused(words: str) -> None:
 
 
 def test_larger_networks_are_assumed_to_use_a_gpu_better() -> None:
-    shares = [assumed_mfu(size) for size in (10**5, 71 * 10**6, 760 * 10**6, 1_300_000_000, 2_700_000_000, 10**12)]
+    shares = [_assumed_mfu(size) for size in (10**5, 71 * 10**6, 760 * 10**6, 1_300_000_000, 2_700_000_000, 10**12)]
     assert shares == [0.05, 0.29, 0.41, 0.43, 0.46, 0.46]
 
 

@@ -35,7 +35,7 @@ def state(cell: Entry, word: str, made: AttemptDir | None = None, eta: float | N
     progress = Progress(step=1, steps=2, eta=eta) if eta is not None else None
     return CellStatus(
         entry=cell, stage="pretrain", key=key(cell), state=word, evidence="", reached=progress, job=job,
-        folder=str(made.path) if made else "",
+        directory=made.path if made else None,
     )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from gpas_cli.files import replace_file
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
-from gpas_cli.schedule.cancel import cancel_process
 from gpas_cli.schedule.process import JOB, record_exit, token
 from gpas_cli.schedule.scheduler import Finding, RunRequest, Scheduler
 from gpas_cli.schedule.summary import Ending, JobBatch, RunSummary, Submitted, reason_of, summarise
@@ -33,8 +32,7 @@ from gpas_cli.state.cancellation import requested
 from gpas_cli.state.claim_set import ClaimSet
 from gpas_cli.state.claims import Claim, claims_lock, read_claim, release_claim, write_claim
 from gpas_cli.state.observe import observe, statuses
-from gpas_cli.state.status import ALIVE, CellStatus, StageStatus
-from gpas_cli.state.view import SchedulerView
+from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
 from gpas_cli.structure import from_mapping, to_mapping
@@ -42,31 +40,7 @@ from gpas_cli.structure import from_mapping, to_mapping
 COMMAND: Sequence[str] = JOB
 
 
-@dataclass(frozen=True)
-class LineJob:
-    """Job `id`, behind `place` others in the line."""
-
-    id: str
-    place: int
-    waiting: int
-    nodes: str = "here"
-    partition: str = "line"
-    reason: str = ""
-    held: str = ""
-    start: float = 0.0
-
-    @property
-    def pending(self) -> bool:
-        return self.place > 0
-
-    @property
-    def state(self) -> str:
-        return "waiting" if self.pending else "started"
-
-    @property
-    def in_line(self) -> str:
-        return f"{self.place} of {self.waiting}" if self.pending else ""
-
+class LineJob(SchedulerJob):
     def __str__(self) -> str:
         return f"line {self.id} {self.state}"
 
@@ -74,14 +48,8 @@ class LineJob:
 class LineScheduler(Scheduler):
     foreground = False
 
-    def __init__(self, look: SchedulerView):
-        self.look = look
-
     def machine(self) -> Machine:
         return machine()
-
-    def prepare(self, project: Project, jobs: Iterable[StageJob]) -> Sequence[StageJob]:
-        return tuple(jobs)
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         yield f"# a line of {len(jobs)}"
@@ -120,9 +88,6 @@ class LineScheduler(Scheduler):
     def findings(self, project: Project, resources: Mapping[str, Resources], *, nodes: bool) -> Iterable[Finding]:
         yield Finding("line", "ok", f"{len(resources)} cells may wait in {project.runs.name}/.line")
 
-    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
-        return cancel_process(self.look, status, claim)
-
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         job = self.job_of(claim)
         own = last.directory is not None and _submission(last.directory) == claim.submission
@@ -137,8 +102,10 @@ class LineScheduler(Scheduler):
         if locks.probe(place / "worker.lock") is not locks.Lock.HELD:
             return None
         current = int((place / "current").read_text()) if (place / "current").exists() else -1
-        waiting = len(jobs) - 1 - current
-        job = LineJob(f"{claim.submission}.{claim.index}", claim.index - current, waiting)
+        place_in_line = claim.index - current
+        state = "waiting" if place_in_line else "started"
+        name = f"{claim.submission}.{claim.index}"
+        job = LineJob(name, state, nodes="here", partition="line", place=place_in_line, waiting=len(jobs) - 1 - current)
         return job if job.place >= 0 else None
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:

@@ -32,9 +32,8 @@ from launching import (
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.project import Project
-from gpas_cli.schedule.cancel import Cancelling, cancel
-from gpas_cli.schedule.process import token
-from gpas_cli.schedule.scheduler import choose
+from gpas_cli.schedule.process import Cancelling, token
+from gpas_cli.schedule.scheduler import Choice, cancel, choose
 from gpas_cli.state.attempt import process_path
 from gpas_cli.state.observe import look, observe
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
@@ -181,32 +180,32 @@ def test_a_token_names_one_process() -> None:
 
 
 @pytest.fixture
-def sbatch(tmp_path: Path) -> dict[str, str]:
-    """Return an environment whose PATH has an sbatch."""
-    program = tmp_path / "sbatch"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    return {"PATH": str(tmp_path)}
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that is the whole PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return tmp_path
 
 
-def test_auto_chooses_local_with_a_reason(sbatch: dict[str, str]) -> None:
-    assert choose("auto", {"PATH": ""}).note == ""
-    assert choose("local", sbatch).note == ""
-    assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).note == ""
-    assert choose("auto", sbatch).name == "local"
-    assert "no SLURM controller answers" in choose("auto", sbatch).note
+def install(programs: Path, name: str, script: str = "") -> None:
+    (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+    (programs / name).chmod(0o755)
 
 
-def test_auto_chooses_slurm_if_a_controller_answers(sbatch: dict[str, str]) -> None:
-    program = Path(sbatch["PATH"]) / "scontrol"
-    program.write_text("#!/bin/sh\necho 'Slurmctld(primary) at here is UP'\n")
-    program.chmod(0o755)
-    assert choose("auto", sbatch).name == "slurm"
-    assert choose("auto", {**sbatch, "SLURM_JOB_ID": "1"}).name == "local"
-    assert choose("local", sbatch).name == "local"
+def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("auto") == Choice("local")
+    install(programs, "sbatch")
+    assert choose("local") == Choice("local")
+    assert "no SLURM controller answers" in choose("auto").note
+    install(programs, "scontrol", "echo 'Slurmctld(primary) at here is UP'")
+    assert choose("auto") == Choice("slurm")
+    assert choose("local") == Choice("local")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    assert choose("auto") == Choice("local")
 
 
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("word", "message"), [("slurm", "--executor local"), ("slrum", "did you mean 'slurm'")])
 def test_an_unavailable_executor_is_refused(word: str, message: str) -> None:
     with pytest.raises(GpasError, match=message):
-        choose(word, {"PATH": ""})
+        choose(word)

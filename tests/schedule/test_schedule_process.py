@@ -19,7 +19,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_jobs_do_not_get_the_database_password() -> None:
-    for environment in (job_environment(Path("/code"), {}), client.environment()):
+    for environment in (job_environment(Path("/code"), {}), client._environment()):
         assert "GPAS_DB" not in environment
         assert environment["HOME_SWEET_HOME"] == "kept"
 

@@ -39,7 +39,7 @@ def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, too
 BOTH = ("mem", "time")
 # how it ended, attempts without progress (of 3), half the micro-batch, resources with more, packed -> what follows
 POLICY = [
-    *((end, 3, 4, BOTH, True, Step.NOTHING) for end in (End.ENDED, End.CANCELLED, End.SUPERSEDED)),
+    *((end, 3, 4, BOTH, True, Step.NOTHING) for end in (End.ENDED, End.SUPERSEDED)),
     (End.MEMORY, 1, 4, BOTH, True, Step.GROW),
     (End.MEMORY, 3, 4, BOTH, True, Step.GROW),
     (End.MEMORY, 1, 4, ("time",), True, Step.REDUCE),

@@ -68,7 +68,7 @@ def test_a_grid_runs_in_a_line(face: Face) -> None:
     top = until(lambda: (found := face("top", "toy", "--json").json)["running"][0]["step"] and found)
     assert [cell["name"] for cell in top["queued"]] == ["s2", "s3"]
     assert top["running"][0]["step"] > 0
-    assert "2 of 2" in face("top", "toy").out
+    assert "2nd of 2 in line" in face("top", "toy").out
     assert "will not start it" in face("cancel", "s3").out
     assert "was asked to stop" in face("cancel", "s1").out
     until(lambda: states(face) == ["cancelled", "failed", "cancelled"])

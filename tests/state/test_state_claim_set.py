@@ -172,17 +172,18 @@ def test_a_submitter_of_another_host_lives_by_its_heartbeat(runs: Path, monkeypa
     path = claims_module.folder(runs) / "far-1-ab.lock"
     path.parent.mkdir(parents=True)
     path.touch()
-    claim = Claim("far-1-ab", "far", 1, time.time())
+    claim = Claim(submitter="far-1-ab", host="far", pid=1, time=time.time())
     assert SchedulerView(runs).lives(claim)
     os.utime(path, (time.time(), time.time() - SILENCE_SECONDS - 1))
     assert not SchedulerView(runs).lives(claim)
     claims_module.sweep(runs)
     assert path.exists()  # another host's file is not swept
-    assert not SchedulerView(runs).lives(Claim("far-2-cd", "far", 2, time.time()))
+    other = Claim(submitter="far-2-cd", host="far", pid=2, time=time.time())
+    assert not SchedulerView(runs).lives(other)
 
 
 def test_a_submitter_beats(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims_module, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(claims_module, "_HEARTBEAT_SECONDS", 0.0)
     submitter = Submitter(runs)
     path = claims_module.folder(runs) / f"{submitter.id}.lock"
     os.utime(path, (0, 0))

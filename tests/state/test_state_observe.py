@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,13 @@ from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import look, observe, observe_all
 from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.state.status import CellStatus
-from gpas_cli.state.status import progress as read_progress
+from gpas_cli.state.status import _progress as read_progress
 from gpas_cli.store.journal import Journal, Line, encode
 from gpas_cli.store.rundir import AttemptDir, stage_dir, write_json
 
 CELL = entry()
 KEY = key(CELL)
+OTHER = "0" * 15 + "1"
 
 
 def attempt(runs: Path, *events: tuple[str, dict[str, Any]], host: str = "", created: float = 0.0) -> AttemptDir:
@@ -60,8 +63,14 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_stage_without_attempts_is_missing(runs: Path) -> None:
-    assert observe(runs, KEY).state == "missing"
+@contextmanager
+def held(made: AttemptDir) -> Iterator[None]:
+    """Hold the attempt's alive.lock, as its process does."""
+    fd = locks.hold(alive_path(made))
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize("outcome", ["done", "diverged", "failed", "cancelled", "interrupted"])
@@ -75,21 +84,47 @@ def test_an_outcome_in_the_journal_is_the_state(runs: Path, outcome: str) -> Non
     assert seen.age < 60
 
 
-def test_a_long_outcome_is_found(runs: Path) -> None:
-    attempt(runs, *[step(i) for i in range(50)], ended("failed", cause="x" * 20_000))
-    assert observe(runs, KEY).state == "failed"
+@pytest.mark.parametrize(
+    ("tries", "wanted"),
+    [
+        ([], ("missing", None)),
+        ([[*(step(i) for i in range(50)), ended("failed", cause="x" * 20_000)]], ("failed", 1)),
+        ([[ended("done"), ("warning", {"message": "2 events were lost"})]], ("done", 1)),
+        ([[ended("failed")], [ended("interrupted")]], ("interrupted", 2)),
+        *(([[ended("failed")], [ended(result)], [ended(later)]], (result, 2))  # an earlier result wins
+          for result in ("done", "diverged") for later in ("failed", "interrupted", "cancelled")),
+    ],
+)  # fmt: skip
+def test_attempts_decide_the_state(runs: Path, tries: list[list[Any]], wanted: tuple[str, int | None]) -> None:
+    for events in tries:
+        attempt(runs, *events)
+    seen = observe(runs, KEY)
+    assert (seen.state, seen.attempt) == wanted
 
 
-def test_a_warning_after_the_outcome_does_not_hide_it(runs: Path) -> None:
-    attempt(runs, ended("done"), ("warning", {"message": "2 events were lost"}))
-    assert observe(runs, KEY).state == "done"
-
-
-def test_a_start_after_an_outcome_revokes_it(runs: Path) -> None:
-    made = attempt(runs, ended("interrupted"), ("start", {"host": socket.gethostname()}))
-    fd = locks.hold(alive_path(made))
-    assert observe(runs, KEY).state == "running"
-    os.close(fd)
+@pytest.mark.parametrize(
+    ("events", "seen", "while_held", "afterwards"),
+    [
+        ([("phase", {"name": "training"}), step(10)], None, "running", "interrupted"),
+        ([], {"code": None, "signal": 9}, "running", "interrupted"),  # a child outlives a killed job
+        ([ended("interrupted"), ("start", {"host": socket.gethostname()})], None, "running", "interrupted"),
+        # The process may take seconds to free memory, or a device, for the next attempt.
+        *(([step(10), ended(word)], None, "running", word) for word in ("interrupted", "failed", "cancelled")),
+        ([step(10), ended("done")], None, "done", "done"),
+    ],
+)
+def test_a_held_lock_is_running(
+    runs: Path, events: list[Any], seen: dict[str, Any] | None, while_held: str, afterwards: str
+) -> None:
+    made = attempt(runs, *events)
+    if seen:
+        write_json(made.exit_path, seen)
+    with held(made):
+        found = observe(runs, KEY)
+    assert found.state == while_held
+    assert observe(runs, KEY).state == afterwards
+    if found.source == "ending":
+        assert found.evidence == f"{afterwards}, but a process of attempt 1 still holds alive.lock"
 
 
 def test_a_torn_line_after_the_outcome_is_ignored(runs: Path) -> None:
@@ -99,36 +134,19 @@ def test_a_torn_line_after_the_outcome_is_ignored(runs: Path) -> None:
     assert observe(runs, KEY).state == "done"
 
 
-def test_an_outcome_of_a_later_version_is_unknown(runs: Path) -> None:
-    attempt(runs, ended("sublimated"))
-    seen = observe(runs, KEY)
-    assert seen.state == "unknown"
-    assert "sublimated" in seen.evidence
-
-
-@pytest.mark.parametrize("result", ["done", "diverged"])
-@pytest.mark.parametrize("later", ["failed", "interrupted", "cancelled"])
-def test_an_earlier_result_wins(runs: Path, result: str, later: str) -> None:
-    attempt(runs, ended("failed"))
-    attempt(runs, ended(result))
-    attempt(runs, ended(later))
-    seen = observe(runs, KEY)
-    assert (seen.state, seen.attempt) == (result, 2)
-
-
-def test_the_last_attempt_decides_without_a_result(runs: Path) -> None:
-    attempt(runs, ended("failed"))
-    attempt(runs, ended("interrupted"))
-    assert (observe(runs, KEY).state, observe(runs, KEY).attempt) == ("interrupted", 2)
-
-
-def test_a_malformed_outcome_is_unknown_and_says_what_is_wrong(runs: Path) -> None:
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"outcome": "sublimated", "step": 3}, "sublimated"),
+        ({"outcome": "done", "step": "3"}, "field 'step' is \"3\"; expected a whole number"),
+    ],
+)
+def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dict[str, Any], reason: str) -> None:
     made = attempt(runs)
-    values = {"n": 0, "t": 1.0, "kind": "outcome", "outcome": "done", "step": "3"}
-    made.journal_path.write_bytes(encode(values))
+    made.journal_path.write_bytes(encode({"n": 0, "t": 1.0, "kind": "outcome", **fields}))
     seen = observe(runs, KEY)
     assert seen.state == "unknown"
-    assert "field 'step' is \"3\"; expected a whole number" in seen.evidence
+    assert reason in seen.evidence
 
 
 @pytest.mark.parametrize(
@@ -145,17 +163,6 @@ def test_attempt_json_is_read_once_and_not_for_a_result(
     monkeypatch.setattr(AttemptDir, "read_attempt", lambda self: asked.append(self) or read_attempt(self))
     conclude(made)
     assert len(asked) == reads
-
-
-def test_a_held_lock_is_running(runs: Path) -> None:
-    made = attempt(runs, ("phase", {"name": "training"}), step(10), step(20))
-    fd = locks.hold(alive_path(made))
-    seen = observe(runs, KEY)
-    os.close(fd)
-    assert seen.state == "running"
-    assert seen.progress is not None
-    assert (seen.progress.step, seen.progress.steps, seen.progress.phase) == (20, 100, "training")
-    assert observe(runs, KEY).state == "interrupted"
 
 
 def test_an_outcome_written_between_two_reads_is_not_missed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +184,8 @@ def test_an_outcome_written_between_two_reads_is_not_missed(runs: Path, monkeypa
 def test_a_held_lock_is_running_even_on_another_host_without_events(runs: Path) -> None:
     made = attempt(runs, host="elsewhere")
     write_at(made, 9999)
-    fd = locks.hold(alive_path(made))
-    assert observe(runs, KEY).state == "running"
-    os.close(fd)
+    with held(made):
+        assert observe(runs, KEY).state == "running"
 
 
 def test_a_free_lock_is_interrupted(runs: Path) -> None:
@@ -208,34 +214,6 @@ def test_exit_json_decides_without_an_outcome(runs: Path, seen: dict[str, Any], 
     assert (found.state, found.outcome) == (state, "")
     assert word in found.evidence
     assert found.cause == ("ValueError: no" if state == "failed" else "")
-
-
-@pytest.mark.parametrize("word", ["interrupted", "failed", "cancelled"])
-def test_an_ending_process_is_running_until_it_exits(runs: Path, word: str) -> None:
-    """The process may take seconds to free memory, or a device, for the next attempt."""
-    made = attempt(runs, step(10), ended(word))
-    fd = locks.hold(alive_path(made))
-    seen = observe(runs, KEY)
-    os.close(fd)
-    assert (seen.state, seen.source) == ("running", "ending")
-    assert seen.evidence == f"{word}, but a process of attempt 1 still holds alive.lock"
-    assert observe(runs, KEY).state == word
-
-
-def test_a_result_counts_while_its_process_exits(runs: Path) -> None:
-    made = attempt(runs, step(10), ended("done"))
-    fd = locks.hold(alive_path(made))
-    assert observe(runs, KEY).state == "done"
-    os.close(fd)
-
-
-def test_a_child_that_outlives_a_killed_job_is_running(runs: Path) -> None:
-    made = attempt(runs, step(10))
-    write_json(made.exit_path, {"code": None, "signal": 9})
-    fd = locks.hold(alive_path(made))
-    assert observe(runs, KEY).state == "running"
-    os.close(fd)
-    assert observe(runs, KEY).state == "interrupted"
 
 
 def test_killed_after_a_request_to_cancel_is_cancelled(runs: Path) -> None:
@@ -282,31 +260,19 @@ def test_half_an_attempt_json_is_unknown(runs: Path) -> None:
 def test_a_live_claim_is_queued_and_a_dead_one_is_ignored(runs: Path) -> None:
     submitter = Submitter(runs)
     write_claim(runs, KEY, submitter)
+    write_claim(runs, OTHER, submitter)
     seen = observe(runs, KEY)
     assert seen.state == "queued"
     assert str(os.getpid()) in seen.evidence
-    submitter.close()
-    assert observe(runs, KEY).state == "missing"
-
-
-def test_a_claim_on_an_interrupted_stage_is_queued(runs: Path) -> None:
     attempt(runs, ended("interrupted"))
-    submitter = Submitter(runs)
-    write_claim(runs, KEY, submitter)
-    seen = observe(runs, KEY)
-    submitter.close()
-    assert seen.state == "queued"
-    assert "attempt 1 (interrupted)" in seen.evidence
-
-
-def test_a_live_claim_vouches_for_an_invisible_job(runs: Path) -> None:
-    made = attempt(runs, host="elsewhere")
-    write_at(made, 500)
-    submitter = Submitter(runs)
-    write_claim(runs, KEY, submitter)
-    assert observe(runs, KEY).state == "running"
+    again = observe(runs, KEY)
+    assert again.state == "queued"
+    assert "attempt 1 (interrupted)" in again.evidence
+    write_at(attempt(runs, host="elsewhere"), 500)
+    assert observe(runs, KEY).state == "running"  # the claim vouches for a job that cannot be seen
     submitter.close()
     assert observe(runs, KEY).state == "unknown"
+    assert observe(runs, OTHER).state == "missing"
 
 
 def test_a_damaged_claim_is_ignored(runs: Path) -> None:
@@ -321,9 +287,8 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     events = [{"n": i, "t": now - 100 + 10 * i, "kind": "step", **step(i, loss=5 - i)[1]} for i in range(1, 4)]
     events.append({"n": 4, "t": now, "kind": "step", **step(5, loss="nan")[1]})
     made.journal_path.write_bytes(b"".join(encode(event) for event in events))
-    fd = locks.hold(alive_path(made))
-    progress = observe(runs, KEY).progress
-    os.close(fd)
+    with held(made):
+        progress = observe(runs, KEY).progress
     assert progress is not None
     assert progress.losses[:3] == (4, 3, 2)
     assert str(progress.loss) == "nan"
@@ -343,9 +308,8 @@ def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
 
 def test_progress_counts_from_the_last_start(runs: Path) -> None:
     made = attempt(runs, step(50), ("start", {"host": socket.gethostname()}), ("phase", {"name": "tokenising"}))
-    fd = locks.hold(alive_path(made))
-    progress = observe(runs, KEY).progress
-    os.close(fd)
+    with held(made):
+        progress = observe(runs, KEY).progress
     assert progress is not None
     assert (progress.phase, progress.step) == ("tokenising", None)
 

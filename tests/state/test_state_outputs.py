@@ -12,7 +12,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.worker.stages.training import discard_unfinished
+from gpas_cli.worker.stages.training import _discard_unfinished
 
 KEY = "0123456789abcdef"
 
@@ -35,7 +35,7 @@ def test_only_unfinished_checkpoints_of_dead_attempts_are_deleted(tmp_path: Path
     os.close(locks.hold(alive_path(killed)))
     held = locks.hold(alive_path(living))
     os.utime(old.checkpoints, (time.time() - 10_000,) * 2)
-    discard_unfinished([killed, living, elsewhere, old])
+    _discard_unfinished([killed, living, elsewhere, old])
     os.close(held)
     assert left(killed) == left(old) == ["step-00000005"]
     assert left(living) == left(elsewhere) == [".writing-step-00000010", "step-00000005"]

@@ -15,8 +15,8 @@ from gpas_cli.cli.views.states import once
 from gpas_cli.documents import CellNameJson, DocumentJson, StateJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.plan.texts import awaited
-from gpas_cli.schedule.cancel import Cancelling
-from gpas_cli.schedule.cancel import cancel as request
+from gpas_cli.schedule.process import Cancelling
+from gpas_cli.schedule.scheduler import cancel as request
 from gpas_cli.state.observe import look
 from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.store.history import note

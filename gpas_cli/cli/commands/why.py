@@ -36,7 +36,7 @@ from gpas_cli.report.result import score_json
 from gpas_cli.report.tables.paper_table import Serving, paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.spec.stage import called
-from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.attempt import conclude
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.records import Imported
 from gpas_cli.store.refresh import results_of
@@ -247,16 +247,15 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
-    text = f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}"
     retry = attempt.retry
     lines = {
         "no result": "it died in its first tenth; `gpas rerun` trains it again" if name != seen.state else "",
         "copied from": _imported(attempt.imported),
         "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
-        "when": f"{_when(facts['started'] or facts['created'])} to {_when(facts['ended'])}",
-        "where": where if facts["host"] else "",  # else it died before it recorded anything
+        "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",
+        "where": where,
         "code": f"{facts['code']}, commit {commit}",
-        "text": text if facts["fingerprint"] else "",
+        "text": f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}",
         "computed": _computed(attempt.computed),
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {value:.6g}" for name, value in sorted(attempt.metrics.items())),
@@ -308,7 +307,7 @@ def _standing(attempt: AttemptProvenance) -> StageStatus:
     """Return the state of an attempt: without an outcome, concluded from its process."""
     if attempt.gone:
         return StageStatus(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
-    return conclude_or_unknown(AttemptDir(attempt.directory))
+    return conclude(AttemptDir(attempt.directory))
 
 
 def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:

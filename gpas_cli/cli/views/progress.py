@@ -66,7 +66,7 @@ def _live_view(console: Console) -> Iterator[Live | None]:
         yield live
 
 
-class _PlainReporter:
+class _PlainReporter(Reporter):
     """Prints a line when a job starts or ends, and a summary line every 30 seconds."""
 
     def __init__(self, console: Console):
@@ -83,11 +83,11 @@ class _PlainReporter:
         if status.state != "missing":  # cells that were never started are listed together at the end
             self.say(f"{called(status.state, status.metrics):<11} {job.id}{result(status)}")
 
-    def tick(self, board: RunSnapshot) -> None:
+    def tick(self, snapshot: RunSnapshot) -> None:
         if not self._summaries.is_over():
             return
-        doing = "; ".join(f"{job.name} {_progress_text(status)}" for job, status in board.running)
-        self.say(f"{_headline(board, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
+        doing = "; ".join(f"{job.name} {_progress_text(status)}" for job, status in snapshot.running)
+        self.say(f"{_headline(snapshot, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
 
     def notice(self, message: str) -> None:
         if message not in self.noticed:
@@ -109,36 +109,36 @@ class _LiveReporter(_PlainReporter):
         self._ended: Mapping[str, int] = {}
         self._results: RenderableType | None = None
 
-    def tick(self, board: RunSnapshot) -> None:
+    def tick(self, snapshot: RunSnapshot) -> None:
 
-        if board.ended != self._ended:
-            self._ended = board.ended
+        if snapshot.ended != self._ended:
+            self._ended = snapshot.ended
             self._results = self.results()
-        running = _render(board, time.monotonic() - self.began)
+        running = _render(snapshot, time.monotonic() - self.began)
         self.live.update(running if self._results is None else Group(running, "", self._results))
 
 
-def _render(board: RunSnapshot, elapsed: float) -> RenderableType:
+def _render(snapshot: RunSnapshot, elapsed: float) -> RenderableType:
     """Return a table of running and followed jobs above a line of totals."""
     numbers = ("step", "loss", "tokens/s", "left")
     rows: list[tuple[Cell, ...]] = []
-    for job, status in board.running:
+    for job, status in snapshot.running:
         *words, losses = _row(job, status)
         rows.append((*words, (losses, "cyan")))
-    rows += [tuple((text, "dim") for text in _row(job, status)) for job, status in board.followed]
+    rows += [tuple((text, "dim") for text in _row(job, status)) for job, status in snapshot.followed]
     droppable = ("training loss", "tokens/s")
     table = Columns(("job", *numbers, "training loss"), rows, "", frozenset(numbers), droppable, wrapped=False)
-    return Group(table, Text(_headline(board, elapsed), style="bold"))
+    return Group(table, Text(_headline(snapshot, elapsed), style="bold"))
 
 
-def _headline(board: RunSnapshot, elapsed: float) -> str:
+def _headline(snapshot: RunSnapshot, elapsed: float) -> str:
     """Return how many jobs are in each state, and the elapsed time."""
-    parts = [f"{count} {state}" for state, count in board.ended.items() if count]
-    parts += [f"{len(board.running)} running", f"{len(board.waiting)} waiting"]
-    if board.followed:
-        parts.append(f"{len(board.followed)} running under another gpas")
-    tail = "; other jobs hold the slots" if board.starved and not board.running else ""
-    stopping = "; jobs are saving and exiting, Ctrl-C again kills them" if board.stopping else ""
+    parts = [f"{count} {state}" for state, count in snapshot.ended.items() if count]
+    parts += [f"{len(snapshot.running)} running", f"{len(snapshot.waiting)} waiting"]
+    if snapshot.followed:
+        parts.append(f"{len(snapshot.followed)} running under another gpas")
+    tail = "; other jobs hold the slots" if snapshot.starved and not snapshot.running else ""
+    stopping = "; jobs are saving and exiting, Ctrl-C again kills them" if snapshot.stopping else ""
     return f"{', '.join(parts)} after {stopwatch(elapsed)}{tail}{stopping}"
 
 
@@ -221,14 +221,14 @@ class _TrainReporter(_PlainReporter):
             self.say(numbers(status.progress))
         super().finished(job, status)
 
-    def tick(self, board: RunSnapshot) -> None:
+    def tick(self, snapshot: RunSnapshot) -> None:
         self._tell()
-        seen = [status.progress for _, status in board.running if status.progress]
+        seen = [status.progress for _, status in snapshot.running if status.progress]
         stepping = [progress for progress in seen if progress.step is not None]
         if self.live is not None:
-            self.live.update(view(board, seen, time.monotonic() - self.began))
-        elif (stepping or board.starved) and self._numbers.is_over():
-            self.say(numbers(stepping[0]) if stepping else waiting(board))
+            self.live.update(view(snapshot, seen, time.monotonic() - self.began))
+        elif (stepping or snapshot.starved) and self._numbers.is_over():
+            self.say(numbers(stepping[0]) if stepping else waiting(snapshot))
 
     def _tell(self) -> None:
         """Print a line for each new event that is shown."""
@@ -252,15 +252,17 @@ def numbers(progress: Progress) -> str:
     return "  ".join([*measured(progress), *left])
 
 
-def waiting(board: RunSnapshot) -> str:
+def waiting(snapshot: RunSnapshot) -> str:
     """Return why nothing is running yet."""
-    return "waiting for a slot: other jobs hold them" if board.starved else "starting"
+    return "waiting for a slot: other jobs hold them" if snapshot.starved else "starting"
 
 
-def view(board: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
+def view(snapshot: RunSnapshot, seen: list[Progress], elapsed: float) -> RenderableType:
     """Return the numbers, the losses as bars, and the elapsed time."""
     lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
-    return Group(*(Text(line, style="cyan") for line in lines or [waiting(board)]), Text(_headline(board, elapsed)))
+    return Group(
+        *(Text(line, style="cyan") for line in lines or [waiting(snapshot)]), Text(_headline(snapshot, elapsed))
+    )
 
 
 class Pace:
@@ -376,14 +378,8 @@ class SubmittedJson(TypedDict):
     blocked: Annotated[int, "stages whose parent failed"]
 
 
-class SubmissionReporter:
+class SubmissionReporter(Reporter):
     """A reporter for a command that submits jobs and exits: it prints only notices."""
-
-    def started(self, job: StageJob, attempt: AttemptDir) -> None: ...
-
-    def finished(self, job: StageJob, status: StageStatus) -> None: ...
-
-    def tick(self, board: RunSnapshot) -> None: ...
 
     def notice(self, message: str) -> None:
         console().print(message, markup=False)

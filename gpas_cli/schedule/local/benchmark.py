@@ -31,7 +31,7 @@ from gpas_cli.store.rundir import write_json
 from gpas_cli.structure import to_mapping
 
 _PACKAGE = Path(gpas_cli.__file__).parents[1]
-COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
+_COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, pass_fds=lease.fds,
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, pass_fds=lease.fds,
             cwd=project.config.parent, env=environment,
         ) as child,
     ):  # fmt: skip

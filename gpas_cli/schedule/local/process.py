@@ -32,7 +32,7 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path
 from gpas_cli.state.claims import Submitter
 from gpas_cli.state.locks import Lock
-from gpas_cli.store.records import AttemptRecord, Author, ProcessRecord, attempt_of
+from gpas_cli.store.records import AttemptRecord, ProcessRecord, attempt_of
 from gpas_cli.store.rundir import AttemptDir, attempts, create_attempt, write_record
 from gpas_cli.store.snapshot import Snapshot
 
@@ -61,7 +61,7 @@ class Slots:
         self._folder = runs / ".slots" / socket.gethostname()
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def take(self, resources: Resources, environ: Mapping[str, str] = os.environ) -> Lease | None:
+    def take(self, resources: Resources) -> Lease | None:
         """Return the slots that a job needs, None if too few are free. Raises GpasError if locks do not work."""
         wanted = self.machine.needs(resources)
         taken = dict[str, int]()
@@ -75,10 +75,6 @@ class Slots:
             for fd in taken.values():
                 os.close(fd)
         return None
-
-    def free(self) -> int:
-        """Return how many slots are free."""
-        return sum(locks.probe(self._path(device)) is not locks.Lock.HELD for device in self._devices())
 
     def _devices(self) -> list[str]:
         return [f"gpu-{gpu}" for gpu in self.machine.gpus] or [f"cpu-{core}" for core in self.machine.cores]
@@ -200,7 +196,7 @@ class Spawner:
             created=time.time(),
             code=self.snapshot.code,
             git=dict(self.snapshot.git),
-            submitter=Author(self.submitter.id, self.submitter.host, self.submitter.pid),
+            submitter=self.submitter.author,
             devices=tuple(lease.devices),
             cache=str(self.project.cache),
             root=str(self.project.config.parent),

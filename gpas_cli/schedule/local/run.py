@@ -24,7 +24,7 @@ from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import End, Step, end_of, given_up, halved_micro_batch, next_step, ran_out_of_memory
 from gpas_cli.schedule.scheduler import RunRequest
 from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
-from gpas_cli.state.attempt import attempts_without_progress, conclude_or_unknown, lives
+from gpas_cli.state.attempt import attempts_without_progress, conclude, lives
 from gpas_cli.state.cancellation import read_request, request, request_path, requested
 from gpas_cli.state.claim_set import CLAIMABLE, ClaimSet
 from gpas_cli.state.observe import observe
@@ -33,8 +33,8 @@ from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.store.snapshot import snapshot
 
-POLL_SECONDS = 0.1  # between two checks of this run's processes
-TICK_SECONDS = 1.0  # between two checks of other runs and of requests
+_POLL_SECONDS = 0.1  # between two checks of this run's processes
+_TICK_SECONDS = 1.0  # between two checks of other runs and of requests
 _UNKNOWN_SECONDS = 30.0  # for which a followed stage may be in an unknown state, because file systems can fail briefly
 
 
@@ -128,7 +128,7 @@ class LocalRun:
         """Run jobs until every stage has ended or `stop` has been carried out. Return the summary."""
         try:
             while self._step():
-                time.sleep(POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
             self._report()
         finally:
             self.claims.close()
@@ -149,7 +149,7 @@ class LocalRun:
             self._watch_others()
             self._report()
             # Observing the cells takes at most a tenth of the time, however many there are.
-            self._next_tick = time.monotonic() + max(TICK_SECONDS, 9 * (time.monotonic() - began))
+            self._next_tick = time.monotonic() + max(_TICK_SECONDS, 9 * (time.monotonic() - began))
         return not all(task.settled for task in self._tasks.values())
 
     def _in(self, phase: str) -> Iterator[_StageRun]:
@@ -159,7 +159,7 @@ class LocalRun:
         ended = [task for task in self._in("running") if task.process and task.process.ended()]
         for task in ended:
             assert task.process is not None
-            status = conclude_or_unknown(task.process.attempt)
+            status = conclude(task.process.attempt)
             if task.exit_requested or self._stops or not self._start_again(task, task.process.attempt, status):
                 self._end(task, status)
         if ended:
@@ -305,7 +305,7 @@ class LocalRun:
             self._end(task, task.status)
 
     def _report(self) -> None:
-        running = [(t.job, conclude_or_unknown(t.process.attempt)) for t in self._in("running") if t.process]
+        running = [(t.job, conclude(t.process.attempt)) for t in self._in("running") if t.process]
         snapshot = RunSnapshot(
             running=tuple(running),
             followed=tuple((task.job, task.status) for task in self._in("followed")),

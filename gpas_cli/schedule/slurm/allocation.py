@@ -25,7 +25,7 @@ from gpas_cli.schedule.retry import adjusted_to_last_attempt
 from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.submission import Submission, breaker
 from gpas_cli.state import locks
-from gpas_cli.state.attempt import conclude_or_unknown
+from gpas_cli.state.attempt import conclude
 from gpas_cli.state.cancellation import requested
 from gpas_cli.state.claims import claims_lock, read_claim, release_claim
 from gpas_cli.state.rerun import deciding
@@ -107,7 +107,7 @@ class ElementStart:
     def _reason_to_skip(self, job: ElementRecord) -> str:
         """Return why a stage is not to be run, "" if it is. Call it with the claims' lock held."""
         claim = read_claim(self.runs, job.key)
-        if any(conclude_or_unknown(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
+        if any(conclude(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
             return "has its result already"
         if claim is None:
             return "no longer claimed"
@@ -120,7 +120,7 @@ class ElementStart:
         missing = [
             key
             for key in job.parents
-            if not any(conclude_or_unknown(attempt).state == "done" for attempt in deciding(self.runs, key))
+            if not any(conclude(attempt).state == "done" for attempt in deciding(self.runs, key))
         ]
         # The claim stays, so that the state of the stage shows why it was not run.
         return f"needs {', '.join(missing)}, which has no result" if missing else ""
@@ -171,23 +171,23 @@ class MemoryWatch:
     """The memory use of this task's jobs. `environ` is the environment that SLURM sets for a task."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ):
-        self.limit = limit(environ)
+        self.limit = _limit(environ)
         self.reset()
 
     def reset(self) -> None:
         """Discard earlier measurements. Call it before jobs start."""
         self._used = 0
         self._cells = 0
-        self._kills = kernel_kills()
+        self._kills = _kernel_kills()
 
     def measure(self, pids: Iterable[int]) -> None:
         """Record the memory that the processes `pids` and their descendants use now."""
-        if memory := [used for pid in pids if (used := resident(pid))]:
+        if memory := [used for pid in pids if (used := _resident(pid))]:
             self._used, self._cells = sum(memory), len(memory)
 
     def evidence(self) -> str:
         """Return why jobs that were killed since `reset` count as out of memory, "" without evidence."""
-        if kernel_kills() > self._kills:
+        if _kernel_kills() > self._kills:
             return "the kernel's out-of-memory killer ended a process of the job"
         if self.limit and self._used >= _NEAR_LIMIT * self.limit:
             who = f"the {self._cells} cells of its job used" if self._cells > 1 else "it used"
@@ -195,14 +195,14 @@ class MemoryWatch:
         return ""
 
 
-def limit(environ: Mapping[str, str]) -> int:
+def _limit(environ: Mapping[str, str]) -> int:
     """Return the memory limit that SLURM sets for the job on this node in bytes, 0 if there is none."""
     node = _number(environ.get("SLURM_MEM_PER_NODE", ""))
     cpus = _number(environ.get("SLURM_CPUS_ON_NODE", ""))
     return (node or _number(environ.get("SLURM_MEM_PER_CPU", "")) * cpus) << 20
 
 
-def resident(pid: int) -> int:
+def _resident(pid: int) -> int:
     """Return the resident memory of a process and its descendants in bytes, 0 if the process has ended."""
     found = 0
     with suppress(psutil.Error):
@@ -213,7 +213,7 @@ def resident(pid: int) -> int:
     return found
 
 
-def kernel_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
+def _kernel_kills(groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
     """Return how many processes of this control group the kernel's out-of-memory killer has ended, 0 if unknown."""
     with suppress(OSError):
         for line in groups.read_text().splitlines():

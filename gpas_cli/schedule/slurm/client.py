@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.process import without_secrets
@@ -44,12 +45,7 @@ _UNREACHED = (
 )
 
 
-def present(program: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether `program` is on the PATH."""
-    return shutil.which(program, path=environ.get("PATH")) is not None
-
-
-def environment(
+def _environment(
     environ: Mapping[str, str] = os.environ, drop: Collection[str] = (), times: str = "%s"
 ) -> dict[str, str]:
     """Return `environ` without the variables of a surrounding job, a user's defaults for SLURM's programs, and `drop`.
@@ -76,18 +72,18 @@ def run(
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", timeout=patience,
-            env=environment(drop=drop, times=times), stdin=subprocess.DEVNULL,
+            env=_environment(drop=drop, times=times), stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError as error:
         raise SlurmError(f"{words[0]} is not on the PATH", answered=False) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{words[0]} did not answer within {patience:.0f} s", answered=False) from error
     if done.returncode:
-        raise failure(words[0], done.stderr or done.stdout)
+        raise _failure(words[0], done.stderr or done.stdout)
     return done.stderr + done.stdout if errors else done.stdout
 
 
-def failure(program: str, said: str) -> SlurmError:
+def _failure(program: str, said: str) -> SlurmError:
     """Return the error for a program that failed with the output `said`."""
     lines = [line.strip().removeprefix(f"{program}: ").removeprefix("error: ") for line in said.splitlines()]
     lines = [line for line in lines if line]
@@ -103,42 +99,27 @@ def configuration() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines}
 
 
-def user() -> str:
-    """Return the numeric id of this user, as SLURM's filters take it."""
-    return str(os.getuid())
-
-
 _PING_SECONDS = 20.0  # time limit of `scontrol ping`
 
 
-def require(environ: Mapping[str, str]) -> None:
+def require() -> None:
     """Raise GpasError if sbatch is not installed."""
-    if not present("sbatch", environ):
+    if shutil.which("sbatch") is None:
         raise GpasError(
             "SLURM is not available: sbatch is not on the PATH; submit from a login node, or use --executor local"
         )
 
 
-def automatic(environ: Mapping[str, str]) -> Choice | None:
+def automatic() -> Choice | None:
     """Return SLURM if its controller answers, this machine in a job of it, None if it is not installed."""
-    if not present("sbatch", environ):
+    if shutil.which("sbatch") is None:
         return None
-    if "SLURM_JOB_ID" in environ:
+    if "SLURM_JOB_ID" in os.environ:
         return Choice(LOCAL)
-    if _controller_answers(environ):
-        return Choice(SLURM)
+    with suppress(SlurmError):
+        if "is UP" in run("scontrol", "ping", patience=_PING_SECONDS):
+            return Choice(SLURM)
     return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")
-
-
-def _controller_answers(environ: Mapping[str, str]) -> bool:
-    command = ["scontrol", "ping"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PING_SECONDS, env=dict(environ), check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0 and "is UP" in done.stdout
 
 
 def seconds(words: str) -> float:

@@ -39,8 +39,8 @@ from gpas_cli.store.rundir import all_attempts
 from gpas_cli.words import listed
 
 _PATIENCE_SECONDS = 120.0  # for a node to become available
-POLL_SECONDS = 1.0
-LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files written on other nodes appear late
+_POLL_SECONDS = 1.0
+_LATE_SECONDS = 5.0  # grace period for the answer of an ended job: files written on other nodes appear late
 # Pending reasons that only an administrator, or another request, can resolve.
 _PERMANENT_REASONS = (
     *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"),
@@ -65,7 +65,7 @@ class _NodeProbe:
         return self.answer is None and not self.problem
 
 
-def ask(
+def _ask(
     project: Project, profiles: Mapping[str, Resources], lock: Path, patience: float = _PATIENCE_SECONDS
 ) -> list[_NodeProbe]:
     """Submit one probe per profile, all at once, and wait at most `patience` seconds for their answers.
@@ -79,7 +79,7 @@ def ask(
             _submit(project, asked, resources, lock)
         until = time.monotonic() + patience
         while any(asked.open for asked in probes) and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             _look([asked for asked in probes if asked.open])
     finally:
         for asked in probes:
@@ -122,14 +122,14 @@ def _record_state(asked: _NodeProbe, state: str, reason: str) -> None:
         asked.problem = f"its job cannot start: {reason}"
     elif reports.plain(state) in reports.ENDED:
         asked.ended = asked.ended or time.monotonic()
-        if time.monotonic() - asked.ended > LATE_SECONDS:
+        if time.monotonic() - asked.ended > _LATE_SECONDS:
             asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"
 
 
 _SLACK_SECONDS = 2.0  # for a job to react to its warning, and for SLURM to notice its end
 
 
-def warning_findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
+def _warning_findings(config: Mapping[str, str], runs: Path, notices: Collection[int]) -> Iterator[Finding]:
     """Yield findings that compare the time jobs have after a warning with the time a checkpoint takes.
 
     `notices` has the values of `resources.notice` among the cells, in seconds.
@@ -231,16 +231,12 @@ def _configuration(version: str, runs: Path, notices: Collection[int]) -> Iterat
         if "configuration source" in str(error):
             yield Finding("SLURM", "note", f"{version} is installed, but no cluster is configured: jobs run here")
         else:
-            yield Finding(
-                "SLURM",
-                "problem",
-                f"{version}: {error}",
-                "check that this is a login node and that the controller is up",
-            )
+            remedy = "check that this is a login node and that the controller is up"
+            yield Finding("SLURM", "problem", f"{version}: {error}", remedy)
         return
     yield Finding("SLURM", "ok", f"{version}, cluster {config.get('ClusterName', '?')}")
     yield from _limits(config)
-    yield from warning_findings(config, runs, notices)
+    yield from _warning_findings(config, runs, notices)
     yield _accounting(config)
 
 
@@ -262,12 +258,8 @@ def _accounting(config: Mapping[str, str]) -> Finding:
         client.run("sacct", "-n", "-X", "-S", "now-1minutes")
     except SlurmError as error:
         detail = f"{error}: only squeue shows how jobs ended, for {age}"
-        return Finding(
-            "SLURM accounting",
-            "note",
-            detail,
-            "jobs record their outcomes in runs/; run `gpas status` within that time for the others",
-        )
+        remedy = "jobs record their outcomes in runs/; run `gpas status` within that time for the others"
+        return Finding("SLURM accounting", "note", detail, remedy)
     return Finding("SLURM accounting", "ok", f"sacct answers; the controller remembers ended jobs for {age}")
 
 
@@ -283,7 +275,7 @@ def _nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Fin
         fd = locks.hold(lock)
         before = time.time()
         try:
-            probes = ask(project, profiles, lock)
+            probes = _ask(project, profiles, lock)
         finally:
             os.close(fd)
     for asked in probes:
@@ -310,32 +302,24 @@ def _node(answer: Mapping[str, Any], before: float, after: float, whose: str, gp
         remedy = "set GPAS_RUNS_DIR to a folder that all nodes mount"
         yield Finding("shared folder", "problem", f"{where} does not see runs/", remedy)
     elif answer["lock"] != "held":
-        detail = f"{where} does not see that this host holds a file lock"
-        yield Finding(
-            "shared locks",
-            "note",
-            detail,
-            "states are then concluded from SLURM and the age of events; submit from one host",
-        )
+        remedy = "states are then concluded from SLURM and the age of events; submit from one host"
+        yield Finding("shared locks", "note", f"{where} does not see that this host holds a file lock", remedy)
     else:
         yield Finding("shared folder", "ok", f"{where} sees runs/ and its file locks")
     skew = max(before - answer["time"], answer["time"] - after, 0.0)
-    remedy = (
-        "synchronise both clocks (NTP): ages in `gpas status` are off by that much" if skew > _MAX_SKEW_SECONDS else ""
-    )
-    yield Finding("clocks", "problem" if remedy else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
+    far = skew > _MAX_SKEW_SECONDS
+    remedy = "synchronise both clocks (NTP): ages in `gpas status` are off by that much" if far else ""
+    yield Finding("clocks", "problem" if far else "ok", f"{where} is within {skew:.1f} s of this host", remedy)
     if answer["scontrol"]:
         yield Finding("scontrol on nodes", "ok", "jobs requeue themselves after the warning signal")
     else:
         yield Finding("scontrol on nodes", "note", f"not on {where}", "use gpas run --wait, which resubmits jobs")
-    torch = "not installed" if answer["torch"] is None else f"torch {answer['torch']}"
-    status = "problem" if answer["torch"] is None else "ok"
-    remedy = "set resources.python or resources.setup to an environment with torch" if answer["torch"] is None else ""
-    yield Finding(
-        "torch on nodes", status, f"{where}: Python {answer['python']}, {torch}, {answer['gpus']} GPUs", remedy
-    )
-    if gpus and not answer["gpus"] and answer["torch"] is not None:
-        detail = f"{where}: the job asked for a GPU, but torch finds none"
-        yield Finding(
-            "GPUs on nodes", "problem", detail, "jobs that start there move to another node; have this one repaired"
-        )
+    detail = f"{where}: Python {answer['python']}, "
+    if answer["torch"] is None:
+        remedy = "set resources.python or resources.setup to an environment with torch"
+        yield Finding("torch on nodes", "problem", f"{detail}not installed, {answer['gpus']} GPUs", remedy)
+        return
+    yield Finding("torch on nodes", "ok", f"{detail}torch {answer['torch']}, {answer['gpus']} GPUs")
+    if gpus and not answer["gpus"]:
+        remedy = "jobs that start there move to another node; have this one repaired"
+        yield Finding("GPUs on nodes", "problem", f"{where}: the job asked for a GPU, but torch finds none", remedy)

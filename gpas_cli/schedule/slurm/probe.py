@@ -35,7 +35,7 @@ def _torch_version() -> str | None:
         return None
 
 
-def gpus(asked: bool) -> int:
+def _gpus(asked: bool) -> int:
     """Return how many GPUs torch sees if one was `asked` for and torch is installed, else how many nvidia-smi lists."""
     if asked and _torch_version():
         question = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -57,6 +57,6 @@ if __name__ == "__main__":
         "scontrol": shutil.which("scontrol") is not None,
         "python": platform.python_version(),
         "torch": _torch_version(),
-        "gpus": gpus(sys.argv[2:] == ["1"]),
+        "gpus": _gpus(sys.argv[2:] == ["1"]),
     }
     print(json.dumps(found))

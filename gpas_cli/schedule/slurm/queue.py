@@ -21,6 +21,7 @@ known, which `_removed` interprets.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -28,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.permissions import user_name
 from gpas_cli.schedule.slurm import client, reports, submission
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
 from gpas_cli.schedule.slurm.reports import WHOLE, Job, Jobs
@@ -36,30 +36,31 @@ from gpas_cli.schedule.slurm.submission import Submission
 from gpas_cli.state.claims import Claim
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import read_record, write_json
-from gpas_cli.structure import Record, to_mapping
+from gpas_cli.structure import ABSENT, Record, to_mapping
 
 FRESH_SECONDS = 3.0  # seconds for which an answer is reused
 _FRESH_LINE_SECONDS = 10.0  # the same if the jobs of all users are listed, a heavier query for the controller
-BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is queried again; doubled each time
+_BACK_OFF_SECONDS = 5.0  # before a scheduler that did not answer is queried again; doubled each time
 _LONGEST_BACK_OFF_SECONDS = 120.0
 _SAVED_SECONDS = 60.0  # age at which an array is on the controller's disk, and survives its crash
 
 
-@dataclass
-class Queue:
-    """An answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 if it never has.
+@dataclass(frozen=True, kw_only=True)
+class Queue(Record):
+    """.queue-USER.json: an answer: job name -> array index -> job. `time` is when the scheduler gave it, 0 if it never
+    has.
 
     `error` is why there is no newer answer, "" if this one is fresh. `own`: this process sent the query; the times of
     other answers may come from other clocks.
     """
 
     time: float = 0.0
-    jobs: Jobs = field(default_factory=dict)
+    jobs: Mapping[str, Mapping[int, Job]] = field(default_factory=dict)
     error: str = ""
     failures: int = 0
     tried: float = 0.0
     line: bool = False  # whether positions in line were queried
-    own: bool = False
+    own: bool = field(default=False, metadata=ABSENT)
 
     def find(self, name: str, index: int) -> Job | None:
         """Return the element of the array of that name. SLURM keeps one record of an array cancelled as a whole."""
@@ -71,18 +72,6 @@ class Queue:
         return max(0.0, time.time() - self.time)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueRecord(Record):
-    """.queue-USER.json: the last answer, as `Queue`; the array indices are text."""
-
-    time: float = 0.0
-    error: str = ""
-    failures: int = 0
-    tried: float = 0.0
-    line: bool = False
-    jobs: Mapping[str, Mapping[str, Job]]
-
-
 def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -> Queue:
     """Return what SLURM reports now, or reported at most `max_age` seconds ago; else an older answer with an error.
 
@@ -91,12 +80,12 @@ def current(runs: Path, max_age: float = FRESH_SECONDS, *, line: bool = False) -
     known = _load(runs)
     if _within(known.time, max_age) and not known.error and (known.line or not line):
         return known
-    back_off = min(_LONGEST_BACK_OFF_SECONDS, BACK_OFF_SECONDS * 2 ** (known.failures - 1))
+    back_off = min(_LONGEST_BACK_OFF_SECONDS, _BACK_OFF_SECONDS * 2 ** (known.failures - 1))
     if known.error and _within(known.tried, back_off):
         return known
     fresh = _ask(runs, known, line)
     with suppress(OSError):  # a read-only folder prevents the caching, not the answer
-        _save(runs, fresh)
+        write_json(_path(runs), to_mapping(replace(fresh, own=False)), indent=None)
     return fresh
 
 
@@ -121,7 +110,7 @@ def _live(names: list[str], line: bool) -> Jobs:
         return reports.squeue(set(names), everyone=line)
     except SlurmError as error:
         # If the controller cannot be reached, scontrol would only wait for it a second time.
-        if not error.answered and client.present("squeue"):
+        if not error.answered and shutil.which("squeue"):
             raise
         try:
             return reports.scontrol(set(names))
@@ -147,7 +136,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
         return jobs
     answered = False
     lost = set[tuple[str, int]]()  # accounting shows jobs that a crashed controller has lost as pending
-    if client.present("sacct"):
+    if shutil.which("sacct"):
         with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone; its end may be unknown
             for name, index, job in reports.sacct({name: made.since for name, made in gone.items()}):
                 if not job.ended:
@@ -197,24 +186,17 @@ def _remembered_seconds() -> float:
 
 
 def _path(runs: Path) -> Path:
-    return submission.folder(runs) / f".queue-{client.user()}.json"
+    return submission.folder(runs) / f".queue-{os.getuid()}.json"
 
 
 def _load(runs: Path) -> Queue:
     try:
-        found = read_record(QueueRecord, _path(runs))
+        found = read_record(Queue, _path(runs))
+        # JSON has no numbers as names.
         jobs = {name: {int(index): job for index, job in rows.items()} for name, rows in found.jobs.items()}
+        return replace(found, jobs=jobs)
     except (OSError, GpasError, ValueError):
         return Queue()
-    return Queue(found.time, jobs, found.error, found.failures, found.tried, found.line)
-
-
-def _save(runs: Path, queue: Queue) -> None:
-    record = QueueRecord(
-        time=queue.time, error=queue.error, failures=queue.failures, tried=queue.tried, line=queue.line,
-        jobs={name: {str(index): job for index, job in rows.items()} for name, rows in queue.jobs.items()},
-    )  # fmt: skip
-    write_json(_path(runs), to_mapping(record), indent=None)
 
 
 class SlurmView:
@@ -227,8 +209,7 @@ class SlurmView:
         self._queue = queue
         self._dead: dict[str, float] = {}  # submitter -> when it was first seen to be dead
         self._held: dict[str, str] = {}
-        self._recorded: dict[str, bool] = {}
-        self._others: dict[str, str] = {}
+        self._made: dict[str, Submission | None] = {}
 
     @property
     def queue(self) -> Queue:
@@ -268,19 +249,11 @@ class SlurmView:
             self._held[name] = submission.breaker(submission.folder(self.runs) / name)
         return self._held[name]
 
-    def recorded(self, name: str) -> bool:
-        """Return whether the submission is on disk. One that SLURM refused is not."""
-        if name not in self._recorded:
-            self._recorded[name] = submission.find(self.runs, name) is not None
-        return self._recorded[name]
-
-    def other_user(self, name: str) -> str:
-        """Return who made a submission whose jobs SLURM may hide from this user, "" if it hides none."""
-        if name not in self._others:
-            made = submission.find(self.runs, name)
-            mine = made is None or os.getuid() in (0, made.owner)
-            self._others[name] = "" if made is None or mine else user_name(made.owner)
-        return self._others[name]
+    def made(self, name: str) -> Submission | None:
+        """Return the submission, None if it is not on disk, like one that SLURM refused."""
+        if name not in self._made:
+            self._made[name] = submission.find(self.runs, name)
+        return self._made[name]
 
     def _ask(self, max_age_seconds: float) -> None:
         self._queue = current(self.runs, max_age_seconds, line=self.look.line)

@@ -5,9 +5,10 @@ Each query covers all jobs, and raises SlurmError.
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -15,10 +16,10 @@ from pathlib import Path
 from gpas_cli.schedule.scheduler import ProfileUse
 from gpas_cli.schedule.slurm import client, submission
 from gpas_cli.schedule.slurm.client import seconds
-from gpas_cli.words import ordinal
+from gpas_cli.state.status import SchedulerJob
 
 # Yet to run, whatever happened before: SLURM starts these by itself, or once they are released.
-WAITING = frozenset(
+_WAITING = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
 _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
@@ -26,7 +27,7 @@ _HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT"})
 NEVER = "DependencyNeverSatisfied"
 _NOT_IN_LINE = frozenset({"Dependency", NEVER, "BeginTime"})
 # Has processes, or may have some. COMPLETING may become PENDING again.
-AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
+_AT_WORK = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"})
 # Caused by the machine, not by the job, which is run again.
 INTERRUPTED = frozenset({"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"})
 # Caused by the node: the job is run again on another one.
@@ -59,7 +60,7 @@ def _is_held(state: str, reason: str) -> bool:
     # JobHeldUser, "job requeued in held state", launch_failed_requeued_held
     lowered = reason.lower()
     held = lowered.startswith("jobheld") or ("requeued" in lowered and "held" in lowered)
-    return state in _HELD or (state in WAITING and held)
+    return state in _HELD or (state in _WAITING and held)
 
 
 def _in_line(state: str, reason: str) -> bool:
@@ -68,24 +69,16 @@ def _in_line(state: str, reason: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(SchedulerJob):
     """One array element. Times are unix times, 0 if SLURM reports none.
 
-    `place` is its position among the `waiting` jobs of its partition that this user may see, by the scheduler's
-    priority; 0 if it is not in line or positions were not queried.
+    `place` is its position among the jobs that this user may see, by the scheduler's priority; 0 if it is not in line
+    or positions were not queried.
     """
 
-    id: str
-    state: str
-    reason: str = ""
-    nodes: str = ""
-    start: float = 0.0
     end: float = 0.0
     exit: str = ""
     restarts: int = 0
-    partition: str = ""
-    place: int = 0
-    waiting: int = 0
 
     @property
     def ended(self) -> bool:
@@ -93,12 +86,7 @@ class Job:
 
     @property
     def pending(self) -> bool:
-        return self.state in WAITING
-
-    @property
-    def in_line(self) -> str:
-        """Its position as text, such as "4th of 31 in low"; "" if it has none."""
-        return f"{ordinal(self.place)} of {self.waiting} in {self.partition}" if self.place else ""
+        return self.state in _WAITING
 
     @property
     def held(self) -> str:
@@ -114,7 +102,7 @@ class Job:
     def __str__(self) -> str:
         reason = self.reason if self.reason not in ("None", "", "NonZeroExitCode") else ""
         detail = self.held or ", ".join(filter(None, (reason, self.in_line)))
-        where = f" on {self.nodes}" if self.nodes and self.state in AT_WORK else ""
+        where = f" on {self.nodes}" if self.nodes and self.state in _AT_WORK else ""
         return f"SLURM {self.id} {self.state}{where}{f' ({detail})' if detail else ''}"
 
 
@@ -122,13 +110,13 @@ Jobs = dict[str, dict[int, Job]]  # array's name -> index -> job
 _Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of each job in line
 WHOLE = -1  # stands for every index of an array that has no record of its own
 # squeue pads and cuts every column to its width; no separator is safe to split at. scontrol prints the same by name.
-COLUMNS = {
+_COLUMNS = {
     "Name": 80, "State": 24, "Partition": 48, "PriorityLong": 24, "Reason": 48, "ArrayJobID": 20, "ArrayTaskID": 16,
     "NodeList": 200, "StartTime": 24, "EndTime": 24, "exit_code": 12, "RestartCnt": 12,
 }  # fmt: skip
-_ENDS = list(accumulate(COLUMNS.values()))
-_LAYOUT = ",".join(f"{name}:{width}" for name, width in COLUMNS.items())
-HEAD = 7  # columns that are read for the jobs of all users
+_ENDS = list(accumulate(_COLUMNS.values()))
+_LAYOUT = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
+_HEAD = 7  # columns that are read for the jobs of all users
 _EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas inside brackets as well
 _FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
 
@@ -139,7 +127,7 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     They are found by name, whoever submitted them. With `everyone`, the jobs of all users are listed, which gives the
     positions of ours in line.
     """
-    ours = f"--name={','.join(names)}" if names else f"--user={client.user()}"
+    ours = f"--name={','.join(names)}" if names else f"--user={os.getuid()}"
     whose = () if everyone else (ours,)
     output = client.run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", _LAYOUT)
     lines: _Lines = {}
@@ -147,12 +135,12 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     for text in output.splitlines():
         if not (mine := text[: _ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", _ENDS[0])):
             continue
-        name, state, partition, priority, reason, array, index = head = _cut(text, 0, HEAD)
+        name, state, partition, priority, reason, array, index = head = _cut(text, 0, _HEAD)
         if everyone and _in_line(state, reason):
             rank = (-_number(priority), _number(array), _number(index, WHOLE))
             lines.setdefault(_first(partition), []).append(rank)
         if mine:
-            _add(jobs, name, index, [*head[1:], *_cut(text, HEAD, len(COLUMNS))])
+            _add(jobs, name, index, [*head[1:], *_cut(text, _HEAD, len(_COLUMNS))])
     return _placed(jobs, lines)
 
 
@@ -166,8 +154,8 @@ def renamed(ids: Mapping[str, str]) -> Jobs:
     jobs: Jobs = {}
     for text in output.splitlines():
         for name in (name for name in ids if f"/{name}/" in text[_ENDS[-1] :]):
-            head = _cut(text, 0, HEAD)
-            _add(jobs, name, head[-1], [*head[1:], *_cut(text, HEAD, len(COLUMNS))])
+            head = _cut(text, 0, _HEAD)
+            _add(jobs, name, head[-1], [*head[1:], *_cut(text, _HEAD, len(_COLUMNS))])
     return jobs
 
 
@@ -180,7 +168,7 @@ def scontrol(names: Collection[str]) -> Jobs:
             fields = ("JobState", "Partition", "Priority", "Reason", "ArrayJobId", "ArrayTaskId", "NodeList",
                       "StartTime", "EndTime", "ExitCode", "Restarts")  # fmt: skip
             words = [shown.get(field, "") for field in fields]
-            for index in indices(f"_{words[5]}") if words[5] else ():
+            for index in _indices(f"_{words[5]}") if words[5] else ():
                 _add(jobs, name, str(index), [*words[:5], str(index), *words[6:]])
             if words[5] in ("", "N/A"):
                 _add(jobs, name, "", words)
@@ -234,26 +222,28 @@ def _placed(jobs: Jobs, lines: _Lines) -> Jobs:
 
 def sacct(since: Mapping[str, float]) -> Iterator[tuple[str, int, Job]]:
     """Yield the ended array elements in accounting. `since` has the time of submission of each array by its name."""
-    first = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(min(since.values()) - 60))
-    fields = "JobID,JobName%300,State,ExitCode,NodeList%200,Start,End"
-    # Without states and an end, sacct leaves out jobs that were cancelled while they waited for others.
-    when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
-    output = client.run("sacct", "-n", "-a", "-X", "-P", *when, f"--name={','.join(since)}", "-o", fields)
-    for line in output.splitlines():
-        parts = line.split("|")
-        if len(parts) != 7:
-            continue
-        raw, name, state, code, nodes, start, end = parts
+    fields = ("JobID", "JobName%300", "State", "ExitCode", "NodeList%200", "Start", "End")
+    for raw, name, state, code, nodes, start, end in _accounted(since, fields, "-X"):
         # A user's cancellation is "CANCELLED by 1000"; plain CANCELLED is SLURM's, of a job that can never start.
         never = state == "CANCELLED" and not _time(start)
-        base = Job(raw, plain(state), NEVER if never else "", nodes, _time(start), _time(end), code)
+        base = Job(raw, plain(state), NEVER if never else "", nodes, _time(start), end=_time(end), exit=code)
         if raw.isdigit():  # an array of one element that was cancelled before it started
             yield name, WHOLE, base
-        for index in indices(raw):
+        for index in _indices(raw):
             yield name, index, replace(base, id=f"{raw.split('_')[0]}_{index}")
 
 
-def indices(job_id: str) -> Iterator[int]:
+def _accounted(since: Mapping[str, float], fields: Sequence[str], *options: str) -> list[list[str]]:
+    """Return the rows of accounting about ended jobs with the names in `since`, submitted at these times or later."""
+    first = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(min(since.values()) - 60))
+    # Without states and an end, sacct leaves out jobs that were cancelled while they waited for others.
+    when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
+    words = ("-n", "-a", "-P", *options, *when, f"--name={','.join(since)}", "-o", ",".join(fields))
+    rows = (line.split("|") for line in client.run("sacct", *words).splitlines())
+    return [row for row in rows if len(row) == len(fields)]
+
+
+def _indices(job_id: str) -> Iterator[int]:
     """Yield the array indices of `12_3` or `12_[3,5-7%4]`; none for a job that is not an array."""
     _, _, tail = job_id.partition("_")
     for part in tail.strip("[]").split("%")[0].rstrip("]").split(","):
@@ -294,16 +284,12 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     """Return the use of the ended jobs of these stages. Raises SlurmError if accounting does not answer."""
     made = [found for entry in submission.folder(runs).glob("gpas-*") if (found := submission.find(runs, entry.name))]
-    ours = {one.name: one for one in made if any(key in keys for element in one.keys for key in element)}
+    ours = {one.name: one.since for one in made if any(key in keys for element in one.keys for key in element)}
     if not ours:
         return []
-    first = time.localtime(min(one.since for one in ours.values()) - 60)
-    when = ("-S", time.strftime("%Y-%m-%dT%H:%M:%S", first), "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL")
-    output = client.run("sacct", "-n", "-a", "-P", *when, f"--name={','.join(ours)}", "-o", ",".join(_FIELDS))
     jobs: dict[str, list[list[str]]] = {}
-    for line in output.splitlines():
-        if len(row := line.split("|")) == len(_FIELDS):
-            jobs.setdefault(row[0].partition(".")[0], []).append(row)
+    for row in _accounted(ours, _FIELDS):
+        jobs.setdefault(row[0].partition(".")[0], []).append(row)
     groups: dict[tuple[int, int, int], list[tuple[int, float, float]]] = {}
     for whole, *steps in jobs.values():
         elapsed = float(whole[6] or 0)

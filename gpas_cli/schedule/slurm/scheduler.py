@@ -5,6 +5,7 @@ With --wait, it stays: it fills the queue as room permits and resubmits interrup
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,9 +19,9 @@ from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.texts import with_texts
 from gpas_cli.project import Project
-from gpas_cli.schedule.cancel import cancel_process
+from gpas_cli.schedule.process import Cancelling
 from gpas_cli.schedule.scheduler import Finding, ProfileUse, RunRequest, Scheduler
-from gpas_cli.schedule.slurm import client, submission
+from gpas_cli.schedule.slurm import client, script, submission
 from gpas_cli.schedule.slurm.arrays import ranges
 from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.queue import SlurmView
@@ -39,7 +40,7 @@ from gpas_cli.store.rundir import stage_dir
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, listed
 
-POLL_SECONDS = 5.0  # between two checks of the stages
+_POLL_SECONDS = 5.0  # between two checks of the stages
 _RESUBMIT_SECONDS = 30.0  # between two attempts to submit the jobs that did not fit into the queue
 
 
@@ -73,7 +74,7 @@ class _SlurmRun:
                 break
             if resubmittable and self._resubmission.is_over():
                 self._submit()
-            time.sleep(POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
         self._observe()
         return self._summary()
 
@@ -143,7 +144,7 @@ class _SlurmRun:
 _TOGETHER = 1000  # elements of one array in a call of scancel
 
 
-def cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool, str]]:
+def _cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool, str]]:
     """Write a request for each stage, and remove from the queue the jobs that have nothing else to run.
 
     Return by key whether the request was written, and what was done. The queue of `view` must have been queried just
@@ -165,9 +166,7 @@ def cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[bool
         if job is None or job.ended or job.state == "RUNNING":
             alive = job and not job.ended
             done[key] = True, "its job will save and exit within seconds" if alive else "its job will skip this cell"
-        elif all(
-            key == other or requested(view.runs, other) for other in (array.keys_of(claim.index) if array else ())
-        ):
+        elif all(key == other or requested(view.runs, other) for other in (array.keys[claim.index] if array else ())):
             idle.setdefault(job.id.partition("_")[0], {})[key] = claim.index
         else:
             done[key] = True, f"SLURM {job.id} runs its other cells without it"
@@ -198,7 +197,7 @@ class SlurmScheduler(Scheduler):
     foreground = False
 
     def __init__(self, look: SchedulerView):
-        self.look = look
+        super().__init__(look)
         self._view = SlurmView(look)
 
     require = staticmethod(client.require)
@@ -220,13 +219,12 @@ class SlurmScheduler(Scheduler):
         made = submission.find(self.look.runs, claim.submission) if claim.submission else None
         return made.log(claim.index) if made else None
 
-    def cancel(self, status: CellStatus, claim: Claim) -> tuple[bool, str]:
-        if not claim.submission:  # a `gpas run` has just claimed the stage to submit it
-            return cancel_process(self.look, status, claim)
-        return self.cancel_all({status.key: claim})[status.key]
-
-    def cancel_all(self, stages: Mapping[str, Claim]) -> Mapping[str, tuple[bool, str]]:
-        return cancel(self._view, stages)
+    def cancel(self, stages: Sequence[tuple[CellStatus, Claim]]) -> Iterable[Cancelling]:
+        submitted = [(status, claim) for status, claim in stages if claim.submission]
+        done = _cancel(self._view, {status.key: claim for status, claim in submitted})
+        # A `gpas run` has just claimed the other stages to submit them.
+        others = super().cancel([(status, claim) for status, claim in stages if not claim.submission])
+        return [*others, *(Cancelling(status, *done[status.key]) for status, _ in submitted)]
 
     def machine(self) -> Machine:
         return Cluster()
@@ -251,5 +249,11 @@ class SlurmScheduler(Scheduler):
 
     def ask_start(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Yield when and where SLURM would start each array. Raises SlurmError with its reason for a refusal."""
-        for array, answer in ArraySubmitter(RunRequest(project=project, entries=())).ask_start(jobs):
-            yield f"{listed([job.id for job in array.jobs], 1)}: {answer}"
+        for array, text in ArraySubmitter(RunRequest(project=project, entries=())).preview(jobs):
+            alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
+            with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+                file.write(alone)
+                file.flush()
+                drop = script.overriding(alone)
+                answer = client.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
+            yield f"{listed([job.id for job in array.jobs], 1)}: {answer.strip()}"

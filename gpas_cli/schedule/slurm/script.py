@@ -35,11 +35,11 @@ _VARIABLES = {
 }
 # A line of the setup that fails ends the job, as `set -e` does, and names itself. What fails inside a file that it
 # sources does not count, unless the file fails as a whole.
-CHECKED = (
+_CHECKED = (
     "trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || "
     '{ echo "resources.setup failed with exit $code: $BASH_COMMAND"; exit 1; }\' ERR'
 )
-UNCHECKED = "trap - ERR"
+_UNCHECKED = "trap - ERR"
 # Compares the copy of the code with its name, a hash (`store.snapshot.digest`), when the job starts and has imported
 # nothing from it. SLURM keeps this text since the submission.
 _VERIFY = """\
@@ -167,7 +167,7 @@ def _rendered(
             **profile["additional_parameters"],
         },
         "setup": [
-            *([CHECKED, *profile["setup"], UNCHECKED] if profile["setup"] else []),
+            *([_CHECKED, *profile["setup"], _UNCHECKED] if profile["setup"] else []),
             *_exports(project, profile["environment"]),
             *setup,
         ],

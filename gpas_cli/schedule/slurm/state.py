@@ -6,12 +6,14 @@ whether its job is still queued or running. If SLURM does not answer, only the a
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.permissions import user_name
 from gpas_cli.schedule.retry import End, Step, given_up, is_memory, next_step
 from gpas_cli.schedule.slurm import reports, submission
 from gpas_cli.schedule.slurm.queue import Queue, SlurmView
@@ -27,7 +29,7 @@ from gpas_cli.state.status import ALIVE, StageStatus
 from gpas_cli.state.view import facts_of, stage_title
 from gpas_cli.store.rundir import AttemptDir
 
-OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
+_OUTCOME_SECONDS = 60.0  # grace period before a COMPLETED job without an outcome counts as lost
 _FINAL = ("done", "diverged", "failed", "cancelled")  # outcomes after which a job is not resumed
 
 
@@ -53,12 +55,15 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
     gone = job.ended if job else queue is not None and not queue.error
     if gone and not own and (found := _blocked(view, last, claim, job)):
         return found
-    if queue is None or job is None:
+    # SLURM may have removed what waited in vain.
+    if (
+        queue is None
+        or job is None
+        or (
+            job.state == reports.VANISHED and any(observe(view.runs, k, view.look).state != "done" for k in claim.after)
+        )
+    ):
         return _given_up(view.runs, key, _unseen(view, last, claim, queue))
-    if job.state == reports.VANISHED and any(observe(view.runs, k, view.look).state != "done" for k in claim.after):
-        return _given_up(
-            view.runs, key, _unseen(view, last, claim, queue)
-        )  # SLURM may have removed what waited in vain
     if job.ended:
         return _given_up(view.runs, key, _ended(view.runs, last, claim, job, queue))
     return _under_way(last, claim, job, queue)
@@ -93,12 +98,14 @@ def _obstacle(view: SlurmView, key: str) -> str:
 def _unseen(view: SlurmView, last: StageStatus, claim: Claim, queue: Queue | None) -> StageStatus:
     """Return the status if the queue does not have the job: not yet, no longer, or SLURM did not answer."""
     if queue is None:
-        return _queued(last, claim, f"being submitted by {claim.submitter}", claim.since)
-    if not view.recorded(claim.submission):  # refused by SLURM, or removed
+        return _queued(last, claim, f"being submitted by {claim.submitter}", claim.time)
+    made = view.made(claim.submission)
+    if made is None:  # refused by SLURM, or removed
         return last
     if queue.error:
-        return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.since)
-    if user := view.other_user(claim.submission):
+        return _queued(last, claim, f"submitted as {claim.submission}; {queue.error}", claim.time)
+    if os.getuid() not in (0, made.owner):
+        user = user_name(made.owner)
         evidence = f"{user} submitted it as {claim}; SLURM does not show you this job, which may still exist"
         return replace(last, state="unknown", evidence=evidence, cause="", age=None, claim=claim)
     if last.state == "interrupted" and last.submission == claim.submission and last.source in ("outcome", "exit"):
@@ -137,17 +144,13 @@ def _given_up(runs: Path, key: str, last: StageStatus) -> StageStatus:
     """
     if last.state != "interrupted" or not last.attempt:
         return last
-    in_vain, retries = attempts_without_progress(runs, key), _retries(last)
-    if next_step(End.INTERRUPTED, in_vain, retries) is not Step.GIVE_UP:
+    retries = Resources().retries
+    if last.directory is not None:
+        with suppress(OSError, GpasError):
+            retries = AttemptDir(last.directory).read_attempt().resources.retries
+    if next_step(End.INTERRUPTED, attempts_without_progress(runs, key), retries) is not Step.GIVE_UP:
         return last
     return replace(given_up(last, retries), state="failed")
-
-
-def _retries(last: StageStatus) -> int:
-    if last.directory is not None:
-        with suppress(OSError, GpasError, KeyError, TypeError, ValueError):
-            return int(AttemptDir(last.directory).read_attempt().resources.retries)
-    return int(Resources().retries)
 
 
 def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) -> StageStatus:
@@ -157,7 +160,7 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
         if last.state == "interrupted" and job.state == "CANCELLED":
             return replace(last, state="cancelled", evidence=f"{last.evidence}; {job}", job=job)
         return replace(last, job=job)
-    if job.state == "COMPLETED" and _since(job.end or queue.time) < OUTCOME_SECONDS:
+    if job.state == "COMPLETED" and _since(job.end or queue.time) < _OUTCOME_SECONDS:
         evidence = f"{job}; its outcome is not visible here yet"
         return replace(last, state="running", evidence=evidence, claim=claim, job=job, age=_since(job.end))
     state, cause = _why(job, submission.folder(runs) / claim.submission)
@@ -184,10 +187,8 @@ def _why(job: Job, place: Path) -> tuple[str, str]:
     if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in reports.OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with exit status {job.exit or 'unknown'}"
     if signal == reports.NO_LOG:
-        return (
-            "interrupted",
-            f"SLURM could not open the job's log on {job.nodes}; check that runs/ can be written there",
-        )
+        why = f"SLURM could not open the job's log on {job.nodes}; check that runs/ can be written there"
+        return "interrupted", why
     line = last_log_line(log)
     how = f"{job.state.lower()}{f' with exit {job.exit}' if job.exit else ''}"
     return "failed", f"{how}: {line} ({log})" if line else how

@@ -27,14 +27,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import parse_json, replace_file
-from gpas_cli.state.claims import read_claim
+from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
+from gpas_cli.state.claims import Submitter, read_claim
 from gpas_cli.state.exits import last_line
 from gpas_cli.store.records import (
-    Author,
     BreakerRecord,
     ElementFailure,
     ElementRecord,
@@ -44,14 +44,8 @@ from gpas_cli.store.records import (
     element_of,
 )
 from gpas_cli.store.rundir import attempts, read_record, write_record
-from gpas_cli.structure import Record, from_mapping, to_mapping
-
-if TYPE_CHECKING:
-    from gpas_cli.plan.stage_jobs import StageJob
-    from gpas_cli.project import Project
-    from gpas_cli.state.claims import Submitter
-    from gpas_cli.store.snapshot import Snapshot
-
+from gpas_cli.store.snapshot import Snapshot
+from gpas_cli.structure import from_mapping, to_mapping
 
 _SETTLED_SECONDS = 3600.0  # age at which a submission without claims is closed; a younger one may still claim
 
@@ -73,13 +67,9 @@ class Submission:
         return self.record.time
 
     @property
-    def keys(self) -> list[list[str]]:
+    def keys(self) -> tuple[tuple[str, ...], ...]:
         """The stage keys of each element."""
-        return [list(keys) for keys in self.record.keys]
-
-    def keys_of(self, index: int) -> tuple[str, ...]:
-        """Return the stage keys of one element."""
-        return tuple(self.record.keys[index])
+        return self.record.keys
 
     @property
     def owner(self) -> int:
@@ -119,10 +109,6 @@ class Submission:
         logs = (re.fullmatch(r"[^_]+_(\d+)_0_log\.out", path.name) for path in self.folder.iterdir())
         return {int(found[1]) for found in logs if found}
 
-    def discard(self) -> None:
-        """Delete the folder of a submission that the scheduler refused."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
 
 def folder(runs: Path) -> Path:
     return runs / ".slurm"
@@ -149,7 +135,7 @@ def record(
     about = SubmissionRecord(
         name=name,
         time=time.time(),
-        submitter=Author(submitter.id, submitter.host, submitter.pid),
+        submitter=submitter.author,
         code=code.code,
         git=dict(code.git),
         project=Folders(config=str(project.config), cache=str(project.cache)),
@@ -199,14 +185,10 @@ def close_finished(runs: Path) -> None:
     """Mark the submissions that no longer claim a stage; the scheduler is not queried about them again."""
     for name in open_names(runs):
         made = find(runs, name)
-        if (
-            made is not None
-            and time.time() - made.since > _SETTLED_SECONDS
-            and not any(
-                (claim := read_claim(runs, key)) and claim.submission == name for keys in made.keys for key in keys
-            )
-        ):
-            (made.folder / "closed").touch()
+        if made is not None and time.time() - made.since > _SETTLED_SECONDS:
+            claims = (read_claim(runs, key) for keys in made.keys for key in keys)
+            if not any(claim and claim.submission == name for claim in claims):
+                (made.folder / "closed").touch()
 
 
 _AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
@@ -218,14 +200,6 @@ _ENDING = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AvoidedNode(Record):
-    """avoid-NODE.json: a node that cannot run the jobs of a submission."""
-
-    node: str
-    t: float
-
-
 def last_log_line(log: Path) -> str:
     """Return the last line of a job's log, without the lines of srun and slurmstepd about the end of the step."""
     return last_line(log, _ENDING)
@@ -233,10 +207,10 @@ def last_log_line(log: Path) -> str:
 
 def count_failure(submission: Path, index: int, cause: str) -> str:
     """Record that an element failed. Return the cause if too many elements share it: the rest is then held back."""
-    with suppress(OSError):
-        write_record(submission / f"failed-{index}.json", ElementFailure(cause=same(cause)))
-        seen = Counter(_cause(path) for path in submission.glob("failed-*.json"))
-        if cause and seen[same(cause)] >= SAME_CAUSE_CELLS and not breaker(submission):
+    with suppress(OSError, GpasError):
+        write_record(submission / f"failed-{index}.json", ElementFailure(cause=_same(cause)))
+        seen = Counter(read_record(ElementFailure, path).cause for path in submission.glob("failed-*.json"))
+        if cause and seen[_same(cause)] >= SAME_CAUSE_CELLS and not breaker(submission):
             tripped = BreakerRecord(cause=cause, cells=SAME_CAUSE_CELLS, t=time.time())
             write_record(submission / "breaker.json", tripped)
             return cause
@@ -266,18 +240,11 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
 def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
     """Record that a node cannot run the jobs of a submission. Return all such nodes and `others`, sorted by name."""
     with suppress(OSError):
-        write_record(submission / f"avoid-{node}.json", AvoidedNode(node=node, t=time.time()))
+        (submission / f"avoid-{node}.json").touch()
     noted = {path.stem.removeprefix("avoid-") for path in submission.glob("avoid-*.json")}
     return sorted({node, *others, *noted})
 
 
-def same(cause: str) -> str:
+def _same(cause: str) -> str:
     """Return a cause without the parts that differ between cells: numbers, keys, paths."""
     return re.sub(r"[0-9a-f]{8,}|\d+|/\S+", "*", cause)
-
-
-def _cause(path: Path) -> str:
-    try:
-        return read_record(ElementFailure, path).cause
-    except (OSError, GpasError):
-        return ""

@@ -7,7 +7,7 @@ valid as long as the queue has, or may yet have, the array of that name.
 from __future__ import annotations
 
 import re
-import tempfile
+import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -67,9 +67,7 @@ def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, b
         end = End.TIME_LIMIT
     used = {name: _entry(getattr(asked, name), before, name) for name in asked.growing}
     larger = [name for name, place in used.items() if place is not None and place + 1 < len(getattr(asked, name))]
-    alone = before is not None and before.pack == 1
-    packed = asked.pack > 1 and not alone
-    step = next_step(end, 0, 1, rows=0 if packed else rows, larger=larger, packed=packed)
+    step = next_step(end, 0, 1, rows=rows, larger=larger, packed=asked.pack > 1)
     grows = "mem" if end is End.MEMORY else "time"
     chosen: dict[str, Any] = {}
     left = list[str]()
@@ -78,7 +76,7 @@ def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, b
         now = (place or 0) + (step is Step.GROW and name == grows)
         chosen[name] = entries[now]
         left += [name] if now + 1 < len(entries) else []
-    if step is Step.ALONE or alone:
+    if step is Step.ALONE or (before and before.pack == 1):
         chosen["pack"] = 1
     return replace(job, resources=replace(asked, **chosen), larger=tuple(left)), step is Step.REDUCE
 
@@ -165,20 +163,6 @@ class ArraySubmitter:
                     job.key: ArrayIndex(f"<job id of {name}>", i) for i, e in enumerate(array.elements) for job in e
                 }
                 yield array, self._script(array, submission.folder(self.project.runs) / name, code)
-
-    def ask_start(self, jobs: Sequence[StageJob]) -> Iterator[tuple[Array, str]]:
-        """Yield the arrays that would be submitted for `jobs`, and when and where SLURM would start them.
-
-        Raises SlurmError with SLURM's reason if it would refuse an array.
-        """
-        for array, text in self.preview(jobs):
-            alone = "\n".join(line for line in text.splitlines() if not line.startswith("#SBATCH --dependency"))
-            with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
-                file.write(alone)
-                file.flush()
-                drop = script.overriding(alone)
-                answer = client.run("sbatch", "--test-only", file.name, errors=True, drop=drop, times="standard")
-                yield array, answer.strip()
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
         code = snapshot(self.project.runs, project=self.project.config.parent)
@@ -311,13 +295,12 @@ class ArraySubmitter:
         """Remove the claims, then the submission: if the array exists after all, it finds nothing to do."""
         for job in array.jobs:
             claim_path(self.project.runs, job.key).unlink(missing_ok=True)
-        made.discard()
+        shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def _batch(made: Submission, job: str) -> JobBatch:
-    keys = tuple(tuple(element) for element in made.keys)
-    size = count(sum(map(bool, keys)), "element")
-    return JobBatch(made.name, job, keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
+    size = count(sum(map(bool, made.keys)), "element")
+    return JobBatch(made.name, job, made.keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:

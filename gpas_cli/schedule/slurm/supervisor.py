@@ -39,7 +39,7 @@ from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
 from gpas_cli.state import locks
-from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude_or_unknown
+from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.exits import JobExit, last_line
@@ -52,7 +52,7 @@ _READY_SECONDS = 20.0  # after which a job is asked to exit even if it has not i
 
 
 @dataclass
-class Child:
+class _Child:
     """The job of one attempt, or this task's process of it. `node` is where it runs."""
 
     attempt: AttemptDir
@@ -106,7 +106,7 @@ class Child:
             return self.peer_exit.memory if self.peer_exit else evidence
         if self.peer_exit:
             return self.peer_exit.error if is_memory(self.peer_exit.error) else ""
-        seen = conclude_or_unknown(self.attempt)
+        seen = conclude(self.attempt)
         return seen.cause if ran_out_of_memory(seen) else ""
 
     def end(self, evidence: str, *, warned: bool) -> End:
@@ -161,7 +161,7 @@ class _TaskSupervisor:
         self.start = start
         self.memory = MemoryWatch(start.environ)
         self.warning: int | None = None
-        self.children: list[Child] = []
+        self.children: list[_Child] = []
 
     def run(self) -> int:
         for number in _WARNINGS:
@@ -217,7 +217,7 @@ class _TaskSupervisor:
                 )  # fmt: skip
         finally:
             os.close(alive)
-        self.children.append(Child(attempt, job, process, time.monotonic(), start.node))
+        self.children.append(_Child(attempt, job, process, time.monotonic(), start.node))
 
 
 class _RankZeroSupervisor(_TaskSupervisor):
@@ -284,7 +284,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
         """
         if self.warning:
             return False
-        retried: list[tuple[Child, ElementRecord]] = []
+        retried: list[tuple[_Child, ElementRecord]] = []
         for child in self.children:
             self._await_peer_report(child)
             evidence = child.out_of_memory(self.memory.evidence())
@@ -300,7 +300,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
             self._start_attempts(job for _, job in retried)
         return any(child.alive for child in self.children)
 
-    def _next_step(self, child: Child) -> Step:
+    def _next_step(self, child: _Child) -> Step:
         """Return what follows a job that has ended. Only a job that was killed had too little memory on its node."""
         end = child.end(self.memory.evidence(), warned=self.warning is not None)
         return next_step(
@@ -312,7 +312,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
             packed=len(self.start.jobs) > 1,
         )
 
-    def _await_peer_report(self, child: Child) -> None:
+    def _await_peer_report(self, child: _Child) -> None:
         """Wait for another task to record how its process ended, if that end interrupted the job."""
         until = time.monotonic() + _REPORT_SECONDS
         while child.process.returncode == JobExit.INTERRUPTED and not child.exit_requested and not child.peer_exit:
@@ -322,7 +322,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
             child.kill_if_peer_ended()
 
     def _end(self) -> int:
-        codes, interrupted = list[int](), list[Child]()
+        codes, interrupted = list[int](), list[_Child]()
         for child in self.children:
             codes.append(child.record(self.memory.evidence() if child.killed() else ""))
             if codes[-1] == JobExit.INTERRUPTED:
@@ -342,16 +342,16 @@ class _RankZeroSupervisor(_TaskSupervisor):
             return 0
         return codes[0]
 
-    def _count_failure(self, child: Child) -> None:
+    def _count_failure(self, child: _Child) -> None:
         """Hold the rest of the array back if too many of its cells fail for the same reason."""
         submission = self.start.submission
-        cause = count_failure(submission.folder, self.start.index, conclude_or_unknown(child.attempt).cause)
+        cause = count_failure(submission.folder, self.start.index, conclude(child.attempt).cause)
         if cause and not is_memory(cause):
             print(f"{SAME_CAUSE_CELLS} cells of this array failed for the same reason ({cause}): the rest is held back")
             with suppress(SlurmError):  # if this fails, elements find the open breaker when they start
                 client.run("scancel", "--state=PENDING", f"--name={submission.name}", self.start.job.partition("_")[0])
 
-    def _requeue(self, interrupted: list[Child]) -> None:
+    def _requeue(self, interrupted: list[_Child]) -> None:
         """Requeue this job if it was warned or its node is faulty; else the next `gpas run` submits it.
 
         A job that is being cancelled or has made no progress is not requeued.
@@ -402,7 +402,9 @@ class _PeerSupervisor(_TaskSupervisor):
             new, self._over = roster
             for attempt in new:
                 for child in [child for child in self.children if child.attempt.key == attempt.key]:
-                    self._drop(child)
+                    child.process.kill()
+                    child.process.wait()
+                    self.children.remove(child)
                 record = attempt.read_attempt()
                 self._spawn(attempt, element_of(record, record.threads))
         alive = [child.alive for child in self.children]
@@ -418,12 +420,7 @@ class _PeerSupervisor(_TaskSupervisor):
             self._report(child)
         return 0
 
-    def _drop(self, child: Child) -> None:
-        child.process.kill()
-        child.process.wait()
-        self.children.remove(child)
-
-    def _report(self, child: Child) -> None:
+    def _report(self, child: _Child) -> None:
         """Record how a process exited, unless it exited cleanly."""
         code = child.process.wait()
         report = child.attempt.path / f"rank{self.start.rank}.json"

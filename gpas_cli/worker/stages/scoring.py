@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from gpas_cli.train.run import prepare_text
 from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
-Scores = dict[tuple[str, str], float]  # (task, metric) -> value
+_Scores = dict[tuple[str, str], float]  # (task, metric) -> value
 
 
 def _checked_tokenizer(stage: StageContext) -> Tokenizer:
@@ -47,14 +47,14 @@ def _checked_tokenizer(stage: StageContext) -> Tokenizer:
     return tokens.tokenizer
 
 
-def _earlier_scores(stage: StageContext, checkpoint: str) -> Scores:
+def _earlier_scores(stage: StageContext, checkpoint: str) -> _Scores:
     """Return the scores of this network that earlier attempts recorded."""
     known = recorded_events(stage.runs, stage.attempt.key, Score)
     return {(score.task, score.metric): score.value for score in known if score.checkpoint == checkpoint}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ScoreSheet:
+@dataclass(kw_only=True)
+class ScoreSheet:
     """The tasks that a stage scores, their scores so far, and where new ones are recorded.
 
     noun: the word for a task in messages. last_metric: returns the metric of a task that is recorded last; a task with
@@ -64,10 +64,19 @@ class _ScoreSheet:
     noun: str
     tasks: Sequence[str]
     last_metric: Callable[[str], str]
-    scores: Scores
+    scores: _Scores
     checkpoint: str
     emit: Emit
     stop: Stop
+    _reported: str = ""  # the task of the last report
+    _reports: Period = field(default_factory=lambda: Period(_REPORT_SECONDS, at_once=True))
+
+    def report(self, task: str, place: int, done: int, total: int) -> None:
+        """Emit how much of a task has been scored: at its start and end, and every REPORT_SECONDS."""
+        if task != self._reported or done == total or self._reports.is_over():
+            self._reported = task
+            self._reports.restart()
+            self.emit(Scoring(task, place + 1, len(self.tasks), done, total))
 
     def scored(self) -> list[str]:
         """Return the tasks that have a score."""
@@ -88,7 +97,7 @@ class _ScoreSheet:
         self,
         found: Iterable[Sequence[TaskScore] | MissingTask],
         scorer: Scorer,
-        metrics: Callable[[Scores], Mapping[str, float]],
+        metrics: Callable[[_Scores], Mapping[str, float]],
     ) -> Outcome:
         """Record scores as `found` yields them, and return the outcome, with the metrics of all scores.
 
@@ -126,23 +135,6 @@ class _ScoreSheet:
         return f"{len(missing)} of {words.count(len(self.tasks), self.noun)} not scored ({names}): {reasons[0]}{others}"
 
 
-class _ScoringProgress:
-    """Emits how much of one of `tasks` tasks has been scored: at its start and end, and every REPORT_SECONDS."""
-
-    def __init__(self, tasks: int, emit: Emit):
-        self.tasks = tasks
-        self.emit = emit
-        self.task = ""
-        self._reports = Period(_REPORT_SECONDS, at_once=True)
-
-    def report(self, task: str, place: int, done: int, total: int) -> None:
-        """Emit the progress of a task if it is due."""
-        if task != self.task or done == total or self._reports.is_over():
-            self.task = task
-            self._reports.restart()
-            self.emit(Scoring(task, place + 1, self.tasks, done, total))
-
-
 def run_downstream(stage: StageContext) -> Outcome:
     """Score the trained network at each task that no earlier attempt has scored.
 
@@ -157,15 +149,12 @@ def run_downstream(stage: StageContext) -> Outcome:
     opened = stage.load_trained()
     length = stage.cell.model.family.row_length(section.max_length)
     scorer = Scorer(opened.network, opened.precision, max_length=length)
-    scores = _earlier_scores(stage, checkpoint)
-    sheet = _sheet(section, scores, checkpoint, stage.emit, stage.stop)
+    sheet = task_sheet(section, _earlier_scores(stage, checkpoint), checkpoint, stage.emit, stage.stop)
     _take_over(stage, sheet, trained)
-    return score_section(
-        section, scorer, tokenizer, stage.root, scores, checkpoint=checkpoint, emit=stage.emit, stop=stage.stop
-    )
+    return score_section(section, scorer, tokenizer, stage.root, sheet)
 
 
-def _take_over(stage: StageContext, sheet: _ScoreSheet, trained: Path) -> None:
+def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
     """Take over the scores of other stages, unless this one is run again to measure its scores anew."""
     if rerun.superseded(stage.runs, stage.attempt.key):
         return
@@ -198,33 +187,22 @@ def _settings(record: AttemptRecord) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name != "tasks"} if isinstance(section, Mapping) else {}
 
 
-def _sheet(section: Downstream, scores: Scores, checkpoint: str, emit: Emit, stop: Stop) -> _ScoreSheet:
-    return _ScoreSheet(
+def task_sheet(section: Downstream, scores: _Scores, checkpoint: str, emit: Emit, stop: Stop) -> ScoreSheet:
+    """Return the sheet for the tasks of a section; `scores` has the known ones. `checkpoint` names the network."""
+    return ScoreSheet(
         noun="task", tasks=section.tasks, last_metric=measure_of, scores=scores,
         checkpoint=checkpoint, emit=emit, stop=stop,
     )  # fmt: skip
 
 
-def score_section(
-    section: Downstream,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    root: Path,
-    scores: Scores,
-    *,
-    checkpoint: str,
-    emit: Emit,
-    stop: Stop,
-) -> Outcome:
-    """Score the tasks of the section that `scores` does not have yet, add them to it, and return the outcome.
+def score_section(section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path, sheet: ScoreSheet) -> Outcome:
+    """Score the tasks of the section that `sheet` does not have yet, and return the outcome.
 
-    `checkpoint` names the network in the events. `root`: the folder of experiments.yaml.
+    `root`: the folder of experiments.yaml.
     """
-    sheet = _sheet(section, scores, checkpoint, emit, stop)
     found = score_tasks(
-        section, scorer, tokenizer, root, skip=sheet.scored(), stop=sheet.stopped,
-        progress=_ScoringProgress(len(section.tasks), emit).report,
-    )  # fmt: skip
+        section, scorer, tokenizer, root, skip=sheet.scored(), stop=sheet.stopped, progress=sheet.report
+    )
     return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
 
 
@@ -243,18 +221,18 @@ def run_texts(stage: StageContext) -> Outcome:
     opened = stage.load_trained()
     length = stage.cell.model.family.row_length(section.max_length or stage.cell.data.length)
     scorer = Scorer(opened.network, opened.precision, max_length=length)
-    sheet = _ScoreSheet(
+    sheet = ScoreSheet(
         noun="text", tasks=section.names, last_metric=lambda _: _LAST_METRIC, scores=_earlier_scores(stage, checkpoint),
         checkpoint=checkpoint, emit=stage.emit, stop=stage.stop,
     )  # fmt: skip
     found = score_texts(
         section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped,
-        progress=_ScoringProgress(len(section.texts), stage.emit).report,
+        progress=sheet.report,
     )  # fmt: skip
     return sheet.record(found, scorer, _metrics)
 
 
-def _metrics(scores: Scores) -> dict[str, float]:
+def _metrics(scores: _Scores) -> dict[str, float]:
     return {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
 
 

@@ -21,7 +21,7 @@ from gpas_cli.worker.stages.context import StageContext
 _SETTLED_SECONDS = 3600.0
 
 
-def discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
+def _discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
     """Delete the checkpoints that earlier attempts were still writing when they were killed.
 
     Attempts that may still be alive are skipped: those whose lock is held and, if the state of the lock is unknown,
@@ -49,7 +49,7 @@ def _run_paths(stage: StageContext) -> RunPaths:
     here = stage.directory
     earlier = [attempt for attempt in deciding(stage.runs, stage.attempt.key) if attempt.number < here.number]
     if stage.world.leads:
-        discard_unfinished(earlier)
+        _discard_unfinished(earlier)
     return RunPaths(
         checkpoints=here.checkpoints,
         earlier=[attempt.checkpoints for attempt in earlier],

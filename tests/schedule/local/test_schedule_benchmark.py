@@ -16,7 +16,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan import estimate as estimate_module
-from gpas_cli.plan.estimate import MeasuredSpeed, measured
+from gpas_cli.plan.estimate import _measured, _MeasuredSpeed
 from gpas_cli.plan.machine import ThisMachine, machine
 from gpas_cli.plan.plan import plan
 from gpas_cli.project import Project
@@ -57,7 +57,7 @@ def test_every_shape_is_measured_once_and_used_by_the_plan(here: Project) -> Non
     assert facts["steps"] >= 3
     # Padding counts as part of a position but not as a token.
     assert 0 < facts["tokens_per_second"] < facts["positions_per_second"]
-    assert list(measured(here.runs).values()) == [MeasuredSpeed(facts["positions_per_second"])]
+    assert list(_measured(here.runs).values()) == [_MeasuredSpeed(facts["positions_per_second"])]
     estimate = plan(here.runs, chosen(here)).estimate
     assert estimate.basis == ("4 of 4 jobs: the measured speed of that shape",)
     assert estimate.core_hours == pytest.approx(estimate.tokens / facts["positions_per_second"] / 3600)
@@ -70,7 +70,7 @@ def test_no_measurement_beside_a_running_job(here: Project) -> None:
     with pytest.raises(GpasError, match="every slot of this machine is busy"):
         list(bench(here, chosen(here), 0.1))
     lease.close()
-    assert not measured(here.runs)
+    assert not _measured(here.runs)
 
 
 @pytest.mark.skipif(len(machine().cores) < 2, reason="two processes need two cores")
@@ -80,8 +80,8 @@ def test_of_several_processes_one_is_measured(here: Project) -> None:
     facts = found.facts
     assert (facts["processes"], facts["rows"], facts["micro_batch"]) == (2, 4, 4)
     # Both processes compute 4 rows of 64 in that time.
-    assert measured(here.runs) == {
-        tuple(facts["shape"]): MeasuredSpeed(8 * 64 / facts["seconds_per_step"], processes=2)
+    assert _measured(here.runs) == {
+        tuple(facts["shape"]): _MeasuredSpeed(8 * 64 / facts["seconds_per_step"], processes=2)
     }  # fmt: skip
     assert facts["tokens_per_second"] < 4 * 64 / facts["seconds_per_step"]
     estimate = plan(here.runs, chosen(here)).estimate
@@ -95,13 +95,13 @@ def test_of_several_processes_one_is_measured(here: Project) -> None:
 
 
 def test_an_error_in_the_measuring_process_is_reported(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
+    monkeypatch.setattr(room, "_COMMAND", (sys.executable, "-c", "raise SystemExit('no memory left')"))
     with pytest.raises(GpasError, match=r"tiny/s1 could not be measured: no memory left"):
         list(bench(here, chosen(here), 0.1))
 
 
 def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
+    monkeypatch.setattr(room, "_COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
     monkeypatch.setattr(room, "machine", lambda: ThisMachine(gpus=(), cores=(0, 1)))
     here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
     slow = chosen(here)
@@ -116,7 +116,7 @@ def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, m
 
 def test_the_time_of_an_update_is_extrapolated_from_some_rows(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        estimate_module, "ASSUMED_THREAD_FLOPS", 2e6
+        estimate_module, "_ASSUMED_THREAD_FLOPS", 2e6
     )  # so slow that only two of eight rows fit the time
     notices: list[str] = []
     (found,) = bench(here, chosen(here), 1, force=True, notify=notices.append)
@@ -124,6 +124,6 @@ def test_the_time_of_an_update_is_extrapolated_from_some_rows(here: Project, mon
     assert found.facts["micro_batch"] == found.facts["rows"]
     assert notices[0].startswith("tiny/s1: 13.3k parameters")
     assert any("update 2" in line for line in notices)
-    (speed,) = measured(here.runs).values()
-    assert speed == MeasuredSpeed(found.facts["positions_per_second"])
+    (speed,) = _measured(here.runs).values()
+    assert speed == _MeasuredSpeed(found.facts["positions_per_second"])
     assert speed.tokens_per_second == 8 * 64 / found.facts["seconds_per_step"]

@@ -88,4 +88,4 @@ def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
              "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
              "RestartCnt": "0"}  # fmt: skip
     words = {**usual, **more}
-    return "".join(words.get(column, "").ljust(width) for column, width in reports.COLUMNS.items()) + "\n"
+    return "".join(words.get(column, "").ljust(width) for column, width in reports._COLUMNS.items()) + "\n"

@@ -161,7 +161,7 @@ def test_an_array_that_someone_renames_is_still_in_the_queue(site: Site) -> None
     site.submit()
     name = site.names()[1]
     assert (site.gpas.runs / ".slurm" / name / "job.json").exists()
-    width = reports.COLUMNS["Name"]
+    width = reports._COLUMNS["Name"]
     lines = trainings(site, "PENDING").splitlines()
     script = site.gpas.runs / ".slurm" / name / "submission.sh"
     (site.programs.folder / "renamed").write_text(
@@ -187,8 +187,8 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
 
 
 def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_run, "POLL_SECONDS", 0.1)
-    width = reports.COLUMNS["Name"]
+    monkeypatch.setattr(slurm_run, "_POLL_SECONDS", 0.1)
+    width = reports._COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
     site.programs.put("squeue", "")

@@ -22,8 +22,8 @@ def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Return a project with two profiles; the first job that sbatch sees is that of the first profile, of small."""
     text = (site.gpas.folder / "experiments.yaml").read_text()
     site.gpas.declare(text.replace("    title: Small\n", f"    title: Small\n{PROFILES}"))
-    monkeypatch.setattr(findings_module, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(findings_module, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(findings_module, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(findings_module, "_LATE_SECONDS", 0.0)
     site.programs.put("scancel", "")
     return site
 
@@ -87,7 +87,7 @@ def test_a_probe_that_cannot_start_is_cancelled_at_once(asked: Site) -> None:
 
 
 def test_the_wait_for_a_node_is_bounded(asked: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings_module.ask, "__defaults__", (0.2,))
+    monkeypatch.setattr(findings_module._ask, "__defaults__", (0.2,))
     keep(
         asked,
         'echo "$name|PENDING|Priority" >> ${0%sbatch}squeue.says',

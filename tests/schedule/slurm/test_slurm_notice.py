@@ -37,7 +37,7 @@ def saved(runs: Path, seconds: float) -> None:
 
 
 def findings_for(runs: Path, **config: str) -> list[Finding]:
-    return list(findings.warning_findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
+    return list(findings._warning_findings({"KillWait": "30 sec", **config}, runs, {120, 20}))
 
 
 def test_each_partition_has_its_grace_time(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -23,9 +24,9 @@ from gpas_cli.schedule.slurm import client, queue, reports, submission
 from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.queue import Queue, SlurmView
 from gpas_cli.schedule.slurm.reports import Job
-from gpas_cli.schedule.slurm.script import CHECKED, UNCHECKED, parameters, text
+from gpas_cli.schedule.slurm.script import _CHECKED, _UNCHECKED, parameters, text
 from gpas_cli.schedule.slurm.state import state_of
-from gpas_cli.schedule.slurm.supervisor import Child
+from gpas_cli.schedule.slurm.supervisor import _Child
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.state.claims import Claim
@@ -226,7 +227,7 @@ def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
 ) -> None:
     (tmp_path / "sourced").write_text("false\ntrue\n")
     lines = [line.format(sourced=tmp_path / "sourced") for line in setup] if "source" in setup[0] else setup
-    whole = "\n".join([CHECKED, *lines, UNCHECKED, "false", "echo reached"])
+    whole = "\n".join([_CHECKED, *lines, _UNCHECKED, "false", "echo reached"])
     (tmp_path / "script").write_text(whole)
     done = subprocess.run(["bash", str(tmp_path / "script")], capture_output=True, text=True)
     assert done.stdout.strip().splitlines()[-1] == (wanted or "reached")
@@ -238,7 +239,7 @@ def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
     [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
 )
 def test_element_ids_of_sacct_are_parsed(word: str, wanted: list[int]) -> None:
-    assert list(reports.indices(word)) == wanted
+    assert list(reports._indices(word)) == wanted
 
 
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
@@ -247,9 +248,9 @@ def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) 
 
 
 def test_a_lost_answer_is_not_a_refusal() -> None:
-    assert client.failure("sbatch", "sbatch: error: Invalid partition name specified").answered
+    assert client._failure("sbatch", "sbatch: error: Invalid partition name specified").answered
     for said in ("", "sbatch: error: Socket timed out on send/recv operation", "Unable to contact slurm controller"):
-        assert not client.failure("sbatch", said).answered
+        assert not client._failure("sbatch", said).answered
 
 
 class Asked(SlurmView):
@@ -266,7 +267,10 @@ def judged(
     place.mkdir(parents=True, exist_ok=True)
     (place / "submission.json").write_text(json.dumps(submission_facts(time=time.time() - 60, keys=[[KEY]])))
     answer = Queue(time=time.time(), jobs={"gpas-g-1": {0: found}} if found else {}, **more)
-    claim = Claim("host-1-abc", "host", 1, time.time() - 60, "gpas-g-1", 0, after, "slurm")
+    claim = Claim(
+        submitter="host-1-abc", host="host", pid=1, time=time.time() - 60, submission="gpas-g-1", after=after,
+        scheduler="slurm",
+    )  # fmt: skip
     return state_of(Asked(SchedulerView(tmp_path), answer), KEY, last, claim)
 
 
@@ -298,8 +302,8 @@ OWN = StageStatus(state="interrupted", evidence="its lock is free", source="lock
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        *((state, "queued") for state in sorted(reports.WAITING)),
-        *((state, "running") for state in sorted(reports.AT_WORK)),
+        *((state, "queued") for state in sorted(reports._WAITING)),
+        *((state, "running") for state in sorted(reports._AT_WORK)),
         *((state, "interrupted") for state in sorted(reports.INTERRUPTED)),
         ("OUT_OF_MEMORY", "interrupted"), ("CANCELLED", "cancelled"), ("FAILED", "failed"), ("DEADLINE", "failed"),
         ("A_STATE_OF_TOMORROW", "running"),
@@ -343,7 +347,7 @@ def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None
     """Its log may end with warnings that torch prints as the process exits."""
     made = make_attempt(tmp_path, KEY, {})
     (made.path / "log-rank1.txt").write_text("Traceback\nWarning: destroy_process_group() was not called\n")
-    child = Child(made, None, None, 0.0)  # type: ignore[arg-type]
+    child = _Child(made, None, None, 0.0)  # type: ignore[arg-type]
     assert child.why_failed(1) == "rank 1: Warning: destroy_process_group() was not called"
     record_failure(made, 1, "out of memory: 4 rows at once do not fit the device")
     assert child.why_failed(1) == "process 1: out of memory: 4 rows at once do not fit the device"
@@ -351,7 +355,7 @@ def test_a_process_failed_for_the_cause_that_it_recorded(tmp_path: Path) -> None
 
 def test_causes_are_compared_without_numbers_and_paths(tmp_path: Path) -> None:
     causes = [f"no file /data/{i}/x.txt for key {i:016x}" for i in range(3)]
-    assert len({submission.same(cause) for cause in causes}) == 1
+    assert len({submission._same(cause) for cause in causes}) == 1
     assert [bool(submission.count_failure(tmp_path, i, cause)) for i, cause in enumerate(causes)] == [
         False,
         False,
@@ -371,11 +375,11 @@ def test_answers_are_shared_and_queries_of_a_dead_scheduler_back_off(
         raise client.SlurmError("down", answered=False)
 
     monkeypatch.setattr(client, "run", down)
-    monkeypatch.setattr(client, "present", lambda _name: True)  # even if SLURM is not installed
+    monkeypatch.setattr(shutil, "which", lambda name: name)  # even if SLURM is not installed
     assert queue.current(tmp_path).error == "down"
     assert queue.current(tmp_path).error == "down"
     assert asked == ["squeue"]
-    monkeypatch.setattr(queue, "BACK_OFF_SECONDS", 0.0)
+    monkeypatch.setattr(queue, "_BACK_OFF_SECONDS", 0.0)
     monkeypatch.setattr(client, "run", lambda *words, **_more: asked.append(words[0]) or "")
     assert queue.current(tmp_path).error == ""
     assert queue.current(tmp_path).error == ""

@@ -94,7 +94,7 @@ def test_scontrol_replaces_an_unavailable_squeue(programs: Programs, runs: Path,
     assert not found.error
     assert found.jobs == {
         NAME: {
-            0: Job("7_0", "RUNNING", "None", "n1", 1.7e9, 1.7e9 + 300, restarts=2, partition="low"),
+            0: Job("7_0", "RUNNING", "None", "n1", 1.7e9, end=1.7e9 + 300, restarts=2, partition="low"),
             1: Job("7_1", "PENDING", "Priority", partition="low"),
             2: Job("7_2", "PENDING", "Priority", partition="low"),
         }
@@ -170,8 +170,8 @@ def test_an_answer_from_the_future_is_not_reused(programs: Programs, runs: Path,
     write_claim(runs, key, submitter, "slurm", submission=NAME, index=0)
     submitter.close()
     write_json(runs / ".slurm" / NAME / "submission.json", submission_facts(keys=[[key]]))
-    queue._save(runs, queue.Queue(time=time.time() + ahead))
+    write_json(queue._path(runs), {"time": time.time() + ahead})
     programs.put("squeue", row(ArrayTaskID="0"))
     assert observe(runs, key).state == "queued"
-    queue._save(runs, queue.Queue(error="down", failures=1, tried=time.time() + ahead))
+    write_json(queue._path(runs), {"error": "down", "failures": 1, "tried": time.time() + ahead})
     assert queue.current(runs).error == ""

@@ -15,7 +15,7 @@ from attempts import STAGE, submission_facts
 from fake_slurm import Programs
 
 from gpas_cli.schedule.slurm import allocation
-from gpas_cli.schedule.slurm.allocation import MemoryWatch, limit
+from gpas_cli.schedule.slurm.allocation import MemoryWatch, _limit
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Submitter, write_claim
@@ -31,7 +31,7 @@ from gpas_cli.schedule.slurm import allocation, supervisor
 supervisor.JOB = (sys.executable, "-S", sys.argv[2])
 if len(sys.argv) > 3:  # the kernel's count of kills goes up each time that it is read
     counts = iter(range(1000))
-    allocation.kernel_kills = lambda: next(counts)
+    allocation._kernel_kills = lambda: next(counts)
 sys.exit(supervisor.main(Path(sys.argv[1])))
 """
 
@@ -130,12 +130,12 @@ def test_faulty_nodes_are_avoided_only_for_a_while(tmp_path: Path, programs: Pro
     ],
 )
 def test_the_memory_of_a_job_on_its_node(environ: dict[str, str], wanted: int) -> None:
-    assert limit(environ) == wanted
+    assert _limit(environ) == wanted
 
 
 def test_nearly_exhausted_memory_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = MemoryWatch({"SLURM_MEM_PER_NODE": "100"})
-    monkeypatch.setattr(allocation, "resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
+    monkeypatch.setattr(allocation, "_resident", {1: 30 << 20, 2: 62 << 20, 3: 0}.__getitem__)
     watch.measure([1])
     assert watch.evidence() == ""
     watch.measure([1, 2])
@@ -158,6 +158,6 @@ def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str,
     place = tmp_path / "mount" / file
     place.parent.mkdir(parents=True)
     place.write_text(text)
-    assert allocation.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
+    assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
     place.unlink()
-    assert allocation.kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
+    assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
