@@ -40,8 +40,8 @@ BESIDE = {
     "results": {"report", "store", "state", "grid", "spec", "statistics"},
     "cli": {"grid", "data", "report", "page", "origin", "statistics", "evaluate"},
 }
-# The most lines of code and public names of each room, "" for the modules at the root. Growth is argued for in the commit
-# that raises a limit.
+# The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
+# gives the reason.
 BUDGET = {
     "": (950, 103),
     "cli": (6_630, 377),

@@ -14,6 +14,7 @@ from chaos_kit.processes import Census, jobs_of, of_folder
 from chaos_kit.project import KIT, Project, names_of
 from chaos_kit.witness import Witness
 
+pytestmark = pytest.mark.long
 KEY = "a" * 16
 
 

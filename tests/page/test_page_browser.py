@@ -17,7 +17,7 @@ from gpas_cli.report.figures.figure import Figure, frame
 
 pytest.importorskip("playwright", reason="needs playwright")
 pytest.importorskip("axe_playwright_python", reason="needs axe-playwright-python")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
 HOSTILE = "</script><img src=http://evil.example/ onerror=alert(2)><script>alert(1)</script>"
 GRIDS = """\
