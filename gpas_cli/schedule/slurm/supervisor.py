@@ -282,11 +282,12 @@ class _RankZeroSupervisor(_TaskSupervisor):
 
         Return whether any was started.
         """
-        if self.warning:
+        for child in self.children if not self.warning else ():
+            self._await_peer_report(child)
+        if self.warning:  # perhaps only while this task waited
             return False
         retried: list[tuple[_Child, ElementRecord]] = []
         for child in self.children:
-            self._await_peer_report(child)
             evidence = child.out_of_memory(self.memory.evidence())
             match self._next_step(child):
                 case Step.REDUCE:

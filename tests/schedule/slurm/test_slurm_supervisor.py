@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from attempts import STAGE, submission_facts
+from attempts import STAGE, make_attempt, submission_facts
 from fake_slurm import Programs
 
-from gpas_cli.schedule.slurm import allocation
+from gpas_cli.schedule.slurm import allocation, supervisor
 from gpas_cli.schedule.slurm.allocation import MemoryWatch, _limit
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import observe
+from gpas_cli.store.records import element_of
 from gpas_cli.store.rundir import attempts, read_json, write_json
 
 KEY, NAME = "0123456789abcdef", "gpas-g-0123456789ab"
@@ -161,3 +164,21 @@ def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str,
     assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 2
     place.unlink()
     assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
+
+
+def test_a_warning_while_the_report_of_another_task_is_awaited_starts_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that saved exits with 75, as one does whose peer was killed: only the warning tells them apart."""
+    attempt = make_attempt(tmp_path, KEY)
+    process = subprocess.Popen(["sh", "-c", "exit 75"])
+    process.wait()
+    start = SimpleNamespace(environ={}, tasks=2, jobs=[None], runs=tmp_path)
+    watch = supervisor._RankZeroSupervisor(start)  # type: ignore[arg-type]
+    job = element_of(attempt.read_attempt(), 1)
+    watch.children = [supervisor._Child(attempt, job, process, time.monotonic())]  # type: ignore[arg-type]
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor._Child, "kill_if_peer_ended", lambda _: watch._on_warning(signal.SIGTERM, None))
+    monkeypatch.setattr(watch, "_start_attempts", lambda jobs: pytest.fail(f"started {list(jobs)}"))
+    monkeypatch.setattr(supervisor, "_REPORT_SECONDS", 0.1)
+    assert not watch._retry_jobs()
