@@ -14,7 +14,9 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast
+
+_D = TypeVar("_D")
 
 StateJson = Annotated[
     str, ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
@@ -72,6 +74,19 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return str(value) if isinstance(value, Path) else [plain(item) for item in value]
+
+
+def filled(document: type[_D], *sources: object, **fields: Any) -> _D:
+    """Return a document with these fields; the others are the attributes of their names of the first source with one.
+
+    A field that no source has is null if one of the sources is None, and is otherwise left out. `schema` is 1.
+    """
+    found: dict[str, Any] = {"schema": 1, **fields}
+    for name in document.__annotations__.keys() - found.keys():
+        holder = next((source for source in sources if hasattr(source, name)), None)
+        if holder is not None or None in sources:
+            found[name] = getattr(holder, name, None)
+    return cast("_D", {name: found[name] for name in (*document.__annotations__, *fields) if name in found})
 
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"

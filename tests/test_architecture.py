@@ -43,8 +43,8 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (950, 103),
-    "cli": (6_630, 377),
+    "": (955, 104),
+    "cli": (6_215, 235),
     "data": (2_620, 160),
     "doctor": (170, 3),
     "evaluate": (2_730, 125),
@@ -125,7 +125,7 @@ def test_the_root_imports_no_room_but_spec() -> None:
 
 
 def test_a_file_of_a_command_bears_its_name() -> None:
-    """`commands/table_paper` is a part of `gpas table`; `gpas rerun` shares the file of `gpas retry`."""
+    """`commands/table_paper` is a part of `gpas table`; TOGETHER has the commands that share a file."""
     known = {TOGETHER.get(name, name) for names in COMMANDS.values() for name in names}
     found = {
         module.removeprefix("gpas_cli.cli.commands.") for module in FILES if module.startswith("gpas_cli.cli.commands.")

@@ -1,7 +1,7 @@
 """The `gpas` command and its sub-commands.
 
 Each sub-command is the function of its name, or the Typer application `app`, in the module of its name; `TOGETHER` has
-the commands that share the module of another. Importing all of them takes longer than most commands, so the program
+the commands that share a module. Importing all of them takes longer than most commands, so the program
 imports only the one that is run, and none to list them.
 """
 
@@ -22,13 +22,13 @@ from gpas_cli.errors import Exit
 
 # The headings of `gpas --help`.
 RUN = "Run"
-INSPECT = "Inspect"
+_INSPECT = "Inspect"
 RESULTS = "Results"
-DATA = "Data"
+_DATA = "Data"
 MAINTAIN = "Maintain"
 
 
-class ConfigAnywhere(TyperGroup):
+class _ConfigAnywhere(TyperGroup):
     """A command group that accepts --config after the command: `gpas plan --config other.yaml`."""
 
     def __init__(self, **attributes: Any):
@@ -36,10 +36,10 @@ class ConfigAnywhere(TyperGroup):
         _tidy_help(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, config_first(args))
+        return super().parse_args(ctx, _config_first(args))
 
 
-class OneAtATime(ConfigAnywhere):
+class _OneAtATime(_ConfigAnywhere):
     """The group of all commands. Each is imported when it is called; until then only its line of help is known."""
 
     def __init__(self, **attributes: Any):
@@ -66,7 +66,7 @@ def _tidy_help(command: Any) -> None:
         _tidy_help(inner)
 
 
-def config_first(args: list[str]) -> list[str]:
+def _config_first(args: list[str]) -> list[str]:
     """Move --config and its value from anywhere before a `--` to the front."""
     end = args.index("--") if "--" in args else len(args)
     first: list[str] = []
@@ -121,7 +121,7 @@ COMMANDS = {
         "rerun": "Run cells that have a result again, as a new attempt.",
         "forget": "Retire results: tables no longer show them, `gpas run` runs these cells anew. Nothing is erased.",
     },
-    INSPECT: {
+    _INSPECT: {
         "status": "Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.",
         "top": "Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.",
         "logs": "Print the log of a cell: phases, losses, evaluations, checkpoints, warnings and the outcome.",
@@ -140,7 +140,7 @@ COMMANDS = {
         "export": "Write a trained cell as a folder for transformers, or with --archive tables and their evidence.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
-    DATA: {
+    _DATA: {
         "data": "Prepare, list and check tokenised text; import tasks.",
     },
     MAINTAIN: {
@@ -153,8 +153,13 @@ COMMANDS = {
     },
 }
 
-# Command -> the command in whose module it is.
-TOGETHER = {"rerun": "retry", "serve": "report", "sync": "db"}
+# Command -> the module that it is in, if that does not bear its name.
+TOGETHER = {
+    **dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"),
+    "train": "run",
+    "serve": "report",
+    "sync": "db",
+}
 
 
 def make_app(asked: str | None = None) -> typer.Typer:
@@ -162,7 +167,7 @@ def make_app(asked: str | None = None) -> typer.Typer:
     imported one at a time."""
     app = typer.Typer(
         name="gpas",
-        cls=OneAtATime if asked == "" else ConfigAnywhere,
+        cls=_OneAtATime if asked == "" else _ConfigAnywhere,
         help="Reproduce the GPAS experiments: from a declared grid to jobs, results and the paper's tables.",
         epilog="\n".join(("Start with: gpas init, gpas run grid, gpas table --paper", "Exit codes:", *map(str, Exit))),
         no_args_is_help=True,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
-BREAKS = "=:"
+_BREAKS = "=:"
 
 
 def rejoined(words: list[str], current: int) -> tuple[list[str], int, str]:
@@ -19,7 +19,7 @@ def rejoined(words: list[str], current: int) -> tuple[list[str], int, str]:
     here = 0
     glued = False  # The next piece belongs to the word before it.
     for number, piece in enumerate(words):
-        broken = bool(piece) and not piece.strip(BREAKS)
+        broken = bool(piece) and not piece.strip(_BREAKS)
         if joined and (glued or broken):
             joined[-1] += piece
         else:

@@ -59,6 +59,11 @@ def console() -> Console:
     return _console(STATE.as_json)
 
 
+def say(what: RenderableType, style: str | None = None, *, soft_wrap: bool | None = None) -> None:
+    """Print a line of text, or a table or another part, where text goes."""
+    console().print(what, style=style, soft_wrap=soft_wrap)
+
+
 @cache
 def _console(stderr: bool) -> Console:
     """Return a console; piped text is laid out for 160 columns and not wrapped, so that tables are not truncated."""
@@ -78,5 +83,5 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise GpasError(f"{question} Standard input is not a terminal; add --yes to confirm.")
     if not typer.confirm(question, err=STATE.as_json):
-        console().print("Nothing was done.")
+        say("Nothing was done.")
         raise typer.Exit(Exit.INCOMPLETE)

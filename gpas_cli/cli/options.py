@@ -3,103 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.console import STATE
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import GpasError
-
-if TYPE_CHECKING:
-    pass
+from gpas_cli.grid.entry import Entry
 
 
-def complete_grid(incomplete: str) -> list[str]:
-    """Return the grids that begin with `incomplete`, none if the file cannot be read."""
-    try:
-        return [name for name in experiments().grids if name.startswith(incomplete)]
-    except GpasError:
+def offer(*sources: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a completion function: it returns the names that begin with a text, of the first source that has some.
+
+    It returns none if the experiments file cannot be read.
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        with suppress(GpasError):
+            for names in sources:
+                if found := [name for name in names() if name.startswith(incomplete)]:
+                    return found
         return []
 
-
-def complete_cell(incomplete: str) -> list[str]:
-    """Return names in the default grid, grid/name in all grids and, from four digits on, keys that begin so."""
-    from gpas_cli.grid.expand import cell_names
-
-    try:
-        names = {grid: cell_names(experiments(), grid) for grid in experiments().grids}
-    except GpasError:
-        return []
-    usual = names.get(experiments().default, [])
-    everything = [f"{grid}/{name}" for grid, found in names.items() for name in found]
-    return [name for name in (*usual, *everything) if name.startswith(incomplete)] or _keys(incomplete)
+    return complete
 
 
-def _keys(incomplete: str) -> list[str]:
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.select import MIN_PREFIX_DIGITS
-
-    if len(incomplete) < MIN_PREFIX_DIGITS or set(incomplete) - set("0123456789abcdef"):
-        return []
-    try:
-        keys = dict.fromkeys(entry.key for entry in expand(experiments(), list(experiments().grids)))
-    except GpasError:
-        return []
-    return [key for key in keys if key.startswith(incomplete)]
-
-
-def complete_cell_or_grid(incomplete: str) -> list[str]:
-    """Return grids, then cells, that begin with `incomplete`."""
-    return [*complete_grid(incomplete), *complete_cell(incomplete)]
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Return the settings of a cell of the default grid that begin so, as PATH=."""
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.spec.parse import flat, plain
-
-    try:
-        first = next(iter(expand(experiments(), [experiments().default])), None)
-    except GpasError:
-        return []
-    return [f"{name}=" for name in flat(plain(first.cell)) if name.startswith(incomplete)] if first else []
-
-
-def complete_cell_or_setting(incomplete: str) -> list[str]:
-    """Return cells that begin with `incomplete`, or settings."""
-    return complete_cell(incomplete) or complete_setting(incomplete)
-
-
-def complete_grid_or_setting(incomplete: str) -> list[str]:
-    """Return grids that begin with `incomplete`, or settings."""
-    return complete_grid(incomplete) or complete_setting(incomplete)
-
-
-def complete_printed(incomplete: str) -> list[str]:
-    """Return the tables of the papers, SOURCE:NUMBER, that begin with `incomplete`."""
-    from gpas_cli.report.papers import SOURCES
-    from gpas_cli.report.papers.layouts import ALIASES, SEPARATOR, numbers, source_named
-
-    short = [name for name in (*SOURCES, *ALIASES) if name not in ALIASES.values()]
-    names = (f"{source}{SEPARATOR}{number}" for source in short for number in numbers(source_named(source)))
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def complete_where(incomplete: str) -> list[str]:
-    """Return conditions AXIS=LABEL of all grids that begin with `incomplete`."""
-    from gpas_cli.grid.document import spelled
-    from gpas_cli.grid.expand import expand
-
-    try:
-        every = expand(experiments(), list(experiments().grids))
-    except GpasError:
-        return []
-    conditions = dict.fromkeys(f"{axis}={spelled(label)}" for entry in every for axis, label in entry.axes.items())
-    return [condition for condition in conditions if condition.startswith(incomplete)]
-
-
-def complete_from(words: Iterable[str]) -> Callable[[str], list[str]]:
+def offer_list(words: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a completion function for a comma-separated list of `words`."""
     known = list(words)
 
@@ -108,6 +39,69 @@ def complete_from(words: Iterable[str]) -> Callable[[str], list[str]]:
         return [f"{before}{comma}{word}" for word in known if word.startswith(begun)]
 
     return complete
+
+
+def _grids() -> list[str]:
+    return list(experiments().grids)
+
+
+def _every_entry() -> list[Entry]:
+    from gpas_cli.grid.expand import expand
+
+    return expand(experiments(), _grids())
+
+
+def _cells() -> list[str]:
+    """Return the cells of the default grid by name, and the cells of all grids as grid/name."""
+    from gpas_cli.grid.expand import cell_names
+
+    names = {grid: cell_names(experiments(), grid) for grid in _grids()}
+    usual = names.get(experiments().default, [])
+    return [*usual, *(f"{grid}/{name}" for grid, found in names.items() for name in found)]
+
+
+def _keys() -> list[str]:
+    return list(dict.fromkeys(entry.key for entry in _every_entry()))
+
+
+def _settings() -> list[str]:
+    """Return the settings of a cell of the default grid, as PATH=."""
+    from gpas_cli.grid.expand import expand
+    from gpas_cli.spec.parse import flat, plain
+
+    first = expand(experiments(), [experiments().default])[:1]
+    return [f"{name}=" for entry in first for name in flat(plain(entry.cell))]
+
+
+def _printed() -> list[str]:
+    """Return the tables of the papers, SOURCE:NUMBER."""
+    from gpas_cli.report.papers import SOURCES
+    from gpas_cli.report.papers.layouts import ALIASES, SEPARATOR, numbers, source_named
+
+    short = [name for name in (*SOURCES, *ALIASES) if name not in ALIASES.values()]
+    return [f"{source}{SEPARATOR}{number}" for source in short for number in numbers(source_named(source))]
+
+
+def _conditions() -> list[str]:
+    """Return the conditions AXIS=LABEL that some cell fulfils."""
+    from gpas_cli.grid.document import spelled
+
+    found = (f"{axis}={spelled(label)}" for entry in _every_entry() for axis, label in entry.axes.items())
+    return list(dict.fromkeys(found))
+
+
+def _executors() -> list[str]:
+    from gpas_cli.state.view import scheduler_names
+
+    return ["auto", *scheduler_names()]
+
+
+complete_grid = offer(_grids)
+complete_cell = offer(_cells, _keys)
+complete_cell_or_grid = offer(lambda: [*_grids(), *_cells()], _keys)
+complete_printed = offer(_printed)
+complete_table = offer(lambda: [*_grids(), *_printed()], _settings)
+complete_where = offer(_conditions)
 
 
 def _json_alone(asked: bool) -> bool:
@@ -128,7 +122,7 @@ Cells = Annotated[
     list[str],
     typer.Argument(
         help="Cells (grid/name, a unique name, or the start of a key) and settings for all of them: optim.lr=3e-3.",
-        autocompletion=complete_cell_or_setting,
+        autocompletion=offer(_cells, _settings, _keys),
     ),
 ]
 
@@ -136,7 +130,7 @@ NamesAndSettings = Annotated[
     list[str] | None,
     typer.Argument(
         help="Grids in experiments.yaml (by default its default grid) and settings for every cell: optim.lr=3e-3.",
-        autocompletion=complete_grid_or_setting,
+        autocompletion=offer(_grids, _settings),
     ),
 ]
 
@@ -144,7 +138,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(
         help="Settings to change in the cell, as in experiments.yaml: optim.lr=3e-3 gate=gpas.",
-        autocompletion=complete_setting,
+        autocompletion=offer(_settings),
     ),
 ]
 
@@ -168,7 +162,7 @@ Where = Annotated[
 ]
 
 
-def complete_executor(incomplete: str) -> list[str]:
+def _complete_executor(incomplete: str) -> list[str]:
     """Return the schedulers whose names start so, for the shell."""
     from gpas_cli.state.view import scheduler_names
 
@@ -177,7 +171,7 @@ def complete_executor(incomplete: str) -> list[str]:
 
 Executor = Annotated[
     str,
-    typer.Option("--executor", help="auto, local, slurm or a registered scheduler.", autocompletion=complete_executor),
+    typer.Option("--executor", help="auto, local, slurm or a registered scheduler.", autocompletion=_complete_executor),
 ]
 
 AsJson = Annotated[

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn, NotRequired, get_type_hints
 
 import typer
 
-from gpas_cli.cli.console import STATE, console, print_json
+from gpas_cli.cli.console import STATE, print_json, say
 from gpas_cli.cli.options import AsJson, Executor, Yes
 from gpas_cli.cli.selection import catalogue, experiments, project
 from gpas_cli.cli.views.columns import Columns
@@ -28,7 +28,7 @@ from gpas_cli.cli.views.plan import ShrunkJson
 from gpas_cli.cli.views.progress import SubmittedJson, submitted_json
 from gpas_cli.data import stdlib
 from gpas_cli.data.stdlib import write_sample
-from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, plain
+from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, filled, plain
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.resources import from_site, site_path
@@ -44,15 +44,9 @@ from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import count, listed
 
 RETRIED = ("failed", "cancelled", "unknown")  # the states in which a stage is run again only on request
-
-
-MOST_VALUES = 4  # of a setting, in the list of what was shrunk
-
-
-NOTIFY_SECONDS = 60.0  # time limit of the --notify command
-
-
-SUMMARY_VARIABLE = "GPAS_SUMMARY"
+_MOST_VALUES = 4  # of a setting, in the list of what was shrunk
+_NOTIFY_SECONDS = 60.0  # time limit of the --notify command
+_SUMMARY_VARIABLE = "GPAS_SUMMARY"
 
 
 Notify = Annotated[
@@ -61,22 +55,14 @@ Notify = Annotated[
         "--notify",
         metavar="COMMAND",
         envvar="GPAS_NOTIFY",
-        help=f"Run this command at the end, with a summary line in ${SUMMARY_VARIABLE} and JSON on standard input.",
+        help=f"Run this command at the end, with a summary line in ${_SUMMARY_VARIABLE} and JSON on standard input.",
     ),
 ]
-
-
-Jobs = Annotated[
+_Jobs = Annotated[
     int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
 ]
-
-
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
-
-
-Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
-
-
+_Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
 Shrink = Annotated[
     bool,
     typer.Option(
@@ -90,8 +76,8 @@ class RunOptions:
     """The scheduler, the number of jobs at once (None: no limit), and how the command confirms, waits and reports."""
 
     executor: Executor = "auto"
-    jobs: Jobs = None
-    wait: Wait = False
+    jobs: _Jobs = None
+    wait: _Wait = False
     yes: Yes = False
     notify: Notify = None
     as_json: AsJson = False
@@ -136,7 +122,7 @@ def print_site(chosen: list[Entry]) -> None:
         for name, _ in from_site(site, entry.axes.get("size"), stage.kind, entry.resources_of(stage))
     }
     if names:
-        console().print(f"from the site's profile, {site_path()}: {', '.join(names)}", style="dim", soft_wrap=True)
+        say(f"from the site's profile, {site_path()}: {', '.join(names)}", style="dim", soft_wrap=True)
 
 
 class ShrunkCells:
@@ -166,11 +152,11 @@ class ShrunkCells:
     def print(self) -> None:
         """Print the settings that were shrunk, before and after."""
         rows = [(change.setting, _shown(change.before), _shown(change.after)) for change in self.changes]
-        console().print(Columns(("setting", "declared", "shrunk"), rows))
+        say(Columns(("setting", "declared", "shrunk"), rows))
         text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
         seeds = f" {count(self.left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
-        console().print(text + (seeds if self.left_out else ""), markup=False)
-        console().print(f"Results are in a folder of their own, {_folder(self.project)}.", markup=False)
+        say(text + (seeds if self.left_out else ""))
+        say(f"Results are in a folder of their own, {_folder(self.project)}.")
 
     def json(self) -> ShrunkJson:
         """Return what was shrunk, for `--json`."""
@@ -206,7 +192,7 @@ def _text(here: Project) -> Any:
 
 
 def _shown(values: Sequence[Any]) -> str:
-    return listed([_spelled(value) for value in values], MOST_VALUES)
+    return listed([_spelled(value) for value in values], _MOST_VALUES)
 
 
 def _spelled(value: Any) -> str:
@@ -215,7 +201,7 @@ def _spelled(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "''"
 
 
-class RunCellJson(CellNameJson):
+class _RunCellJson(CellNameJson):
     """The result of a run for one cell."""
 
     state: CellStateJson
@@ -234,7 +220,7 @@ class RunJson(DocumentJson):
 
     exit_code: Annotated[int, (0, 3, 4)]
     counts: Annotated[dict[str, int], "the number of cells in each state"]
-    cells: list[RunCellJson]
+    cells: list[_RunCellJson]
     submitted: SubmittedJson | None
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
@@ -256,7 +242,7 @@ def finish(
     if STATE.as_json:
         print_json(document)
     if notify and summary is None:
-        console().print("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
+        say("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
     elif notify:
         run_notify(notify, document, one_line(document))
     raise typer.Exit(code)
@@ -282,21 +268,19 @@ def one_line(run: RunJson) -> str:
 
 def run_notify(command: str, document: DocumentJson, line: str) -> None:
     """Run the --notify command. Names from the experiments file reach it only as data, never as shell text."""
-    environment = {**os.environ, SUMMARY_VARIABLE: line}
+    environment = {**os.environ, _SUMMARY_VARIABLE: line}
     try:
         done = subprocess.run(
             ["/bin/sh", "-c", command], input=json.dumps(plain(document), allow_nan=False), text=True,
-            capture_output=True, timeout=NOTIFY_SECONDS,
+            capture_output=True, timeout=_NOTIFY_SECONDS,
             env=environment, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        console().print(f"warning: --notify: {error}", style="yellow", markup=False)
+        say(f"warning: --notify: {error}", style="yellow")
         return
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        console().print(
-            f"warning: --notify: the command exited with code {done.returncode}: {reason}", style="yellow", markup=False
-        )
+        say(f"warning: --notify: the command exited with code {done.returncode}: {reason}", style="yellow")
 
 
 def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
@@ -305,12 +289,6 @@ def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
             yield ending, item
 
 
-def _cell(item: Item, ending: str) -> RunCellJson:
-    seen = item.status
-    return {
-        "key": item.entry.key, "grid": item.entry.grid, "name": item.entry.name,
-        "state": called(seen.state, seen.metrics),
-        "skipped": ending == "skipped", "reason": item.reason, "attempt": seen.attempt,
-        "directory": str(seen.directory) if seen.directory else None,
-        "metrics": dict(seen.metrics),
-    }  # fmt: skip
+def _cell(item: Item, ending: str) -> _RunCellJson:
+    state = called(item.status.state, item.status.metrics)
+    return filled(_RunCellJson, item.entry, item, item.status, state=state, skipped=ending == "skipped")

@@ -6,32 +6,32 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import LiteralConsole, console
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.seeds import seeds_path
 from gpas_cli.period import Period
 
 LOG_SECONDS = 5.0  # between two lines, if standard error is not a terminal
-REFRESH_SECONDS = 2.0
+_REFRESH_SECONDS = 2.0
 
 
 @contextmanager
 def working(doing: str) -> Iterator[Callable[[str], None]]:
     """Show a progress message on standard error and yield a function for the next: on a terminal one changing line, in
     a log a line at most every LOG_SECONDS."""
-    errors = Console(stderr=True, highlight=False)
+    errors = LiteralConsole(stderr=True)
     if not errors.is_terminal:
         period = Period(LOG_SECONDS, at_once=True)
 
         def log(message: str) -> None:
             if period.is_over():
-                errors.print(message, markup=False, soft_wrap=True)
+                errors.print(message, soft_wrap=True)
 
         yield log
         return
@@ -56,7 +56,7 @@ def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
                         raise
                     drawn = Text(str(error), style="yellow")
                 live.update(drawn, refresh=True)
-                time.sleep(REFRESH_SECONDS)
+                time.sleep(_REFRESH_SECONDS)
                 if read != (read := _changed()):
                     experiments.cache_clear()
         except KeyboardInterrupt:

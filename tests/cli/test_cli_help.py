@@ -5,11 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from face import Face
 from typer.main import get_command
 
-from gpas_cli.cli import options, selection
 from gpas_cli.cli.app import COMMANDS, MAINTAIN, RESULTS, RUN, make_app
 
 
@@ -35,32 +33,10 @@ def test_help_imports_no_command() -> None:
     assert "gpas_cli.cli.commands" not in said.stderr
 
 
-@pytest.mark.parametrize(
-    ("typed", "names"), [("stat", ["status"]), ("run gr", ["grid"]), ("status --sta", ["--state"])]
-)
-def test_commands_that_are_not_imported_yet_are_completed(
-    face: Face, monkeypatch: pytest.MonkeyPatch, typed: str, names: list[str]
-) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # or the program is "python -m pytest"
-    monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "\n".join(["gpas", *typed.split()]))
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
-    assert face().out.split() == names
-
-
 def test_flags_have_no_type(face: Face) -> None:
     lines = [line for line in face("run", "grid", "--help").out.splitlines() if "--yes" in line or "--dry-run" in line]
     assert len(lines) == 2
     assert not any("bool" in line for line in lines)
-
-
-def test_the_shell_completes_conditions_keys_and_names(face: Face) -> None:
-    selection.experiments.cache_clear()
-    assert options.complete_where("norm=p") == ["norm=pre", "norm=post"]
-    key = face.entry("pre-s1").key
-    assert options.complete_cell(key[:6]) == [key]
-    assert options.complete_cell_or_grid("sma")[:2] == ["small", "small/pre-s1"]
-    assert options.complete_from(("running", "failed"))("running,f") == ["running,failed"]
 
 
 def test_init_prints_the_next_commands(face: Face) -> None:

@@ -9,8 +9,7 @@ from face import EXPERIMENTS, START, Face, end
 from rich.console import Console
 
 from gpas_cli import period
-from gpas_cli.cli import working
-from gpas_cli.cli.commands import top
+from gpas_cli.cli import console, working
 
 
 def test_a_log_gets_the_first_message_and_then_one_now_and_then(
@@ -49,8 +48,7 @@ def test_a_view_follows_the_experiments_file_while_it_is_open(face: Face, monkey
         else:
             raise KeyboardInterrupt
 
-    for module in (top, working):
-        monkeypatch.setattr(module, "console", lambda: drawn)
+    monkeypatch.setattr(console, "_console", lambda _: drawn)
     monkeypatch.setattr(working.time, "sleep", sleep)
     face.ended("pre-s1", "done", 4.5)
     face("top")

@@ -8,10 +8,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import entries, project
-from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.schedule.local.benchmark import Bench
@@ -72,22 +72,21 @@ def bench(
         shapes = [cast("_ShapeJson", {"cells": one.cells, **one.facts}) for one in found]  # a record of the cache
         print_json(MeasuredJson(schema=1, shapes=shapes))
     else:
-        console().print(render(found))
+        say(render(found))
 
 
 def render(found: list[Bench]) -> RenderableType:
     """Return a table with a row per shape."""
-    headers = ("measured on", "cells like it", "ms/update", "tokens/s", "peak memory", "rows at once", "GFLOP/s")
-    rows = []
-    for one in found:
-        facts = one.facts
-        rows.append((
-            one.job.id, str(one.cells), f"{1e3 * facts['seconds_per_step']:,.1f}",
-            f"{facts['tokens_per_second']:,.0f}", byte_size(facts['peak_memory']), str(facts["micro_batch"]),
-            f"{facts['flops_per_second'] / 1e9:,.1f}",
-        ))  # fmt: skip
-    table = Columns(headers, rows, right=frozenset(headers[1:]))
-    return Group(table, *(Text(line, style="dim") for line in map(_share, found) if line))
+    rows: list[dict[str, Cell]] = [
+        {
+            "measured on": one.job.id, "cells like it": str(one.cells),
+            "ms/update": f"{1e3 * one.facts['seconds_per_step']:,.1f}",
+            "tokens/s": f"{one.facts['tokens_per_second']:,.0f}", "peak memory": byte_size(one.facts["peak_memory"]),
+            "rows at once": str(one.facts["micro_batch"]), "GFLOP/s": f"{one.facts['flops_per_second'] / 1e9:,.1f}",
+        }
+        for one in found
+    ]  # fmt: skip
+    return Group(Columns.of(rows), *(Text(line, style="dim") for line in map(_share, found) if line))
 
 
 def _share(one: Bench) -> str:

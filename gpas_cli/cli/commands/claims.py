@@ -6,23 +6,16 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import console, print_json
-from gpas_cli.cli.options import AsJson, complete_grid
+from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.options import AsJson, complete_grid, offer
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.claims import detailed, overview
-from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Claim
 from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimsJson, Verdict, claim_json
 
-
-def complete_claim(incomplete: str) -> list[str]:
-    """Return the claims that begin with `incomplete`, none if the file cannot be read."""
-    try:
-        return [name for name in all_claims(experiments()) if name.startswith(incomplete)]
-    except GpasError:
-        return []
+complete_claim = offer(lambda: all_claims(experiments()))
 
 
 def claims(
@@ -57,7 +50,7 @@ def claims(
         return
     shown = detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
     for part in shown:
-        console().print(part)
+        say(part)
 
 
 def _verdicts(chosen: list[Claim]) -> list[Verdict]:

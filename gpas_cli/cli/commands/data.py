@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -11,17 +11,17 @@ import typer
 from rich.progress import track
 from rich.text import Text
 
-from gpas_cli.cli.console import LiteralConsole, console, print_json
+from gpas_cli.cli.console import console, print_json, say
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import catalogue, entries, project
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.progress import TokeniseView
+from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.cache_listing import CachedCorpus, damaged, list_caches, undescribed_caches
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_cache
-from gpas_cli.data.shards import Totals, discard_damaged, sum_of
+from gpas_cli.data.shards import discard_damaged, sum_of
 from gpas_cli.data.text_usage import TextRequirement, requirements
-from gpas_cli.documents import DocumentJson
+from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.processor import usable_cores
@@ -29,10 +29,10 @@ from gpas_cli.words import byte_size, count
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
 
-Workers = Annotated[
+_Workers = Annotated[
     int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
 ]
-Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
+_Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
 
 
 class _TotalsJson(TypedDict):
@@ -103,8 +103,8 @@ class CheckedCachesJson(DocumentJson):
 def prepare(
     names: Names = None,
     where: Where = None,
-    workers: Workers = None,
-    split: Split = None,
+    workers: _Workers = None,
+    split: _Split = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise the text of a grid's cells with all CPUs. Jobs tokenise missing text themselves, but with fewer CPUs.
@@ -121,14 +121,14 @@ def prepare(
     wanted = requirements(entry.cell for entry in entries(names, where))
     made: list[_PreparedCorpusJson] = []
     for demand in wanted:
-        with _board(as_json) as board:
+        with tokenise_view(console()) as board:
             made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), board))
     if as_json:
         print_json(PreparedJson(schema=1, corpora=made))
         return
     for one in made:
         for name, totals in one["splits"].items():
-            console().print(f"{one['source']} {name}: {_words(totals)} in {one['folder']}", markup=False)
+            say(f"{one['source']} {name}: {_words(totals)} in {one['folder']}")
 
 
 def _prepare(
@@ -146,15 +146,8 @@ def _prepare(
         "folder": str(tokens.folder),
         "fingerprint": tokens.survey.fingerprint,
         "tokenizer": tokens.tokenizer.identity,
-        "splits": {split: _totals_json(sum_of(shards[split])) for split in splits},
+        "splits": {split: filled(_TotalsJson, sum_of(shards[split])) for split in splits},
     }
-
-
-@contextmanager
-def _board(as_json: bool) -> Iterator[TokeniseView]:
-    """Show progress on the terminal, on standard error if standard output holds JSON."""
-    with TokeniseView(LiteralConsole(stderr=True) if as_json else console()) as board:
-        yield board
 
 
 @app.command("status")
@@ -169,7 +162,7 @@ def status(as_json: AsJson = False) -> None:
     found, unknown = list_caches(here.cache), undescribed_caches(here.cache)
     names = _names_of_texts() if found else {}
     for path in () if as_json else unknown:
-        console().print(f"{path} is missing or damaged; see `gpas data check`", markup=False, soft_wrap=True)
+        say(f"{path} is missing or damaged; see `gpas data check`", soft_wrap=True)
     if as_json:
         print_json(
             CachesJson(
@@ -180,11 +173,9 @@ def status(as_json: AsJson = False) -> None:
             )
         )
     elif not found and not unknown:
-        console().print(
-            Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one")
-        )
+        say(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one"))
     elif found:
-        console().print(_table(found, names))
+        say(_table(found, names))
 
 
 @app.command("check")
@@ -205,12 +196,12 @@ def check(as_json: AsJson = False) -> None:
         )
     else:
         for path in unknown:
-            console().print(f"- {path} is missing or damaged", markup=False, soft_wrap=True)
+            say(f"- {path} is missing or damaged", soft_wrap=True)
         for marker in markers:
-            console().print(f"- {marker.with_suffix('')} is damaged", markup=False, soft_wrap=True)
+            say(f"- {marker.with_suffix('')} is damaged", soft_wrap=True)
         remedy = "`gpas data prepare` with the grids that read them rebuilds them"
         sound = f"No damage found (token caches: {len(found)})."
-        console().print(remedy if markers or unknown else sound)
+        say(remedy if markers or unknown else sound)
     if markers or unknown:
         raise typer.Exit(Exit.FAILED)
 
@@ -237,8 +228,8 @@ def import_task(
         print_json(ImportedTaskJson(schema=1, task=made.name, path=str(made.path), questions=made.questions))
         return
     where = made.path.relative_to(root)
-    console().print(f"{made.name}: {count(made.questions, 'question')} in {where}", markup=False, soft_wrap=True)
-    console().print(f"in experiments.yaml: downstream: {{tasks: [{made.name}]}}", markup=False, soft_wrap=True)
+    say(f"{made.name}: {count(made.questions, 'question')} in {where}", soft_wrap=True)
+    say(f"in experiments.yaml: downstream: {{tasks: [{made.name}]}}", soft_wrap=True)
 
 
 def _names_of_texts() -> dict[str, str]:
@@ -255,17 +246,9 @@ def _names_of_texts() -> dict[str, str]:
 
 
 def _stored(one: CachedCorpus, names: Mapping[str, str]) -> _CacheJson:
-    return {
-        "name": names.get(one.fingerprint),
-        "folder": str(one.folder), "source": one.source, "fingerprint": one.fingerprint, "tokenizer": one.tokenizer,
-        "vocab": one.vocab, "max_doc_tokens": one.limit, "bytes_on_disk": one.size,
-        "splits": {split: _totals_json(totals) for split, totals in one.splits.items()},
-    }  # fmt: skip
-
-
-def _totals_json(totals: Totals) -> _TotalsJson:
-    return {"documents": totals.documents, "tokens": totals.tokens, "bytes": totals.bytes, "final": totals.final,
-            "cut": totals.cut}  # fmt: skip
+    splits = {split: filled(_TotalsJson, totals) for split, totals in one.splits.items()}
+    facts = {"name": names.get(one.fingerprint), "max_doc_tokens": one.limit, "bytes_on_disk": one.size}
+    return filled(_CacheJson, one, splits=splits, **facts)
 
 
 def _words(totals: _TotalsJson) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import confirm, console, print_json, warn
+from gpas_cli.cli.console import confirm, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
 from gpas_cli.documents import DocumentJson
@@ -22,10 +22,10 @@ from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.session import connect
 from gpas_cli.words import count, listed, verb
 
-NAMED = 5
+_NAMED = 5
 
 
-def merge_lines(stages: Sequence[MergedStage], dry_run: bool) -> Iterator[str]:
+def _merge_lines(stages: Sequence[MergedStage], dry_run: bool) -> Iterator[str]:
     """Yield a line for each kind of result of the merge."""
     if not stages:
         yield "There is no result to copy."
@@ -54,7 +54,7 @@ def _kept(kept: Sequence[MergedStage]) -> Iterator[str]:
 
 
 def _names(stages: Sequence[MergedStage]) -> str:
-    return listed([stage.name for stage in stages], NAMED)
+    return listed([stage.name for stage in stages], _NAMED)
 
 
 app = typer.Typer(help="Upgrade, check, rebuild, back up, export or merge results databases.", no_args_is_help=True)
@@ -98,7 +98,7 @@ def upgrade(as_json: AsJson = False) -> None:
     Example: [bold]gpas db upgrade[/bold]
     """
     backup = maintenance.upgrade(project().database)
-    console().print(f"The database is up to date{f'; backup: {backup}' if backup else ''}.", markup=False)
+    say(f"The database is up to date{f'; backup: {backup}' if backup else ''}.")
     if as_json:
         print_json(BackedUpJson(schema=1, backup=str(backup) if backup else None))
 
@@ -116,9 +116,9 @@ def check(as_json: AsJson = False) -> None:
         print_json(CheckedDatabaseJson(schema=1, findings=[str(finding) for finding in findings]))
     else:
         for finding in findings:
-            console().print(f"- {finding}", markup=False)
+            say(f"- {finding}")
         if not findings:
-            console().print("The database agrees with the run directories.")
+            say("The database agrees with the run directories.")
     if findings:
         raise typer.Exit(Exit.FAILED)
 
@@ -131,9 +131,9 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
     """
     confirm(f"Replace {session.name_of(project().database)} by one built from {project().runs}?", yes)
     result = maintenance.rebuild(project().database, project().runs)
-    console().print(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.", markup=False)
+    say(f"Rebuilt from {count(result.attempts, 'attempt')} in {project().runs}.")
     for problem in result.problems:
-        console().print(f"- {problem}", markup=False, style="yellow")
+        say(f"- {problem}", style="yellow")
     if as_json:
         print_json(RebuiltJson(schema=1, attempts=result.attempts, problems=list(result.problems)))
 
@@ -145,7 +145,7 @@ def backup(as_json: AsJson = False) -> None:
     Example: [bold]gpas db backup[/bold]
     """
     made = maintenance.backup(project().database)
-    console().print(f"Backup: {made}", markup=False)
+    say(f"Backup: {made}")
     if as_json:
         print_json(BackedUpJson(schema=1, backup=str(made)))
 
@@ -167,7 +167,7 @@ def export(
         except OSError as error:
             raise GpasError(f"{folder}: the tables cannot be written: {explain(error)}") from error
     for file in files:
-        console().print(f"{file.path}: {count(file.rows, 'row')}", markup=False)
+        say(f"{file.path}: {count(file.rows, 'row')}")
     if as_json:
         print_json(ExportedTablesJson(schema=1, files=files))
 
@@ -191,8 +191,8 @@ def merge(
     """
     asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
     stages = list(asked.stages())
-    for line in merge_lines(stages, dry_run):
-        console().print(line, markup=False)
+    for line in _merge_lines(stages, dry_run):
+        say(line)
     if not dry_run:
         warn(ingest(project()))
     if as_json:
@@ -229,9 +229,9 @@ def sync(as_json: AsJson = False) -> None:
         ))  # fmt: skip
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
-    console().print(", ".join(count(number, noun) for number, noun in parts))
+    say(", ".join(count(number, noun) for number, noun in parts))
     if result.gone:
         what = f"{count(result.gone, 'run directory', 'run directories')} {verb(result.gone, 'is', 'are')} gone"
-        console().print(f"{what}: their numbers are kept but not shown as results", markup=False, style="yellow")
+        say(f"{what}: their numbers are kept but not shown as results", style="yellow")
     for problem in result.problems:
-        console().print(f"- {problem}", markup=False, style="yellow")
+        say(f"- {problem}", style="yellow")

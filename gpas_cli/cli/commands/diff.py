@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
@@ -26,7 +26,7 @@ from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count
 
 _ATTEMPT = re.compile(r"(.+)@([0-9]+)")
-HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
+_HELP = "grid/name, a unique name, or the start of a key; NAME@2 is its second attempt."
 
 
 class _ChangeJson(TypedDict):
@@ -118,7 +118,7 @@ class ComparisonJson(DocumentJson):
 
 
 def diff(
-    one: Annotated[str, typer.Argument(metavar="A", help=f"A cell: {HELP}", autocompletion=complete_cell)],
+    one: Annotated[str, typer.Argument(metavar="A", help=f"A cell: {_HELP}", autocompletion=complete_cell)],
     other: Annotated[
         str,
         typer.Argument(metavar="B", help="Another cell; with --in, by default the same.", autocompletion=complete_cell),
@@ -176,7 +176,6 @@ def _find_elsewhere(name: str, where: Project) -> Entry:
 
 def _print(found: Comparison, with_code: bool) -> None:
 
-    say = console().print
     say(Text.assemble((found.titles[0], "bold"), " -> ", (found.titles[1], "bold")))
     _print_rows("settings", ("", "A", "B"), [(d.setting, *d.texts) for d in found.settings])
     if not found.settings:
@@ -184,7 +183,7 @@ def _print(found: Comparison, with_code: bool) -> None:
     for stage in found.stages:
         _print_stage(stage)
     for kind, title in found.untried:
-        say(f"  only {title} has been tried at its {kind}", markup=False)
+        say(f"  only {title} has been tried at its {kind}")
     for code in found.code:
         _print_code(code, with_code)
 
@@ -192,7 +191,7 @@ def _print(found: Comparison, with_code: bool) -> None:
 def _print_stage(stage: StageDifference) -> None:
     ends = [f"{key} attempt {number}: {outcome or 'no outcome'}"
             for key, number, outcome in zip(stage.keys, stage.attempts, stage.outcomes, strict=True)]  # fmt: skip
-    console().print(f"{stage.kind}: {ends[0]} -> {ends[1]}", markup=False)
+    say(f"{stage.kind}: {ends[0]} -> {ends[1]}")
     metrics = [(name, _text(a), _text(b), "-" if a is None or b is None else f"{b - a:+.6g}")
                for name, (a, b) in stage.metrics.items() if a != b]  # fmt: skip
     _print_rows("final numbers", ("", "A", "B", "B - A"), metrics)
@@ -204,7 +203,7 @@ def _print_stage(stage: StageDifference) -> None:
     commits = [commit[:12] or "no git" for commit in stage.commits]
     same = "the same code" if stage.versions[0] == stage.versions[1] else "code"
     said = stage.versions[0] if stage.versions[0] == stage.versions[1] else " -> ".join(stage.versions)
-    console().print(f"  {same}: {said}, commit {' -> '.join(dict.fromkeys(commits))}", markup=False)
+    say(f"  {same}: {said}, commit {' -> '.join(dict.fromkeys(commits))}")
     _print_rows("environment", ("", "A", "B"), [(d.setting, *d.texts) for d in stage.environment])
 
 
@@ -214,20 +213,19 @@ def _print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, 
         numbers = frozenset(headers[1:]) if title != "settings" and title != "environment" else frozenset()
         indented = [(f"  {name}", *others) for name, *others in rows]
         droppable = ("largest difference", "last common update")
-        console().print(Columns((f"  {title}", *headers[1:]), indented, right=numbers, droppable=droppable))
+        say(Columns((f"  {title}", *headers[1:]), indented, right=numbers, droppable=droppable))
 
 
 def _print_code(code: CodeDifference, with_lines: bool) -> None:
-    say = console().print
     versions = " -> ".join(code.versions)
     if code.files is None:
         say(f"code {versions}: a copy is gone, so the files cannot be compared")
         return
     say(f"code {versions}: {count(len(code.files), 'file')} differ" + ("" if len(code.files) != 1 else "s"))
     for file in code.files:
-        say(f"  {file.path}  +{file.added} -{file.removed}", markup=False)
+        say(f"  {file.path}  +{file.added} -{file.removed}")
         if with_lines:
-            say(file.text, markup=False)
+            say(file.text)
 
 
 def _text(value: float | None) -> str:

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gpas_cli.cli.console import STATE, console, print_json
+from gpas_cli.cli.console import STATE, print_json, say
 from gpas_cli.cli.options import AsJson
 from gpas_cli.doctor.examine import examine
 from gpas_cli.documents import DocumentJson
@@ -17,7 +17,7 @@ from gpas_cli.project import Project
 from gpas_cli.report.checks import report_problems
 from gpas_cli.schedule.scheduler import Finding
 
-COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
+_COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
 class DiagnosisJson(DocumentJson):
@@ -45,9 +45,9 @@ def doctor(
     else:
         table = Table(box=None, show_header=False, padding=(0, 1))
         for finding in findings:
-            colour = COLOURS[finding.status]
+            colour = _COLOURS[finding.status]
             remedy = [(f"\n{finding.remedy}", "dim")] if finding.remedy else []
             table.add_row(Text(finding.status, colour), finding.what, Text.assemble(finding.detail, *remedy))
-        console().print(table)
+        say(table)
     if any(finding.status == "problem" for finding in findings):
         raise typer.Exit(Exit.FAILED)

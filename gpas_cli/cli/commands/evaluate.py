@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import console, print_json, warn
-from gpas_cli.cli.options import AsJson, complete_from
+from gpas_cli.cli.console import print_json, say, warn
+from gpas_cli.cli.options import AsJson, offer_list
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.events import line
 from gpas_cli.cli.views.number import scores_table, skipped_notes
 from gpas_cli.cli.working import working
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, filled
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.events import Event, Outcome, Scoring
 from gpas_cli.report.result import score_json
@@ -26,7 +26,7 @@ from gpas_cli.store.refresh import ingest
 if TYPE_CHECKING:
     from gpas_cli.worker.external import ExternalScores
 
-DEFAULT_TASKS = "poster"
+_DEFAULT_TASKS = "poster"
 
 
 class EvaluatedJson(DocumentJson):
@@ -51,9 +51,9 @@ def evaluate(
         typer.Option(
             "--tasks",
             help=f"Tasks, or groups of them ({', '.join(GROUPS)}), separated by commas.",
-            autocompletion=complete_from([*GROUPS, *KNOWN_TASKS]),
+            autocompletion=offer_list([*GROUPS, *KNOWN_TASKS]),
         ),
-    ] = DEFAULT_TASKS,
+    ] = _DEFAULT_TASKS,
     shots: Annotated[int, typer.Option("--shots", help="Answered examples before each question.")] = 0,
     limit: Annotated[int, typer.Option("--limit", help="Score only the first questions of each task; 0: all.")] = 0,
     max_length: Annotated[
@@ -117,17 +117,10 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
 
 
 def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> EvaluatedJson:
-    return {
-        "schema": 1,
-        "name": done.name,
-        "key": done.key,
-        "directory": str(done.directory),
-        "origin": origin,
-        "new": done.outcome is not None,
-        "missing": _reason(done),
-        "scores": [score_json(score) for score in done.scores],
-        "metrics": dict(_metrics(done, section)),
-    }
+    scores = [score_json(score) for score in done.scores]
+    metrics = _metrics(done, section)
+    new = done.outcome is not None
+    return filled(EvaluatedJson, done, origin=origin, new=new, missing=_reason(done), scores=scores, metrics=metrics)
 
 
 def _metrics(done: ExternalScores, section: Downstream) -> dict[str, float]:
@@ -149,9 +142,9 @@ def _print(done: ExternalScores, section: Downstream) -> None:
         average = metric.removeprefix("accuracy/")
         if average in AVERAGE_TITLES:
             drawn.add_row(AVERAGE_TITLES[average], "acc", f"{percent:.2f} %")
-    console().print(drawn)
+    say(drawn)
     for text in skipped_notes(done.scores):
-        console().print(text, style="yellow", markup=False)
-    console().print(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")
+        say(text, style="yellow")
+    say(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")
     if reason := _reason(done):
-        console().print(reason, style="yellow", markup=False)
+        say(reason, style="yellow")

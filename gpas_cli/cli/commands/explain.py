@@ -11,7 +11,7 @@ import typer
 import yaml
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells, project
 from gpas_cli.cli.views.columns import Columns
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpas_cli.evaluate.theory import LayerBounds, Preserved, Theory
 
 
-Bounds = Annotated[
+_Bounds = Annotated[
     bool,
     typer.Option(
         "--bounds",
@@ -41,7 +41,7 @@ Bounds = Annotated[
 ]
 
 
-Force = Annotated[
+_Force = Annotated[
     bool, typer.Option("--force", help="With --bounds: compute them even if it takes minutes or much memory.")
 ]
 
@@ -90,7 +90,7 @@ class ExplainedJson(DocumentJson):
     cells: list[_ExplainedCellJson]
 
 
-def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json: AsJson = False) -> None:
+def explain(cells: Cells, bounds: _Bounds = False, force: _Force = False, as_json: AsJson = False) -> None:
     """Print the equation of every layer of a cell, its initialisation and its whole configuration.
 
     In the equations, f is attention, then the feed-forward network; N is a norm; G(x) = x - act(alpha) sg(x).
@@ -98,7 +98,7 @@ def explain(cells: Cells, bounds: Bounds = False, force: Force = False, as_json:
     Example: [bold]gpas explain mix-gpas-s1[/bold]
     """
     found = find_cells(cells)
-    theories = [theory_of(entry.cell, force=force) if bounds else None for entry in found]
+    theories = [_theory_of(entry.cell, force=force) if bounds else None for entry in found]
     if as_json:
         print_json(ExplainedJson(schema=1, cells=list(map(_json, found, theories))))
         return
@@ -127,7 +127,7 @@ def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
         "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping(),
     }  # fmt: skip
-    return made if theory is None else {**made, "bounds": as_mapping(theory)}
+    return made if theory is None else {**made, "bounds": _as_mapping(theory)}
 
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:
@@ -139,28 +139,28 @@ def _print(entry: Entry) -> None:
 
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
-    console().print(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
+    say(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
     for line in description(model):
-        console().print(f"  {line}", markup=False)
-    console().print(f"  {'initially':<14} {conditions(model)}", markup=False)
+        say(f"  {line}")
+    say(f"  {'initially':<14} {conditions(model)}")
     if note := remark(model):
-        console().print(f"  {'note':<14} {note}", markup=False)
+        say(f"  {'note':<14} {note}")
     if not entry.cell.objective.causal:
-        console().print(f"  {'objective':<14} {entry.cell.objective.describe(model.size.vocab)}", markup=False)
+        say(f"  {'objective':<14} {entry.cell.objective.describe(model.size.vocab)}")
     for number, line in enumerate(depth_lines(entry.cell)):
-        console().print(f"  {'' if number else 'depth':<14} {line}", markup=False)
+        say(f"  {'' if number else 'depth':<14} {line}")
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         asks = described(entry.resources_of(stage))
-        console().print(f"  stage {stage.kind} {stage.key}{after}: {asks}", markup=False)
+        say(f"  stage {stage.kind} {stage.key}{after}: {asks}")
         if site := _site(entry, stage):
             places = ", ".join(f"{name} ({place})" for name, place in site.items())
-            console().print(f"  {'of the site':<14} {places}", markup=False)
+            say(f"  {'of the site':<14} {places}")
     text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
-    console().print("\n".join("    " + line for line in text.splitlines()), style="dim")
+    say("\n".join("    " + line for line in text.splitlines()), style="dim")
 
 
-def theory_of(cell: Cell, *, force: bool = False) -> Theory:
+def _theory_of(cell: Cell, *, force: bool = False) -> Theory:
     """Return the bounds of a cell and how much of the gradient its gates preserve.
 
     Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
@@ -196,7 +196,7 @@ def _checkpoints(cell: Cell) -> list[Path]:
     return [path for key in keys for path in checkpoints_of(project().runs, key)]
 
 
-def as_mapping(theory: Theory) -> dict[str, Any]:
+def _as_mapping(theory: Theory) -> dict[str, Any]:
     """Return the fields of `Theory` and the products of equation (7), for `--json`."""
     layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
     totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
@@ -205,7 +205,6 @@ def as_mapping(theory: Theory) -> dict[str, Any]:
 
 def print_theory(theory: Theory) -> None:
     """Print the tables with an explanation of each."""
-    say = console().print
     say(f"  Bounds at initialisation (Spike No More), {theory.length} tokens, {theory.sample}; float64")
     say(_bounds_table(theory.layers))
     say(
@@ -219,7 +218,6 @@ def print_theory(theory: Theory) -> None:
 
 
 def _print_preserved(theory: Theory) -> None:
-    say = console().print
     say(f"  Gradient under naive scaling over gradient under GPAS (GPAS, appendix B), gates {theory.gates}")
     if all(row.predicted == row.measured == 1 for row in theory.preserved):
         say("  1 everywhere: every gate is at act(alpha) = 0; train the cell to see the effect of its gates")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 import typer
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.documents import DocumentJson
+from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.card import TrainingOrigin
 from gpas_cli.events import TextFacts
@@ -26,8 +26,8 @@ from gpas_cli.words import byte_size, count
 if TYPE_CHECKING:
     from gpas_cli.evaluate.export import ExportOptions, ExportReport
 
-NAMED = 10  # the most names in the output that could not be removed
-Words = Annotated[
+_NAMED = 10  # the most names in the output that could not be removed
+_Words = Annotated[
     list[str],
     typer.Argument(
         metavar="CELL DIR | GRID",
@@ -35,30 +35,30 @@ Words = Annotated[
         autocompletion=complete_cell_or_grid,
     ),
 ]
-ArchivePath = Annotated[
+_ArchivePath = Annotated[
     Path | None,
     typer.Option(
         "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
     ),
 ]
-Anonymous = Annotated[
+_Anonymous = Annotated[
     bool,
     typer.Option(
         "--anonymous",
         help="With --archive: replace the names of hosts, users, jobs and folders; remove git commits and accounts.",
     ),
 ]
-MaxError = Annotated[
+_MaxError = Annotated[
     float,
     typer.Option(
         min=0, help="Largest change of a logit, as a fraction of the largest logit, when folding gates into weights."
     ),
 ]
-Bundled = Annotated[
+_Bundled = Annotated[
     bool,
     typer.Option("--bundled", help="Export the network with its own code even if plain LLaMA weights suffice."),
 ]
-License = Annotated[
+_License = Annotated[
     str, typer.Option("--license", metavar="ID", help="The licence for the model card, e.g. apache-2.0.")
 ]
 
@@ -92,12 +92,12 @@ class ExportedJson(DocumentJson):
 
 
 def export(
-    words: Words,
-    archive: ArchivePath = None,
-    anonymous: Anonymous = False,
-    max_error: MaxError = 1e-3,
-    bundled: Bundled = False,
-    license_id: License = "",
+    words: _Words,
+    archive: _ArchivePath = None,
+    anonymous: _Anonymous = False,
+    max_error: _MaxError = 1e-3,
+    bundled: _Bundled = False,
+    license_id: _License = "",
     as_json: AsJson = False,
 ) -> None:
     """Write a trained cell as a folder for transformers, or with --archive tables and their evidence.
@@ -135,18 +135,18 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool
         print_json(ExportedJson(schema=1, archive=made))
         return
     what = f"{count(made.cells, 'cell')}, {count(made.attempts, 'attempt')}, {count(made.files, 'file')}"
-    console().print(f"{', '.join(made.grids)} -> {path}: {what}, {byte_size(made.size)}", markup=False)
-    console().print(f"  sha256 {made.digest}", markup=False)
+    say(f"{', '.join(made.grids)} -> {path}: {what}, {byte_size(made.size)}")
+    say(f"  sha256 {made.digest}")
     for code in made.without_code:
-        console().print(f"  the copy of code {code} is gone, so it is not in the archive", style="yellow", markup=False)
-    for name in made.names_left[:NAMED]:
-        console().print(f"  not removed: {name}", style="yellow", markup=False)
-    if len(made.names_left) > NAMED:
-        console().print(f"  and {count(len(made.names_left) - NAMED, 'more name')} not removed", style="yellow")
+        say(f"  the copy of code {code} is gone, so it is not in the archive", style="yellow")
+    for name in made.names_left[:_NAMED]:
+        say(f"  not removed: {name}", style="yellow")
+    if len(made.names_left) > _NAMED:
+        say(f"  and {count(len(made.names_left) - _NAMED, 'more name')} not removed", style="yellow")
     if anonymous:
-        console().print("  README.md inside says what was removed; read experiments.yaml before you publish it")
+        say("  README.md inside says what was removed; read experiments.yaml before you publish it")
     else:
-        console().print("  README.md inside lists the content, which includes paths, host names and job ids")
+        say("  README.md inside lists the content, which includes paths, host names and job ids")
 
 
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
@@ -160,7 +160,7 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
 
     def notify(message: str) -> None:
         if not as_json:
-            console().print(f"{message} ...", style="dim", markup=False, soft_wrap=True)
+            say(f"{message} ...", style="dim", soft_wrap=True)
 
     written = write(
         entry.cell,
@@ -222,28 +222,8 @@ def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
 
 
 def _document(entry: Entry, folder: Path, checked: str, written: ExportReport) -> ExportedJson:
-    measured = written.measured
-    return {
-        "schema": 1,
-        "cell": entry.id,
-        "folder": str(folder),
-        "form": written.form,
-        "reason": written.reason,
-        "checkpoint": str(written.checkpoint),
-        "step": written.step,
-        "steps": written.steps,
-        "parameters": written.parameters,
-        "dtype": written.dtype,
-        "measured": {
-            "random_error": measured.random_error,
-            "held_out_error": measured.held_out_error,
-            "held_out_tokens": measured.held_out_tokens,
-            "perplexity": measured.perplexity,
-            "exported_perplexity": measured.exported_perplexity,
-        },
-        "notes": list(written.notes),
-        "checked": checked,
-    }
+    measured = filled(_FoldErrorJson, written.measured)
+    return filled(ExportedJson, written, cell=entry.id, folder=folder, measured=measured, checked=checked)
 
 
 def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:
@@ -264,14 +244,14 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
         "checked": checked,
         "load with": f'AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
-    console().print(Text.assemble((entry.id, "bold"), f" -> {folder}"))
+    say(Text.assemble((entry.id, "bold"), f" -> {folder}"))
     for name, text in lines.items():
         if text:
-            console().print(f"  {name:<11} {text}", markup=False)
+            say(f"  {name:<11} {text}")
     early = "not the last update: training has not ended, or its last checkpoint is gone"
     unfinished = [] if written.step == written.steps else [early]
     for note in (*unfinished, *written.notes):
-        console().print(f"  {note}", style="yellow", markup=False)
+        say(f"  {note}", style="yellow")
 
 
 def _error(error: float | None, bound: float) -> str:

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.figure_output import Output, print_plots
+from gpas_cli.cli.commands.figure_output import Output
 from gpas_cli.cli.commands.figure_paper import draw_figures
-from gpas_cli.cli.console import console, print_json
-from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_from, complete_grid
+from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, offer, offer_list
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson
+from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.curves import Selection, curves, ratios
 from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
-from gpas_cli.report.figures.plot import Sheet, check_formats, save
+from gpas_cli.report.figures.plot import Sheet, save
 from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
 from gpas_cli.report.figures.series import BY_LAYER, OVER_UPDATES, QUANTITIES, CellCurve, quantity
 from gpas_cli.words import count, listed
 
-DEFAULT = Path("figure")
-
-
-WHAT = (
+_WHAT = (
     f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
     f"or by layer, at the last recorded update ({', '.join(one.name for one in BY_LAYER)})."
 )
+_curve_option = partial(typer.Option, rich_help_panel="Curves")
+_paper_option = partial(typer.Option, rich_help_panel="Figures of the papers")
 
-
-FROM_DATA = "Curves"
-
-
-FROM_PAPERS = "Figures of the papers"
-
-
-Out = Annotated[
+_Out = Annotated[
     list[Path] | None,
     typer.Option(
         "--out",
@@ -50,71 +43,69 @@ Out = Annotated[
         "figures, or the file of a single figure.",
     ),
 ]
-
-
-What = Annotated[
-    str,
-    typer.Option("--what", help=WHAT, autocompletion=complete_from(QUANTITIES), rich_help_panel=FROM_DATA),
-]
-
-
-At = Annotated[
-    str,
-    typer.Option("--at", metavar="UPDATE,...", help="Draw layers at these updates.", rich_help_panel=FROM_DATA),
-]
-
-
-Layers = Annotated[
-    str,
-    typer.Option(
-        "--layers", metavar="LAYER,...|all", help="Draw these layers over updates.", rich_help_panel=FROM_DATA
-    ),
-]
-
-
-Map = Annotated[bool, typer.Option("--map", help="Draw layers over updates as a heat map.", rich_help_panel=FROM_DATA)]
-
-
-Start = Annotated[
+_What = Annotated[str, _curve_option("--what", help=_WHAT, autocompletion=offer_list(QUANTITIES))]
+_At = Annotated[str, _curve_option("--at", metavar="UPDATE,...", help="Draw layers at these updates.")]
+_Layers = Annotated[str, _curve_option("--layers", metavar="LAYER,...|all", help="Draw these layers over updates.")]
+_Map = Annotated[bool, _curve_option("--map", help="Draw layers over updates as a heat map.")]
+_Start = Annotated[
     float,
-    typer.Option(
-        "--from",
-        metavar="UPDATE",
-        help="The first update to draw.",
-        min=0,
-        show_default=False,
-        rich_help_panel=FROM_DATA,
-    ),
+    _curve_option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False),
 ]
-
-
-Against = Annotated[
+_Against = Annotated[
     list[str] | None,
-    typer.Option(
+    _curve_option(
         "--against",
         metavar="AXIS=LABEL",
         help="Draw ratios to the cells with this label that are otherwise equal: gate=none. Repeat for more axes.",
-        rich_help_panel=FROM_DATA,
     ),
 ]
-
-
-EveryRun = Annotated[
+_EveryRun = Annotated[
     bool,
-    typer.Option(
-        "--every-run",
-        help="Draw a line per run instead of the mean and standard deviation over seeds.",
-        rich_help_panel=FROM_DATA,
+    _curve_option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
+]
+_WithGrowth = Annotated[
+    bool,
+    _curve_option(
+        "--growth", help="Add the law by which values grow over layers, power or exponential, whichever fits better."
     ),
 ]
-
-
-WithGrowth = Annotated[
+_Paper = Annotated[
+    list[str] | None,
+    _paper_option(
+        "--paper",
+        metavar="NAME|all",
+        help="Draw a figure of a paper: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
+        autocompletion=offer(lambda: [*declared_figures(), "all"]),
+    ),
+]
+_GridOption = Annotated[
+    str,
+    _paper_option(
+        "--grid", help="Draw it from the cells of this grid instead of the paper's.", autocompletion=complete_grid
+    ),
+]
+_Toy = Annotated[bool, _paper_option("--toy", help="Draw each from its grid at quickstart size.")]
+_ScalingLaws = Annotated[
     bool,
     typer.Option(
-        "--growth",
-        help="Add the law by which values grow over layers, power or exponential, whichever fits better.",
-        rich_help_panel=FROM_DATA,
+        "--scaling",
+        help="Draw the loss over parameters and training FLOPs, published and ours, with fitted power laws.",
+    ),
+]
+_Terminal = Annotated[
+    bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
+]
+_Title = Annotated[
+    str | None,
+    typer.Option("--title", help="Title above the plot; by default what is drawn and the grid's name. '' for none."),
+]
+_Size = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        "--size",
+        help="Width and height in inches. By default 6.4 x 4.0, for few lines a column (3.3 x 2.3), for several panels "
+        "two columns (6.8 x 2.4); a long legend adds to it.",
+        min=1,
     ),
 ]
 
@@ -128,90 +119,25 @@ class FigureJson(DocumentJson, PlotJson):
     missing: Annotated[list[str], "cells that have not"]
 
 
-def complete_paper(incomplete: str) -> list[str]:
-    """Return the figures of the papers that begin with `incomplete`."""
-    return [name for name in (*declared_figures(), "all") if name.startswith(incomplete)]
-
-
-Paper = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--paper",
-        metavar="NAME|all",
-        help="Draw a figure of a paper: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
-        autocompletion=complete_paper,
-        rich_help_panel=FROM_PAPERS,
-    ),
-]
-
-
-GridOption = Annotated[
-    str,
-    typer.Option(
-        "--grid",
-        help="Draw it from the cells of this grid instead of the paper's.",
-        autocompletion=complete_grid,
-        rich_help_panel=FROM_PAPERS,
-    ),
-]
-
-
-Toy = Annotated[
-    bool,
-    typer.Option("--toy", help="Draw each from its grid at quickstart size.", rich_help_panel=FROM_PAPERS),
-]
-
-
-ScalingLaws = Annotated[
-    bool,
-    typer.Option(
-        "--scaling",
-        help="Draw the loss over parameters and training FLOPs, published and ours, with fitted power laws.",
-    ),
-]
-
-
-Terminal = Annotated[
-    bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
-]
-
-
-Title = Annotated[
-    str | None,
-    typer.Option("--title", help="Title above the plot; by default what is drawn and the grid's name. '' for none."),
-]
-
-
-Size = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        "--size",
-        help="Width and height in inches. By default 6.4 x 4.0, for few lines a column (3.3 x 2.3), for several panels "
-        "two columns (6.8 x 2.4); a long legend adds to it.",
-        min=1,
-    ),
-]
-
-
 def figure(
     names: CellsOrGrids = None,
     where: Where = None,
-    what: What = "loss",
-    at: At = "",
-    layers: Layers = "",
-    heat_map: Map = False,
-    start: Start = 0.0,
-    against: Against = None,
-    every_run: EveryRun = False,
-    growth: WithGrowth = False,
-    paper: Paper = None,
-    grid: GridOption = "",
-    toy: Toy = False,
-    scaling: ScalingLaws = False,
-    terminal: Terminal = False,
-    out: Out = None,
-    title: Title = None,
-    size: Size = None,
+    what: _What = "loss",
+    at: _At = "",
+    layers: _Layers = "",
+    heat_map: _Map = False,
+    start: _Start = 0.0,
+    against: _Against = None,
+    every_run: _EveryRun = False,
+    growth: _WithGrowth = False,
+    paper: _Paper = None,
+    grid: _GridOption = "",
+    toy: _Toy = False,
+    scaling: _ScalingLaws = False,
+    terminal: _Terminal = False,
+    out: _Out = None,
+    title: _Title = None,
+    size: _Size = None,
     as_json: AsJson = False,
 ) -> None:
     """Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.
@@ -226,7 +152,7 @@ def figure(
 
     [bold]gpas figure --paper gpas-4 --toy[/bold]
     """
-    output = Output(out, terminal, title, size, as_json)
+    output = Output(out, terminal, as_json, title, size)
     if paper:
         if names or where or at or layers or against or heat_map:
             raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
@@ -235,7 +161,7 @@ def figure(
     if grid or toy:
         raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
     if scaling:
-        draw_scaling(names, where, output)
+        _draw_scaling(names, where, output)
         return
     selection = _selection(what, at, layers, start, heat_map)
     _plot(names, where, selection, _labels(against), output, every_run=every_run, growth=growth)
@@ -252,8 +178,7 @@ def _plot(
     growth: bool,
 ) -> None:
 
-    paths = output.files(DEFAULT)
-    check_formats(paths)
+    paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
     runs = _runs(chosen, selection)
     recorded = list(dict.fromkeys(run.entry.id for run in runs))
@@ -271,24 +196,16 @@ def _plot(
     )
     if growth:
         made = with_growth(made)
-    if output.terminal:
-        print_plots([made])
+    output.print([made])
     if paths:
         save(Sheet((made,)), paths, output.size)
         words = f"Wrote {' and '.join(str(path) for path in paths)}: {_drawn(made)} from {count(len(recorded), 'run')}"
         words += f"; {count(len(gateless), 'cell')} without gates" if gateless else ""
         words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
-        console().print(f"{words}.", soft_wrap=True)
+        say(f"{words}.", soft_wrap=True)
     if output.as_json:
-        document: FigureJson = {
-            "schema": 1,
-            "what": selection.quantity.name,
-            "files": [str(path) for path in paths],
-            **as_json(made),
-            "cells": recorded,
-            "missing": missing,
-        }
-        print_json(document)
+        facts = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
+        print_json(filled(FigureJson, **as_json(made), **facts))
 
 
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
@@ -353,10 +270,7 @@ def _drawn(made: Figure) -> str:
     return count(len(made.series), "map") if made.heat_map else count(lines, "line")
 
 
-USUAL = Path("scaling")
-
-
-class LawJson(TypedDict):
+class _LawJson(TypedDict):
     """The law of one method."""
 
     source: Annotated[str, "ours, or the source of the published numbers"]
@@ -372,38 +286,31 @@ class ScalingJson(DocumentJson):
 
     files: list[str]
     panels: list[PlotJson]
-    laws: list[LawJson]
+    laws: list[_LawJson]
     missing: Annotated[list[str], "cells without a result"]
 
 
-def draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
+def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, output: Output) -> None:
     """Draw the scaling figure of the named grids and print the exponents of its laws."""
-    paths = output.files(USUAL)
-    check_formats(paths)
+    paths = output.files(Path("scaling"))
     chosen = entries(names, where)
     with recorded_of(chosen, database=False) as known:
         made = scaling(chosen, known, _published(names))
     if not made.panels:
         raise GpasError("no cell has a result and no published table has its perplexity; --scaling has nothing to draw")
-    if output.terminal:
-        print_plots(made.panels)
+    output.print(made.panels)
     title = "Scaling of the validation loss" if output.title is None else output.title
     if paths:
         save(Sheet(made.panels, title), paths, output.size)
-        console().print(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
     if output.as_json:
-        laws: list[LawJson] = [
-            {"source": law.source, "method": law.method, "over": law.over, "sizes": law.sizes, "law": law.law,
-             "words": law.words}
-            for law in made.laws
-        ]  # fmt: skip
+        laws = [filled(_LawJson, law) for law in made.laws]
         panels = [as_json(panel) for panel in made.panels]
-        files = [str(path) for path in paths]
-        print_json(ScalingJson(schema=1, files=files, panels=panels, laws=laws, missing=list(made.missing)))
+        print_json(filled(ScalingJson, files=paths, panels=panels, laws=laws, missing=made.missing))
     else:
-        console().print(_exponents(made))
+        say(_exponents(made))
     if made.missing:
-        console().print(f"{count(len(made.missing), 'cell')} of {len(chosen)} without a result.")
+        say(f"{count(len(made.missing), 'cell')} of {len(chosen)} without a result.")
 
 
 def _published(names: Sequence[str] | None) -> dict[str, str]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import say
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import Figure
+from gpas_cli.report.figures.plot import check_formats
 from gpas_cli.report.figures.terminal_plot import Plot
 
-SUFFIXES = (".svg", ".png")  # of the files for a path without one
+_SUFFIXES = (".svg", ".png")  # of the files for a path without one
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Output:
 
     out: Sequence[Path] | None
     terminal: bool
-    title: str | None
-    size: tuple[float, float] | None
     as_json: bool
+    title: str | None = None
+    size: tuple[float, float] | None = None
 
     def places(self, usual: Path) -> list[Path]:
         """Return the files or folders that were asked for, by default `usual`."""
@@ -30,17 +31,17 @@ class Output:
 
     def files(self, usual: Path) -> list[Path]:
         """Return the files to write; a path without a suffix stands for one in each of SUFFIXES."""
-        asked = self.places(usual)
-        return [file for path in asked for file in ([path] if path.suffix else _with_suffixes(path))]
+        files = [
+            path.with_name(path.name + suffix)
+            for path in self.places(usual)
+            for suffix in ([""] if path.suffix else _SUFFIXES)
+        ]
+        check_formats(files)
+        return files
 
-
-def _with_suffixes(path: Path) -> list[Path]:
-    return [path.with_name(path.name + suffix) for suffix in SUFFIXES]
-
-
-def print_plots(plots: Sequence[Figure]) -> None:
-    """Print plots as text."""
-    for one in plots:
-        if one.is_empty:
-            raise GpasError(f"{one.title}: no such curve has been recorded")
-        console().print(Plot(one))
+    def print(self, plots: Sequence[Figure]) -> None:
+        """Print plots as text, if that was asked for."""
+        for one in plots if self.terminal else ():
+            if one.is_empty:
+                raise GpasError(f"{one.title}: no such curve has been recorded")
+            say(Plot(one))

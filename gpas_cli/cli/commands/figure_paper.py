@@ -9,20 +9,19 @@ from typing import Annotated, TypedDict
 import typer
 
 from gpas_cli.cli.commands.explain import identity_bounds_of
-from gpas_cli.cli.commands.figure_output import Output, print_plots
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.commands.figure_output import Output
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.selection import experiments, recorded_of
-from gpas_cli.documents import DocumentJson
+from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.figure import PlotJson, as_json
-from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, Request, make, named
+from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, Request, make, named, request
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.words import count, listed
 
-FOLDER = Path("figures")
-SUFFIXES = (".pdf", ".svg", ".png")
-SHOWN = 4  # cells that a message names
+_FOLDER = Path("figures")
+_SUFFIXES = (".pdf", ".svg", ".png")
+_SHOWN = 4  # cells that a message names
 
 
 class _PaperFigureJson(TypedDict):
@@ -61,13 +60,12 @@ def draw_figures(
     """
     chosen = named(names)
     paths = _paths(chosen, output)
-    made = list(_made([_request(spec, grid, toy) for spec in chosen]))
+    made = list(_made(_requests(chosen, grid, toy)))
     for figure in made:
         if figure.panels and paths:
             _save(figure, paths[figure.name], output)
-        console().print(_conclusion(figure, paths), soft_wrap=True)
-        if output.terminal:
-            print_plots(figure.panels)
+        say(_conclusion(figure, paths), soft_wrap=True)
+        output.print(figure.panels)
     if output.as_json:
         print_json(PaperFiguresJson(schema=1, figures=[_json(figure, paths) for figure in made]))
     if any(not figure.panels for figure in made):
@@ -76,7 +74,7 @@ def draw_figures(
 
 def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
-    asked = output.places(FOLDER)
+    asked = output.places(_FOLDER)
     if not asked:
         return {}
     named_files = [path for path in asked if path.suffix]
@@ -85,32 +83,24 @@ def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]
     check_formats(named_files)
     folders = [path for path in asked if not path.suffix]
     return {
-        spec.name: [*named_files, *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in SUFFIXES)]
+        spec.name: [*named_files, *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in _SUFFIXES)]
         for spec in chosen
     }
 
 
-def _request(spec: FigureSpec, grid: str, toy: bool) -> Request:
-    from gpas_cli.report.figures.paper_figures import request
-
+def _requests(chosen: Sequence[FigureSpec], grid: str, toy: bool) -> list[Request]:
     if grid and toy:
         raise GpasError("--grid and --toy exclude each other")
     if grid and grid not in experiments().grids:
         raise GpasError(f"no grid '{grid}'; {nearest(grid, experiments().grids)}")
-    return request(spec, experiments(), spec.toy if toy else grid)
+    return [request(spec, experiments(), spec.toy if toy else grid) for spec in chosen]
 
 
 def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
-
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
     with recorded_of(entries) as known:
-        for request in requests:
-            yield make(request, known, _bounds)
-
-
-def _bounds(entry: Entry) -> list[float]:
-    """Return equation (15) for each layer of a cell at initialisation."""
-    return identity_bounds_of(entry.cell)
+        for one in requests:
+            yield make(one, known, lambda entry: identity_bounds_of(entry.cell))
 
 
 def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
@@ -127,29 +117,15 @@ def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
     if figure.problem:
         words.append(f"Not drawn: {figure.problem}.")
     if figure.missing:
-        words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, SHOWN)}.")
+        words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
         words.append(f"Run: {figure.command}")
     if not figure.panels and not figure.note:
         words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
     if figure.unrecorded:
-        words.append(f"No such curve recorded by {listed(figure.unrecorded, SHOWN)}.")
+        words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")
     return "\n  ".join(words)
 
 
 def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
-    files = [str(path) for path in paths.get(figure.name, ())] if figure.panels else []
-    return {
-        "name": figure.name,
-        "paper": figure.paper,
-        "number": figure.number,
-        "title": figure.title,
-        "heading": figure.heading,
-        "grid": figure.grid,
-        "note": figure.note,
-        "panels": [as_json(panel) for panel in figure.panels],
-        "missing": list(figure.missing),
-        "unrecorded": list(figure.unrecorded),
-        "command": figure.command,
-        "problem": figure.problem,
-        "files": files,
-    }
+    files = paths.get(figure.name, []) if figure.panels else []
+    return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)

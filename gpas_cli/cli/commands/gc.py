@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from gpas_cli.checkpoints import RULES
-from gpas_cli.cli.console import confirm, console, print_json
-from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, complete_from
+from gpas_cli.cli.console import confirm, print_json, say
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, offer_list
 from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
@@ -21,8 +21,8 @@ from gpas_cli.state.cleanup import StageUse, cutoff, needed_by, remove, size_of,
 from gpas_cli.state.observe import statuses
 from gpas_cli.words import byte_size, count, listed
 
-UNDECLARED = "(declared by no grid)"
-NOTHING = ("0 B", "0 B", "0 B")  # of checkpoints, of other files, to delete
+_UNDECLARED = "(declared by no grid)"
+_NOTHING = ("0 B", "0 B", "0 B")  # of checkpoints, of other files, to delete
 
 
 class OccupiedJson(DocumentJson):
@@ -38,7 +38,7 @@ def gc(
     where: Where = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option("--rule", help=f"{', '.join(RULES)}; repeat for several.", autocompletion=complete_from(RULES)),
+        typer.Option("--rule", help=f"{', '.join(RULES)}; repeat for several.", autocompletion=offer_list(RULES)),
     ] = None,
     older_than: Annotated[
         float | None, typer.Option("--older-than", help="Only checkpoints at least this many days old.", min=0)
@@ -66,13 +66,13 @@ def gc(
         chosen = [*chosen, *_undeclared(chosen)]
     uses, started = _uses(chosen, rules, older_than)
     selected = [use for use in uses.values() if use.removable]
-    console().print(_table(chosen, uses, started))
-    console().print("\n".join(_totals(uses, rules)), markup=False)
+    say(_table(chosen, uses, started))
+    say("\n".join(_totals(uses, rules)))
     if delete and selected:
         number = sum(len(use.removable) for use in selected)
         confirm(f"Delete {count(number, 'checkpoint')} ({byte_size(_removable(selected))})?", yes)
         freed = sum(remove(project().runs, use) for use in selected)
-        console().print(f"Deleted {byte_size(freed)}.", markup=False)
+        say(f"Deleted {byte_size(freed)}.")
     if as_json:
         print_json(OccupiedJson(schema=1, deleted=delete, rules=rules, stages=list(uses.values())))
 
@@ -102,7 +102,7 @@ def _table(chosen: Sequence[Entry], uses: dict[str, StageUse], started: dict[str
     grids: dict[str, list[str]] = {}  # of each stage, the one that it counts in first
     cells: Counter[str] = Counter()
     for entry in chosen:
-        name = entry.grid if entry.grid in declared else UNDECLARED
+        name = entry.grid if entry.grid in declared else _UNDECLARED
         cells[name] += 1
         for key in (stage.key for stage in entry.cell.stages):
             own = grids.setdefault(key, [])
@@ -114,7 +114,7 @@ def _table(chosen: Sequence[Entry], uses: dict[str, StageUse], started: dict[str
         keys = [key for key, own in grids.items() if own[0] == name]
         others = dict.fromkeys(other for key in keys for other in grids[key][1:] if uses[key].checkpoint_bytes)
         rows.append((name, f"{cells[name]:,}", *_row([uses[key] for key in keys]), listed(list(others), 2)))
-    return Columns(headers, [row for row in rows if row[2:5] != NOTHING], right=frozenset(headers[1:5]))
+    return Columns(headers, [row for row in rows if row[2:5] != _NOTHING], right=frozenset(headers[1:5]))
 
 
 def _row(uses: Sequence[StageUse]) -> tuple[str, ...]:

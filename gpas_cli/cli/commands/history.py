@@ -6,14 +6,14 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import project
-from gpas_cli.documents import DocumentJson, Time
+from gpas_cli.documents import DocumentJson, Time, filled
 from gpas_cli.store.history import read
 from gpas_cli.words import date_and_time, listed
 
-NAMED = 3  # cells named in one line
+_NAMED = 3  # cells named in one line
 
 
 class _DeedJson(TypedDict):
@@ -45,15 +45,12 @@ def history(
     """
     deeds = read(project().runs)[-(limit or 0) :]
     if as_json:
-        commands: list[_DeedJson] = [
-            {"time": d.t, "user": d.user, "host": d.host, "what": d.what, "cells": list(d.cells), "how": d.how}
-            for d in deeds
-        ]
+        commands = [filled(_DeedJson, deed, time=deed.t) for deed in deeds]
         print_json(HistoryJson(schema=1, commands=commands))
         return
     for deed in deeds:
         how = f" ({deed.how})" if deed.how else ""
         who = f"{deed.user} on {deed.host}"
-        console().print(f"{date_and_time(deed.t)}  {who}  {deed.what}  {listed(deed.cells, NAMED)}{how}", markup=False)
+        say(f"{date_and_time(deed.t)}  {who}  {deed.what}  {listed(deed.cells, _NAMED)}{how}")
     if not deeds:
-        console().print("no command has changed a cell yet")
+        say("no command has changed a cell yet")

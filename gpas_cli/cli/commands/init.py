@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import say
 from gpas_cli.errors import GpasError
 from gpas_cli.project import CONFIG_NAME, packaged
 
-IGNORED = ("/runs/", "/cache/", "/gpas.db*", "/.gpas/")
+_IGNORED = ("/runs/", "/cache/", "/gpas.db*", "/.gpas/")
 
 
 def init(
@@ -31,14 +31,14 @@ def init(
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(packaged(CONFIG_NAME), target)
     _ignore(directory / ".gitignore")
-    console().print(f"Wrote {target}.")
+    say(f"Wrote {target}.")
     enter = (f"cd {shlex.quote(str(directory))}", "bold") if directory.resolve() != Path.cwd() else None
     steps = [*((enter, ", then ") if enter else ()), ("gpas plan", "bold"), ", then ", ("gpas run grid", "bold"), "."]
-    console().print(Text.assemble("Next: ", *steps), soft_wrap=True)
+    say(Text.assemble("Next: ", *steps), soft_wrap=True)
 
 
 def _ignore(path: Path) -> None:
     lines = path.read_text().splitlines() if path.exists() else []
-    missing = [line for line in IGNORED if line not in lines]
+    missing = [line for line in _IGNORED if line not in lines]
     if missing:
         path.write_text("\n".join([*lines, *missing]) + "\n")

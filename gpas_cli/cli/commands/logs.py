@@ -13,7 +13,7 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import say
 from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
@@ -27,10 +27,10 @@ from gpas_cli.store.journal import Line, stretches
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.words import date_and_time, printable
 
-ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
-POLL_SECONDS = 0.5
-OUTPUT_BYTES = 4 << 20  # bytes of a job's output read into memory at a time
-TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched first for its last lines
+_ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
+_POLL_SECONDS = 0.5
+_OUTPUT_BYTES = 4 << 20  # bytes of a job's output read into memory at a time
+_TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched first for its last lines
 
 
 class EventJson(TypedDict):
@@ -77,12 +77,10 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
     """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
     (state,) = look(project().runs, [entry])
     if state.state == "missing" and not state.cause:
-        console().print(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
+        say(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
         return
     why = f": {state.cause}" if state.cause else ""
-    console().print(
-        f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow", markup=False
-    )
+    say(f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow")
     if not quiet and (path := log_of(SchedulerView(project().runs), state.key)):
         print(f"==> its SLURM job: {path}")
         for text in path.read_text(errors="replace").splitlines():
@@ -92,13 +90,13 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
 def _follow(log: CellLog) -> None:
 
     while True:
-        ended = look(project().runs, [log.entry])[0].state in ENDED
+        ended = look(project().runs, [log.entry])[0].state in _ENDED
         for text in log.new_lines(whole=ended):
             print(printable(text))
         sys.stdout.flush()
         if ended:
             return
-        time.sleep(POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 class CellLog:
@@ -162,7 +160,7 @@ class AttemptLog:
 
     def last(self, number: int, *, whole: bool) -> list[str]:
         """Return the last `number` lines, reading only the ends of the files where they are long."""
-        span = TAIL_BYTES
+        span = _TAIL_BYTES
         while True:
             self.journal = _near_end(self.attempt.journal_path, span)
             self.output = _near_end(self.attempt.log_path, span)
@@ -197,7 +195,7 @@ class AttemptLog:
 
         with open_regular(self.attempt.log_path) as file:
             file.seek(self.output)
-            while data := file.read(OUTPUT_BYTES) + file.readline():
+            while data := file.read(_OUTPUT_BYTES) + file.readline():
                 end = len(data) if whole else data.rfind(b"\n") + 1
                 self.output += end
                 yield from (f"| {text}" for text in data[:end].decode(errors="replace").splitlines())

@@ -7,8 +7,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gpas_cli.cli.console import STATE, console, print_json, warn
-from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where
+from gpas_cli.cli.console import STATE, print_json, say, warn
+from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where, offer_list
 from gpas_cli.cli.running import Shrink, ShrunkCells, plan_for, print_site, require_local
 from gpas_cli.cli.selection import project, varied_entries, without_runs
 from gpas_cli.cli.views.plan import document, grids_of, render
@@ -19,26 +19,20 @@ from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.schedule.scheduler import choose, scheduler_named
 
-
-def complete_gpu(incomplete: str) -> list[str]:
-    """Return the kinds of GPUs that begin with `incomplete`."""
-    return [name for name in MEMORY_GB if name.startswith(incomplete)]
-
-
-Gpu = Annotated[
+_Gpu = Annotated[
     str | None,
     typer.Option(
         "--gpu",
         help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them.",
-        autocompletion=complete_gpu,
+        autocompletion=offer_list(MEMORY_GB),
     ),
 ]
-Mfu = Annotated[
+_Mfu = Annotated[
     float | None,
     typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the fraction of peak FLOP/s that training reaches."),
 ]
-Cells = Annotated[bool, typer.Option("--cells", help="List every cell, however many there are.")]
-Price = Annotated[
+_Cells = Annotated[bool, typer.Option("--cells", help="List every cell, however many there are.")]
+_Price = Annotated[
     float | None, typer.Option("--price", min=0.0, help="Price of a GPU-hour; adds the total cost to the plan.")
 ]
 
@@ -47,10 +41,10 @@ def plan(
     names: NamesAndSettings = None,
     where: Where = None,
     executor: Executor = "auto",
-    gpu: Gpu = None,
-    mfu: Mfu = None,
-    price: Price = None,
-    cells: Cells = False,
+    gpu: _Gpu = None,
+    mfu: _Mfu = None,
+    price: _Price = None,
+    cells: _Cells = False,
     shrink: Shrink = False,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +68,7 @@ def plan(
     if as_json:
         print_json(document(planned, price))
     else:
-        console().print(render(planned, price, cells=cells or None, asked=asked(names, where)))
+        say(render(planned, price, cells=cells or None, asked=asked(names, where)))
         print_site(chosen)
 
 
@@ -93,7 +87,7 @@ def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequen
         print_json(document(planned, shrunk=shrunk.json()))
     else:
         shrunk.print()
-        console().print(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
+        say(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
     raise typer.Exit(planned.exit_code)
 
 

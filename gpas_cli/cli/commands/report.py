@@ -14,7 +14,7 @@ import typer
 
 from gpas_cli.cli.commands.logs import CellLog
 from gpas_cli.cli.commands.status import observed
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import say
 from gpas_cli.cli.options import Names, Where
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.cli.views.states import ends
@@ -33,22 +33,22 @@ from gpas_cli.state.observe import look
 from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.words import byte_size, count, listed
 
-DEFAULT = Path("report.html")
+_DEFAULT = Path("report.html")
 
 
-LOG_LINES = 60  # of a cell on a page that is served
+_LOG_LINES = 60  # of a cell on a page that is served
 
 
-PORT = 8765
+_PORT = 8765
 
 
-NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
+_NICENESS = 10  # added to the niceness, so that the page does not slow down jobs of this machine
 
 
 def report(
     names: Names = None,
     where: Where = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = DEFAULT,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = _DEFAULT,
 ) -> None:
     """Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.
 
@@ -57,14 +57,14 @@ def report(
     Example: [bold]gpas report quickstart -o quickstart.html[/bold]
     """
     if out.is_dir():
-        raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / DEFAULT}`")
+        raise GpasError(f"{out} is a folder; name a file in it: `gpas report -o {out / _DEFAULT}`")
     content = PageSource(names, where).collect(file=True)
     text = to_html(content).html.encode()
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, text, durable=False)
     cells = count(len(content.cells), "cell")
     left = f"; left out: {listed(content.left_out)}" if content.left_out else ""
-    console().print(f"Wrote {out} ({byte_size(len(text))}): {cells}{left}", soft_wrap=True, markup=False)
+    say(f"Wrote {out} ({byte_size(len(text))}): {cells}{left}", soft_wrap=True)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class PageSource:
             return None
         entry = self._shown[name]
         with recorded(project(), [entry]) as known:
-            return details(look(project().runs, [entry])[0], known.engine, log_tail(entry, LOG_LINES))
+            return details(look(project().runs, [entry])[0], known.engine, _log_tail(entry, _LOG_LINES))
 
     def _observe(self) -> list[CellStatus]:
         """Return the states of the cells, and remember what is shown."""
@@ -115,9 +115,9 @@ class PageSource:
 
     def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
 
-        made = collect(experiments(), known, states, log_tail, limits)
+        made = collect(experiments(), known, states, _log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
-        return replace(made, activity=activity(self._meter.room(states).total))
+        return replace(made, activity=_activity(self._meter.room(states).total))
 
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
@@ -128,7 +128,7 @@ def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:
     return shown, known.states, known.results, known.problem, ingested(known.engine)
 
 
-def activity(use: GridUsage) -> str:
+def _activity(use: GridUsage) -> str:
     """Return the hours that cells have used and, while some run, the expected end: "1.20 GPU-hours so far"."""
     spent, end = use.spent, ends(use)
     if not spent.gpu_hours and not spent.core_hours:
@@ -136,7 +136,7 @@ def activity(use: GridUsage) -> str:
     return f"{spent.hours(spent.unit)} {spent.unit} so far{f', ends about {end}' if end else ''}"
 
 
-def log_tail(entry: Entry, lines: int) -> list[str]:
+def _log_tail(entry: Entry, lines: int) -> list[str]:
     """Return the last lines of a cell's log, as `gpas logs` prints them."""
     return CellLog(entry).last(lines, whole=True)
 
@@ -144,7 +144,7 @@ def log_tail(entry: Entry, lines: int) -> list[str]:
 def serve(
     names: Names = None,
     where: Where = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = PORT,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = _PORT,
     refresh: Annotated[
         float, typer.Option("--refresh", min=1, metavar="SECONDS", help="Seconds between two updates of the page.")
     ] = 5.0,
@@ -158,21 +158,20 @@ def serve(
     """
     source = PageSource(names, where)
     page = LivePage(source.collect, source.rescue, source.details, refresh)
-    os.nice(NICENESS)
+    os.nice(_NICENESS)
     with PageServer(page, port) as server:
         page.snapshot()
         _announce(server)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            console().print("Stopped.")
+            say("Stopped.")
 
 
 def _announce(server: PageServer) -> None:
     port = server.server_port
     address = f"http://localhost:{port}{server.path}"
     tunnel = f"ssh -L {port}:localhost:{port} {socket.gethostname()}"
-    say = console().print
-    say(f"Serving {address}", soft_wrap=True, markup=False, highlight=False)
-    say(f"From another computer: {tunnel}, then open the same address there.", soft_wrap=True, markup=False)
+    say(f"Serving {address}", soft_wrap=True)
+    say(f"From another computer: {tunnel}, then open the same address there.", soft_wrap=True)
     say("Ctrl-C stops.")

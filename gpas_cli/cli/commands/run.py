@@ -1,4 +1,4 @@
-"""`gpas run grid`: run every cell of a grid that has no result."""
+"""`gpas run grid`: run every cell of a grid that has no result; `gpas train`: run one cell in the foreground."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -15,11 +16,12 @@ from typer.core import TyperGroup
 
 from gpas_cli.cli.commands.plan import asked, plan_shrunk
 from gpas_cli.cli.commands.table_paper import table_entries
-from gpas_cli.cli.console import STATE, confirm, console, print_json, warn
-from gpas_cli.cli.options import NamesAndSettings, Where, complete_grid, complete_printed
+from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
+from gpas_cli.cli.options import AsJson, Cell, NamesAndSettings, Settings, Where, complete_grid, complete_printed
 from gpas_cli.cli.running import (
     RETRIED,
     DryRun,
+    Notify,
     RunOptions,
     Shrink,
     ShrunkCells,
@@ -29,22 +31,30 @@ from gpas_cli.cli.running import (
     require_local,
     with_run_options,
 )
-from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
+from gpas_cli.cli.selection import experiments, find_cells, project, varied_entries, without_runs
 from gpas_cli.cli.views.plan import document, headline, render
-from gpas_cli.cli.views.progress import SubmissionReporter, make_reporter, print_submitted, results_so_far
+from gpas_cli.cli.views.progress import (
+    SubmissionReporter,
+    make_reporter,
+    make_train_reporter,
+    print_submitted,
+    results_so_far,
+)
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.variant import SEPARATOR
+from gpas_cli.plan.plan import Plan
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named, stop_on_signals
 from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 from gpas_cli.state.claims import LOCAL
-from gpas_cli.state.status import OUTCOMES
+from gpas_cli.state.observe import look
+from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
 
 
-class RunGroup(TyperGroup):
+class _RunGroup(TyperGroup):
     """A command group that reads `gpas run GRID` as `gpas run grid GRID`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -58,10 +68,10 @@ class RunGroup(TyperGroup):
         return [*super().shell_complete(ctx, incomplete), *map(item, complete_grid(incomplete))]
 
 
-app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=RunGroup, no_args_is_help=True)
+app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=_RunGroup, no_args_is_help=True)
 
-ASK_ABOVE_HOURS = 1.0
-NAMED = 3  # cells named in one line of the summary
+_ASK_ABOVE_HOURS = 1.0
+_NAMED = 3  # cells named in one line of the summary
 
 
 @app.command("grid")
@@ -107,7 +117,7 @@ def run_grid(
         if test_only:
             raise GpasError("--shrink runs on this machine; leave out --test-only")
         require_local(options.executor)
-        run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run, words=asked(names, where))
+        _run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run, words=asked(names, where))
     run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=asked(names, where))
 
 
@@ -140,23 +150,19 @@ def run_entries(
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
-        console().print(render(planned, asked=words))
+        say(render(planned, asked=words))
         print_site(chosen)
         for text in scheduler.preview(here, planned.jobs):
-            console().print(text, markup=False)
+            say(text)
         if STATE.as_json:
             print_json(document(planned))
         raise typer.Exit(planned.exit_code)
     if test_only:
         for text in scheduler.ask_start(here, planned.jobs):
-            console().print(text, markup=False)
+            say(text)
         return
-    console().print(f"{choice.note}\n{headline(planned)}" if choice.note else headline(planned), markup=False)
-    for warning in planned.warnings:
-        console().print(warning, style="yellow", markup=False)
-    guess = planned.estimate
-    if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
-        confirm(f"Start {count(len(planned.jobs), 'job')}?", options.yes)
+    say(f"{choice.note}\n{headline(planned)}" if choice.note else headline(planned))
+    confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
     request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
     started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
     submitted, summary = run_request(scheduler, request, options.wait, started if planned.jobs else None)
@@ -165,7 +171,17 @@ def run_entries(
     finish(summary, options.notify, submitted)
 
 
-def run_shrunk(
+def confirm_start(planned: Plan, question: str, yes: bool) -> None:
+    """Print the warnings about a plan and, if it takes long, ask for confirmation."""
+    for warning in planned.warnings:
+        say(warning, style="yellow")
+    guess = planned.estimate
+    hours = guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours
+    if hours > _ASK_ABOVE_HOURS:
+        confirm(question, yes)
+
+
+def _run_shrunk(
     cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
 ) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
@@ -181,9 +197,9 @@ def run_shrunk(
     assert summary is not None, "local jobs are waited for"
     lists = print_reasons(summary)
     for item in lists["failed"]:
-        console().print(f"{item.entry.id}: log in {item.status.directory}", markup=False)
+        say(f"{item.entry.id}: log in {item.status.directory}")
     counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
-    console().print(counts or "nothing to do", style="bold")
+    say(counts or "nothing to do", style="bold")
     finish(summary, options.notify, submitted, cells.json())
 
 
@@ -219,16 +235,16 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     varied = any(SEPARATOR in entry.name for entry in ended)
     named = words if varied else grids
     table = (". Table: ", (f"gpas table {shlex.join(named)}{_paper(grids)}", "bold")) if named or not varied else (".",)
-    console().print(Text.assemble((counts or "nothing to do", "bold"), *table))
+    say(Text.assemble((counts or "nothing to do", "bold"), *table))
     if varied:
-        console().print("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
-        console().print("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
+        say("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
+        say("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
     if summary.interrupted:
-        console().print("Run the same command to resume from the last checkpoints.")
+        say("Run the same command to resume from the last checkpoints.")
     if summary.failed:
-        console().print("`gpas logs CELL` shows why a cell failed; `gpas retry` runs failed and cancelled cells again.")
+        say("`gpas logs CELL` shows why a cell failed; `gpas retry` runs failed and cancelled cells again.")
     elif summary.cancelled:
-        console().print("`gpas retry` runs cancelled cells again.")
+        say("`gpas retry` runs cancelled cells again.")
 
 
 def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
@@ -236,7 +252,7 @@ def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
     for name in (*OUTCOMES[1:], "skipped"):
         for line in _reasons(lists[name]):
-            console().print(f"{name}: {line}", markup=False)
+            say(f"{name}: {line}")
     return lists
 
 
@@ -252,4 +268,86 @@ def _reasons(items: Sequence[Item]) -> Iterator[str]:
     for item in items:
         by_reason.setdefault(item.reason, []).append(item.entry.id)
     for reason, ids in by_reason.items():
-        yield f"{listed(ids, NAMED)}: {reason}" if reason else listed(ids, NAMED)
+        yield f"{listed(ids, _NAMED)}: {reason}" if reason else listed(ids, _NAMED)
+
+
+_PROFILED_UPDATES = 5
+
+
+def train(
+    cell: Cell,
+    settings: Settings = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile a few updates: write a Chrome trace and a table of operators.")
+    ] = False,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Also write TensorBoard events to this folder.")
+    ] = None,
+    wandb: Annotated[str | None, typer.Option("--wandb", help="Also log to this Weights & Biases project.")] = None,
+    notify: Notify = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one cell in the foreground. It is recorded like any run: `gpas status` and `gpas table` show it.
+
+    Resumes from the last checkpoint if there is one, even after a failure, and runs prerequisites first. Ctrl-C saves a
+    checkpoint and exits; a second Ctrl-C kills the job. Refuses a cell that has a result or is running elsewhere.
+
+    Settings such as optim.lr=3e-3 make a different cell with its own key; `gpas explain` accepts them too.
+
+    Exit code 0 if the cell has a result, 3 if it was interrupted, 4 if it failed.
+
+    Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
+    """
+    words = [cell, *_settings(settings or [])]
+    (entry,) = find_cells(words)
+    _refuse(look(project().runs, [entry])[0])
+    watch = replace(
+        entry.watch,
+        profile=_PROFILED_UPDATES if profile else entry.watch.profile,
+        tensorboard=str(tensorboard.absolute()) if tensorboard else entry.watch.tensorboard,
+        wandb=wandb or entry.watch.wandb,
+    )
+    summary = _run(replace(entry, watch=watch))
+    _print_end(summary, again=shlex.join(["gpas", "train", *words]))
+    finish(summary, notify)
+
+
+def _settings(words: Sequence[str]) -> Sequence[str]:
+    for argument in words:
+        if "=" not in argument:
+            raise typer.BadParameter(f"'{argument}' is not a setting such as optim.lr=3e-3; `gpas train` runs one cell")
+    return words
+
+
+def _refuse(state: CellStatus) -> None:
+    """Raise GpasError for a cell that has a result or is queued or running."""
+    name = state.entry.id
+    if state.state in RESULTS:
+        raise GpasError(f"{name} is {state.state} in attempt {state.attempt}; `gpas why {name}` shows its result")
+    if state.state in ALIVE:
+        remedy = f"`gpas logs {name} -f` follows it, `gpas cancel {name}` stops it"
+        raise GpasError(f"{name} is already {state.state} ({state.evidence}); {remedy}")
+
+
+def _run(entry: Entry) -> RunSummary:
+
+    here = project()
+    with make_train_reporter(console()) as reporter:
+        request = RunRequest(
+            project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here)
+        )
+        run = scheduler_named(LOCAL, here.runs).submit(request)
+        if not run.submitted.jobs:  # another process claimed it first
+            run.stop()  # nothing to wait for, also if that process has just ended
+            _refuse(look(here.runs, [entry])[0])
+        with stop_on_signals(run):
+            return run.follow()
+
+
+def _print_end(summary: RunSummary, again: str) -> None:
+
+    for name in (*OUTCOMES[1:], "skipped"):
+        for item in getattr(summary, name):
+            say(f"{name}: {item.reason or item.status.evidence}")
+            if name in ("interrupted", "skipped"):
+                say(f"`{again}` resumes from the last checkpoint.")

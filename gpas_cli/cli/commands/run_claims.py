@@ -8,8 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from gpas_cli.cli.commands.claims import complete_claim
-from gpas_cli.cli.commands.run import ASK_ABOVE_HOURS, app, print_reasons, run_request
-from gpas_cli.cli.console import STATE, confirm, console, print_json
+from gpas_cli.cli.commands.run import app, confirm_start, print_reasons, run_request
+from gpas_cli.cli.console import STATE, print_json, say
 from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.running import RunOptions, plan_for, run_notify, with_run_options
 from gpas_cli.cli.selection import experiments, project, recorded_of
@@ -25,10 +25,10 @@ from gpas_cli.schedule.summary import RunSummary
 from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
 
-DECIDED = "decided"
-DECLARED = "declared"
+_DECIDED = "decided"
+_DECLARED = "declared"
 
-OnlyRun = Annotated[
+_OnlyRun = Annotated[
     list[str] | None,
     typer.Option(
         "--where",
@@ -45,7 +45,7 @@ def run_claims(
     names: Annotated[list[str], typer.Argument(help="Claims, as in `gpas claims`.", autocompletion=complete_claim)],
     until: Annotated[
         str, typer.Option("--until", help="decided: add seeds; declared: only run the seeds that the grids declare.")
-    ] = DECIDED,
+    ] = _DECIDED,
     max_seeds: Annotated[int, typer.Option("--max-seeds", min=2, help="The most seeds of each part of a claim.")] = 8,
     level: Annotated[
         float,
@@ -64,7 +64,7 @@ def run_claims(
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
     ] = None,
-    where: OnlyRun = None,
+    where: _OnlyRun = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only print the evidence and what the next round would run.")
     ] = False,
@@ -84,9 +84,9 @@ def run_claims(
 
     Example: [bold]gpas run claims gpas-lowers-perplexity --toy --until decided --max-seeds 8[/bold]
     """
-    if until not in (DECIDED, DECLARED):
-        raise GpasError(f"--until: unknown word '{until}'; {nearest(until, (DECIDED, DECLARED))}")
-    rules = Rules(level, max_seeds, step, until == DECLARED)
+    if until not in (_DECIDED, _DECLARED):
+        raise GpasError(f"--until: unknown word '{until}'; {nearest(until, (_DECIDED, _DECLARED))}")
+    rules = Rules(level, max_seeds, step, until == _DECLARED)
     _run(_claims(names, toy), list(where or []), rules, options, dry_run=dry_run)
 
 
@@ -95,24 +95,24 @@ def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOption
     choice = choose(options.executor)
     scheduler = scheduler_named(choice.name, project().runs)
     if choice.note:
-        console().print(choice.note, markup=False)
+        say(choice.note)
     campaign = Campaign(
         claims, where, rules, project(), experiments(), recorded_of, lambda cells: plan_for(scheduler, cells).estimate
     )
     state = _shown(campaign)
     following = campaign.next_round(state)
     if dry_run:
-        console().print(round_lines(following, state), markup=False)
+        say(round_lines(following, state))
         _finish(campaign, state, options, following)
     if following:
         _ask(campaign, state, scheduler, options.yes)
     while following:
-        console().print(round_lines(following, state), markup=False)
+        say(round_lines(following, state))
         before = state
         stopped = _run_round(campaign, following, scheduler, options.jobs)
         state = _shown(campaign)
         if stopped:
-            console().print("Run the same command to resume from what is recorded.")
+            say("Run the same command to resume from what is recorded.")
             break
         campaign.note_stuck(following, before, state)
         following = campaign.next_round(state)
@@ -121,7 +121,7 @@ def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOption
 
 def _shown(campaign: Campaign) -> list[ClaimEvidence]:
     state = campaign.evidence()
-    console().print(evidence_table(state, campaign.rules))
+    say(evidence_table(state, campaign.rules))
     return state
 
 
@@ -130,14 +130,8 @@ def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Schedule
     planned = plan_for(scheduler, campaign.remaining(state))
     guess = planned.estimate
     jobs = count(len(planned.jobs), "job")
-    console().print(
-        f"At most {jobs}, about {occupied(guess.gpu_hours, guess.core_hours)}, if nothing is decided earlier.",
-        markup=False,
-    )
-    for warning in planned.warnings:
-        console().print(warning, style="yellow", markup=False)
-    if (guess.gpu_hours + guess.core_hours if guess.wall_hours is None else guess.wall_hours) > ASK_ABOVE_HOURS:
-        confirm(f"Start up to {jobs}?", yes)
+    say(f"At most {jobs}, about {occupied(guess.gpu_hours, guess.core_hours)}, if nothing is decided earlier.")
+    confirm_start(planned, f"Start up to {jobs}?", yes)
 
 
 def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, at_once: int | None) -> bool:
@@ -158,7 +152,7 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     undecided = any(claim.verdict == "undecided" for claim in state)
     code = Exit.FAILED if campaign.failed else Exit.INCOMPLETE if undecided else Exit.DONE
     for line in conclusions(state, campaign.stuck_parts(state), campaign.rules):
-        console().print(line, markup=False)
+        say(line)
     made = document(campaign, state, following, code)
     if STATE.as_json:
         print_json(made)

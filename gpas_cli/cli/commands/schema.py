@@ -8,6 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
+from gpas_cli.cli.options import offer_list
 from gpas_cli.documents import json_schema
 from gpas_cli.errors import GpasError, nearest
 
@@ -23,7 +24,7 @@ DOCUMENTS = {
     "top": "cli.commands.top:TopJson",
     "history": "cli.commands.history:HistoryJson",
     "logs": "cli.commands.logs:EventJson",
-    "cancel": "cli.commands.cancel:CancelledJson",
+    "cancel": "cli.commands.cells:CancelledJson",
     "why": "cli.commands.why:WhyJson",
     "diff": "cli.commands.diff:ComparisonJson",
     "explain": "cli.commands.explain:ExplainedJson",
@@ -50,7 +51,7 @@ DOCUMENTS = {
     "db export": "cli.commands.db:ExportedTablesJson",
     "db merge": "cli.commands.db:MergedJson",
     "gc": "cli.commands.gc:OccupiedJson",
-    "forget": "cli.commands.forget:ForgottenJson",
+    "forget": "cli.commands.cells:ForgottenJson",
     "doctor": "cli.commands.doctor:DiagnosisJson",
 }
 
@@ -61,14 +62,12 @@ def document_of(name: str) -> type:
     return cast("type", getattr(import_module(f"gpas_cli.{module}"), of))
 
 
-def _complete(incomplete: str) -> list[str]:
-    return [name for name in DOCUMENTS if name.startswith(incomplete)]
-
-
 def schema(
     command: Annotated[
         list[str] | None,
-        typer.Argument(help="A command, e.g. status or data check; by default, list them.", autocompletion=_complete),
+        typer.Argument(
+            help="A command, e.g. status or data check; by default, list them.", autocompletion=offer_list(DOCUMENTS)
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of what a command prints with --json.

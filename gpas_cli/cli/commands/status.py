@@ -11,8 +11,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json, warn
-from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, complete_from
+from gpas_cli.cli.console import console, print_json, say, warn
+from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, offer_list
 from gpas_cli.cli.selection import (
     ORDER,
     SORTS,
@@ -39,7 +39,7 @@ from gpas_cli.cli.views.states import (
     totals,
 )
 from gpas_cli.cli.working import watch
-from gpas_cli.documents import DocumentJson, StateJson
+from gpas_cli.documents import DocumentJson, StateJson, filled
 from gpas_cli.grid.entry import Entry, counted
 from gpas_cli.grid.select import select
 from gpas_cli.plan.texts import Awaited, awaited, how_far
@@ -49,29 +49,27 @@ from gpas_cli.state.observe import look
 from gpas_cli.state.status import CellStatus, by_run, started_grids
 from gpas_cli.words import count, verb
 
-LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
-LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
-LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
-ALIVE = ("running", "queued")
-OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
-LEAST = 3  # cells that --watch shows even on a small screen
+_LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
+_LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
+_LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
+_ALIVE = ("running", "queued")
+_OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
+_LEAST = 3  # cells that --watch shows even on a small screen
 
-State = Annotated[
+_State = Annotated[
     str | None,
     typer.Option(
         "--state",
         metavar="STATE,...",
         help="Only cells in these states, e.g. running,failed.",
-        autocompletion=complete_from(ORDER),
+        autocompletion=offer_list(ORDER),
     ),
 ]
-Sort = Annotated[
+_Sort = Annotated[
     str | None,
-    typer.Option(
-        "--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=complete_from(SORTS)
-    ),
+    typer.Option("--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=offer_list(SORTS)),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
+_Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
 
 
 class _TotalJson(TypedDict):
@@ -107,9 +105,9 @@ class StatusJson(DocumentJson):
 def status(
     names: NamesAndSettings = None,
     where: Where = None,
-    state: State = None,
-    sort: Sort = None,
-    limit: Limit = None,
+    state: _State = None,
+    sort: _Sort = None,
+    limit: _Limit = None,
     watching: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell of every grid.")] = False,
     recorded: Annotated[
@@ -140,20 +138,20 @@ def status(
     else:
         states = observed(names, where, jobs=True, started=False)
         warn(without_runs([state.entry for state in states]))
-        view = replace(view, brief=view.brief or (len(states) > LISTED_WHOLE and not (names or every)))
+        view = replace(view, brief=view.brief or (len(states) > _LISTED_WHOLE and not (names or every)))
         for part in view.parts(states):
-            console().print(part)
+            say(part)
         if not names:
             _remark_undeclared()
 
 
 def _remark_undeclared() -> None:
     """Print how many running or queued cells no grid declares, because no other command shows them."""
-    lively = [state for state in _undeclared(claimed=True) if state.state in ALIVE]
+    lively = [state for state in _undeclared(claimed=True) if state.state in _ALIVE]
     if lively:
         remark = f"{count(len(lively), 'cell')} that no grid declares any more: {totals(lively)}"
         remedy = "`gpas status --undeclared` lists them, `gpas cancel KEY` cancels one"
-        console().print(Text.from_markup(f"{remark}; {remedy}"))
+        say(Text.from_markup(f"{remark}; {remedy}"))
 
 
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
@@ -176,13 +174,13 @@ def _show_undeclared(view: View, as_json: bool) -> None:
     fitting = view.selection.fitting(states)
     shown = view.selection.apply(states)
     if shown:
-        console().print(cell_table(shown))
+        say(cell_table(shown))
     if len(fitting) > len(shown):
-        console().print(rest(fitting[len(shown) :]), style="dim")
+        say(rest(fitting[len(shown) :]), style="dim")
     total = f"[bold]{count(len(states), 'cell')}[/bold] in runs/ that no grid declares: {totals(states)}"
-    console().print(Text.from_markup(total))
+    say(Text.from_markup(total))
     if states:
-        console().print("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` accept their keys")
+        say("`gpas why KEY`, `gpas logs KEY`, `gpas export KEY` and `gpas cancel KEY` accept their keys")
 
 
 def observed(
@@ -202,11 +200,11 @@ def observed(
         return look(project().runs, named, jobs=jobs)
     everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs)
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
-    chosen = [state for state in only_started(everything) if id(state.entry) in matching]
+    chosen = [state for state in _only_started(everything) if id(state.entry) in matching]
     return chosen or [state for state in everything if id(state.entry) in matching]
 
 
-def only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
+def _only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
     """Return the states of the grids that have been started, else those of the default grid."""
     names = started_grids(states) or {experiments().default}
     return [state for state in states if state.entry.grid in names]
@@ -247,7 +245,7 @@ class View:
             yield grid_table(states, _ends(states))
             yield Text("")
         listed = self._picked(states)
-        shown = self._cut(listed, max(LEAST, console().height - grids - OTHER_LINES) if on_terminal else LISTED)
+        shown = self._cut(listed, max(_LEAST, console().height - grids - _OTHER_LINES) if on_terminal else _LISTED)
         if self.brief or self.selection.sort:
             wanted = self.selection.states
             none = f"no cell is {' or '.join(wanted)}" if wanted else "nothing is running or needs attention"
@@ -258,7 +256,7 @@ class View:
         if len(listed) > len(shown):
             yield Text(rest(listed[len(shown) :]), style="dim")
         yield from map(Text, _text_lines(states))
-        yield Text.from_markup(headline(states, "" if several else _ends(states).get(states[0].entry.grid, "")))
+        yield Text.from_markup(_headline(states, "" if several else _ends(states).get(states[0].entry.grid, "")))
         if self.brief:
             how = "`gpas status GRID` lists the cells of a grid" if several else "`gpas status --all` lists every cell"
             yield Text(how, style="dim")
@@ -275,11 +273,11 @@ class View:
             head.no_wrap, head.overflow = True, "ellipsis"
         parts: list[RenderableType] = [*heads]
         room = height - len(parts) - 3  # the cursor, the heading of the cells, and the line about cells not shown
-        if several and (grids := grid_table(states, _ends(states, meter))).lines <= room - LEAST:
+        if several and (grids := grid_table(states, _ends(states, meter))).lines <= room - _LEAST:
             parts.append(grids)
             room -= grids.lines
         listed = self._picked(states, usual="state")
-        shown = self._cut(listed)[: max(LEAST, room)]
+        shown = self._cut(listed)[: max(_LEAST, room)]
         parts += [cell_table(shown, meter, wrapped=False)] if shown else []
         return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
 
@@ -300,7 +298,7 @@ class View:
 
     def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
         """Return the states to show: without a choice of grids or cells, those of started grids."""
-        return only_started(states) if self.brief and not self.narrowed else states
+        return _only_started(states) if self.brief and not self.narrowed else states
 
     def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
         """Return the cells to list; each run once if they are not grouped by grid."""
@@ -311,15 +309,15 @@ class View:
 
     def _wanted(self, usual: str | None = None) -> CellFilter:
         """Return the requested selection, by default the cells that need attention, or all sorted by `usual`."""
-        states = self.selection.states or (LIVELY if self.brief else None)
+        states = self.selection.states or (_LIVELY if self.brief else None)
         return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
 
-    def _cut(self, listed: list[CellStatus], usual: int = LISTED) -> list[CellStatus]:
+    def _cut(self, listed: list[CellStatus], usual: int = _LISTED) -> list[CellStatus]:
         limit = self.selection.limit
         return listed[: usual if limit is None and self.brief else limit]
 
 
-def headline(states: Sequence[CellStatus], ends: str) -> str:
+def _headline(states: Sequence[CellStatus], ends: str) -> str:
     """Return the number of cells in each state, as markup."""
     cells = counted(state.entry for state in states)
     return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
@@ -357,8 +355,4 @@ def _text_lines(states: Sequence[CellStatus]) -> list[str]:
 
 def _text_json(text: Awaited) -> _TextJson:
     seen = text.status
-    return {
-        "name": text.name, "key": text.key, "state": seen.state, "fraction": seen.fraction, "evidence": seen.evidence,
-        "cause": seen.cause or None, "job": seen.job.id if seen.job else None,
-        "directory": str(seen.directory) if seen.directory else None,
-    }  # fmt: skip
+    return filled(_TextJson, text, seen, cause=seen.cause or None, job=seen.job.id if seen.job else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
@@ -26,7 +26,6 @@ from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import together
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
 from gpas_cli.report.tables.render import PrintedTableJson, TableJson, printed_json, render, table_json
-from gpas_cli.report.tables.sheet import Sheet
 from gpas_cli.report.tables.side_by_side import paper_beside_declared
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.terminal import Drawn
@@ -74,7 +73,7 @@ def _of_grid(name: str, source: str | None) -> list[PrintedPart]:
     return found
 
 
-def served_parts(
+def _served_parts(
     parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
 ) -> list[tuple[PrintedPart, Serving | None]]:
     """Return every part with the cells that belong into it, None if no grid has any.
@@ -108,7 +107,7 @@ def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
 def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
     printed_parts = printed_named(name)
-    parts = served_parts(printed_parts, (), where)
+    parts = _served_parts(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
         unclear = [why for _, found in parts if found for why in found.unclear.values()]
@@ -128,7 +127,7 @@ def paper_sections(
     beside the one that the published numbers are compared with.
     """
     made = paper_beside_declared if declared else paper_table
-    found = [(part, served) for part, served in served_parts(parts, names, where) if served or not names]
+    found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
     with recorded_of(chosen, database=False) as known:
         return [
@@ -145,22 +144,19 @@ def print_paper_tables(tables: Sequence[Table], form: str) -> None:
         alone = [printed_json(table) for table in tables if table.alone]
         ours = [table_json(table) for table in tables if not table.alone]
         print_json(PaperTablesJson(schema=1, tables=ours, published=alone))
-    elif form == "rich":
-        print_sheets(list(map(sheet, tables)))
-    elif form == "csv" and len(tables) > 1:
-        print(together("table", [(table.printed, table) for table in tables]), end="")
     else:
-        print_texts([render(table, form) for table in tables])
+        print_tables([(table.printed, table) for table in tables], form, "table")
 
 
-def print_sheets(sheets: Sequence[Sheet]) -> None:
-    """Print tables for a terminal, with an empty line between them."""
-    for place, one in enumerate(sheets):
-        if place:
-            console().print()
-        console().print(Drawn(one))
-
-
-def print_texts(texts: Sequence[str]) -> None:
-    """Print tables as text, with the empty line between them that ends a table in Markdown."""
-    print("\n\n".join(text.rstrip("\n") for text in texts))
+def print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str) -> None:
+    """Print named tables for a terminal or as text; in CSV, the column `name` has their names if there are several."""
+    if form == "csv" and len(tables) > 1:
+        print(together(name, tables), end="")
+    elif form != "rich":
+        # In Markdown, an empty line ends a table.
+        print("\n\n".join(render(table, form).rstrip("\n") for _, table in tables))
+    else:
+        for place, (_, table) in enumerate(tables):
+            if place:
+                say("")
+            say(Drawn(sheet(table)))

@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.figure_output import Output, print_plots
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.commands.figure_output import Output
+from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Cell
 from gpas_cli.cli.selection import find_cells
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
-from gpas_cli.documents import DocumentJson
+from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.spec.cell import Cell as SpecCell
 
 if TYPE_CHECKING:  # numpy is imported by `one_thread`
-    from gpas_cli.evaluate.stability import Law, Simulation
+    pass
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
 )
 
-Out = Annotated[
+_Out = Annotated[
     list[Path] | None,
     typer.Option("--out", "-o", help="Also draw a figure to this file (.pdf, .svg, .png). Repeat for more files."),
 ]
-Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
-Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
-Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
+_Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
+_Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
+_Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
-TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
+_Points = Sequence[tuple[float, float]]
+_TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
 
 
 class _PrintedExponentJson(TypedDict):
@@ -109,10 +110,10 @@ class LengthJson(DocumentJson):
 
 @app.command("stability")
 def stability(
-    layers: Layers = 64,
-    dimension: Dimension = 100,
-    terminal: Terminal = False,
-    out: Out = None,
+    layers: _Layers = 64,
+    dimension: _Dimension = 100,
+    terminal: _Terminal = False,
+    out: _Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate how stable linear networks are when a layer is dropped (RaPTr, lemmas 4.3 and G.2, Figure 3).
@@ -123,9 +124,9 @@ def stability(
     Example: [bold]gpas theory stability -o figure3.pdf[/bold]
     """
     with one_thread():
-        from gpas_cli.evaluate.stability import laws, simulate, statements
+        from gpas_cli.evaluate.stability import BOTH, laws, simulate, statements
 
-    known: dict[tuple[str, float], Simulation] = {}
+    known: dict[tuple[str, float], Any] = {}
     rows = []
     with working("simulating") as show:
         for statement in statements():
@@ -134,34 +135,27 @@ def stability(
                 show(f"{statement.kind.title}, tau {statement.tau:g}")
                 known[case] = simulate(statement.kind, statement.tau, layers=layers, dimension=dimension)
             rows.append((statement, laws(statement, known[case])))
-    figures = _stability_figures(known)
-    _draw(figures, Output(out, terminal, None, None, as_json))
-    if as_json:
-        documents: list[_StatementJson] = [
-            {"statement": statement.name, "network": statement.kind.title, "tau": statement.tau,
-             "laws": [_exponent(law) for law in found]}
-            for statement, found in rows
-        ]  # fmt: skip
-        print_json(
-            StabilityJson(schema=1, layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
-        )
-        return
-    heads = ("statement", "network", *(f"{title}: fitted" for title in TITLES.values()), "printed")
+    figures = _stability_figures({tau: found for (kind, tau), found in known.items() if kind == BOTH.title})
+    documents = [
+        filled(_StatementJson, one, statement=one.name, network=one.kind.title, laws=list(map(_exponent, found)))
+        for one, found in rows
+    ]
+    heads = ("statement", "network", *(f"{title}: fitted" for title in _TITLES.values()), "printed")
     lines = [
-        [statement.name, statement.kind.title, *(f"{law.fitted:.2f}" for law in found),
+        [one.name, one.kind.title, *(f"{law.fitted:.2f}" for law in found),
          ", ".join("-" if law.printed is None else str(law.printed) for law in found)]
-        for statement, found in rows
+        for one, found in rows
     ]  # fmt: skip
-    console().print(_columns(heads, lines))
-    console().print(
+    note = (
         "Exponents of L; of Psi, those of L / l. Without norm, norm and Psi grow as 2 to the power of exponent x L. "
-        f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights.",
-        soft_wrap=True,
+        f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights."
     )
+    document = filled(StabilityJson, layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
+    _show(figures, Output(out, terminal, as_json), document, Columns(heads, lines, right=frozenset(heads[2:-1])), note)
 
 
 @app.command("norms")
-def norms(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJson = False) -> None:
+def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
     """Measure how the residual stream of a cell grows at initialisation (RaPTr, theorem 2.3).
 
     Squared norms over d, entering layer 1 and after each layer: of the network of the proof, of the cell's network, and
@@ -171,26 +165,21 @@ def norms(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJs
     """
     (entry,) = find_cells([cell])
     found = _computed("norms", entry.cell)
-    figure = _figure("|y|^2 / d at initialisation", "layer", "|y|^2 / d", {
-        one.title: list(enumerate(one.squares)) for one in found
-    })  # fmt: skip
-    _draw([figure], Output(out, terminal, None, None, as_json))
-    if as_json:
-        growths: list[_GrowthJson] = [
-            {"title": one.title, "squares": list(one.squares), "slope": one.slope, "fit": one.fit} for one in found
-        ]
-        print_json(NormsJson(schema=1, cell=entry.id, growths=growths, panels=_panels([figure])))
-        return
+    lines = {one.title: list(enumerate(one.squares)) for one in found}
+    figures = [_figure("|y|^2 / d at initialisation", "layer", "|y|^2 / d", lines)]
     rows = [
         [one.title, f"{one.squares[0]:.3f}", f"{one.squares[-1]:.3f}", f"{one.slope:.4f}", f"{one.fit:.3f}"]
         for one in found
     ]
-    console().print(_columns(("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line"), rows))
-    console().print("Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10).")
+    heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
+    note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
+    growths = [filled(_GrowthJson, one) for one in found]
+    document = filled(NormsJson, cell=entry.id, growths=growths, panels=_panels(figures))
+    _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
 @app.command("length")
-def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJson = False) -> None:
+def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
     """Measure the standard deviation of attention's output over the length of its input (Spike No More, equation 48).
 
     The first layer's attention at initialisation, on normal inputs, at its last token.
@@ -203,20 +192,14 @@ def length(cell: Cell, terminal: Terminal = False, out: Out = None, as_json: AsJ
         "equation (48)": [(point.length, point.predicted) for point in found.points],
         "measured": [(point.length, point.measured) for point in found.points],
     }
-    figure = _figure("Attention's output at initialisation", "length", "standard deviation", lines, log=True)
-    _draw([figure], Output(out, terminal, None, None, as_json))
-    if as_json:
-        points: list[_LengthPointJson] = [
-            {"length": one.length, "predicted": one.predicted, "measured": one.measured} for one in found.points
-        ]
-        print_json(
-            LengthJson(schema=1, cell=entry.id, points=points, exponent=found.exponent, panels=_panels([figure]))
-        )
-        return
+    figures = [_figure("Attention's output at initialisation", "length", "standard deviation", lines, log=True)]
     rows = [[f"{p.length}", f"{p.predicted:.5f}", f"{p.measured:.5f}", f"{p.measured / p.predicted:.3f}"]
             for p in found.points]  # fmt: skip
-    console().print(_columns(("length", "equation (48)", "measured", "ratio"), rows))
-    console().print(f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1.")
+    heads = ("length", "equation (48)", "measured", "ratio")
+    note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
+    points = [filled(_LengthPointJson, point) for point in found.points]
+    document = filled(LengthJson, found, cell=entry.id, points=points, panels=_panels(figures))
+    _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
 def _computed(law: str, cell: SpecCell) -> Any:
@@ -242,46 +225,37 @@ def one_thread() -> Iterator[None]:
             del os.environ[THREADS]
 
 
-def _stability_figures(known: dict[tuple[str, float], Simulation]) -> list[Figure]:
+def _stability_figures(known: dict[float, Any]) -> list[Figure]:
     """Return Figure 3: norms by depth, Psi by layer and gaps by depth, with a line for each tau."""
-    from gpas_cli.evaluate.stability import BOTH
-
-    chosen = {f"tau {tau:g}": found for (kind, tau), found in known.items() if kind == BOTH.title}
     panels = [("norms", "L", "|F|"), ("psi", "layer", "Psi"), ("gaps", "L", "mean of Psi / |F|")]
     return [
-        _figure("", x, y, {title: list(getattr(found, name)) for title, found in chosen.items()}, log=True)
+        _figure("", x, y, {f"tau {tau:g}": list(getattr(found, name)) for tau, found in known.items()}, log=True)
         for name, x, y in panels
     ]
 
 
-def _figure(title: str, x: str, y: str, lines: dict[str, list[tuple[float, float]]], *, log: bool = False) -> Figure:
+def _figure(title: str, x: str, y: str, lines: Mapping[str, _Points], *, log: bool = False) -> Figure:
     drawn = [Line(name, tuple(points), colour=number) for number, (name, points) in enumerate(lines.items())]
     return Figure(title, x, y, lines=tuple(drawn), log=log, log_x=log)
 
 
-def _draw(figures: list[Figure], output: Output) -> None:
-    """Draw the panels to the named files, and as text if requested."""
+def _show(figures: list[Figure], output: Output, document: DocumentJson, table: Columns, note: str) -> None:
+    """Draw the panels to the named files, and as text if requested, and print the numbers."""
     if output.out:
         check_formats(output.out)
         save(Sheet(tuple(figures)), output.out, output.size)
-        console().print(f"Wrote {', '.join(map(str, output.out))}.", soft_wrap=True)
-    if output.terminal:
-        print_plots(figures)
+        say(f"Wrote {', '.join(map(str, output.out))}.", soft_wrap=True)
+    output.print(figures)
+    if output.as_json:
+        print_json(document)
+        return
+    say(table)
+    say(note, soft_wrap=True)
 
 
-def _exponent(law: Law) -> _ExponentJson:
-    printed = law.printed
-    return {
-        "quantity": law.quantity, "fitted": law.fitted,
-        "printed": {"value": printed.value, "relation": printed.relation} if printed else None,
-    }  # fmt: skip
+def _exponent(law: Any) -> _ExponentJson:
+    return filled(_ExponentJson, law, printed=law.printed and filled(_PrintedExponentJson, law.printed))
 
 
 def _panels(figures: list[Figure]) -> list[PlotJson]:
-
     return [as_json(figure) for figure in figures]
-
-
-def _columns(heads: tuple[str, ...], rows: list[list[str]]) -> Columns:
-
-    return Columns(heads, rows, right=frozenset(heads[1:]) - {"network", "printed"})

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, NotRequired
+from typing import Annotated, NotRequired, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpas_cli.cli.commands.status import observed
-from gpas_cli.cli.console import console, print_json
+from gpas_cli.cli.console import console, print_json, say
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.progress import sparkline, spike_mark
+from gpas_cli.cli.views.events import sparkline, spike_mark
 from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
 from gpas_cli.cli.working import watch
-from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time
+from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time, filled
 from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import byte_size, stopwatch
 
-Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
-BAR_WIDTH = 12  # characters
+_Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
+_BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
-DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
-DROPPABLE_IN_LINE = ("why",)
-OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
+_DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
+_OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
 class _RoomCellJson(CellNameJson):
@@ -74,6 +73,9 @@ class _GridUseJson(_UseJson):
     grid: str
 
 
+_Use = TypeVar("_Use", _UseJson, _GridUseJson)
+
+
 class TopJson(DocumentJson):
     """`gpas top --json`; with --usage only `profiles`."""
 
@@ -85,7 +87,7 @@ class TopJson(DocumentJson):
     profiles: NotRequired[list[ProfileUse]]
 
 
-def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = False, as_json: AsJson = False) -> None:
+def top(names: NamesAndSettings = None, where: Where = None, usage: _Usage = False, as_json: AsJson = False) -> None:
     """Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.
 
     Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
@@ -97,7 +99,7 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = Fals
     """
     if usage:
         profiles = _profiles(names, where)
-        print_json(TopJson(schema=1, profiles=profiles)) if as_json else console().print(_profile_table(profiles))
+        print_json(TopJson(schema=1, profiles=profiles)) if as_json else say(_profile_table(profiles))
         return
     meter = UsageMeter(project().runs)
 
@@ -107,9 +109,9 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: Usage = Fals
     if as_json:
         print_json(_document(activity()))
     elif console().is_terminal:
-        watch(lambda: render(activity(), console().height), screen=True)
+        watch(lambda: _render(activity(), console().height), screen=True)
     else:
-        console().print(render(activity(), 10**6))
+        say(_render(activity(), 10**6))
 
 
 def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:
@@ -129,12 +131,12 @@ def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
         }
         for one in profiles
     ]  # fmt: skip
-    return _table(rows, (), set(rows[0]))
+    return Columns.of(rows, rows[0].keys())
 
 
-def render(room: Activity, height: int) -> RenderableType:
+def _render(room: Activity, height: int) -> RenderableType:
     """Return the view in about `height` lines."""
-    space = max(4, height - OTHER_LINES - len(room.grids))
+    space = max(4, height - _OTHER_LINES - len(room.grids))
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
     parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room)]
     if room.running:
@@ -153,10 +155,10 @@ def _running(room: Activity, runs: Sequence[Running]) -> RenderableType:
         losses = run.state.progress.losses if run.state.progress else ()
         last: dict[str, Cell] = {
             unit: run.spent.hours(unit),
-            "training loss": (sparkline(losses, 2 * BAR_WIDTH), "cyan"),
+            "training loss": (sparkline(losses, 2 * _BAR_WIDTH), "cyan"),
         }
         rows.append({**first, "cell": _name(room, run.state), **_of_progress(run.state), **last})
-    return _table(rows, DROPPABLE, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit})
+    return Columns.of(rows, {"step", "tokens/s", "MFU", "memory", "loss", "left", unit}, _DROPPABLE)
 
 
 def _of_progress(state: CellStatus) -> dict[str, Cell]:
@@ -164,9 +166,9 @@ def _of_progress(state: CellStatus) -> dict[str, Cell]:
     if seen is None or seen.step is None or not seen.steps:
         phase = seen.phase if seen and seen.phase else "starting"
         return {"progress": "", "step": phase, "loss": "", "tokens/s": "", "MFU": "", "memory": "", "left": ""}
-    full = round(BAR_WIDTH * (state.fraction or 0.0))
+    full = round(_BAR_WIDTH * (state.fraction or 0.0))
     return {
-        "progress": ("━" * full + "─" * (BAR_WIDTH - full), "cyan"),
+        "progress": ("━" * full + "─" * (_BAR_WIDTH - full), "cyan"),
         "step": seen.counted,
         "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
         "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
@@ -189,7 +191,7 @@ def _queued(room: Activity, limit: int) -> list[RenderableType]:
         name = f"{first} and {len(others)} more" if others else first
         rows.append({"cell": name, "place": place, "starts about": begins, "why": why})
     hidden = sum(map(len, list(alike.values())[limit:]))
-    return [_table(rows, DROPPABLE_IN_LINE, set()), *_more(hidden, "waiting")]
+    return [Columns.of(rows, (), ("why",)), *_more(hidden, "waiting")]
 
 
 def _grids(room: Activity) -> RenderableType:
@@ -205,17 +207,7 @@ def _grids(room: Activity) -> RenderableType:
             "ends about": ends(use),
         }  # fmt: skip
         rows.append({name: (text, style) if style else text for name, text in cells.items()})
-    return _table(rows, ("cells",), {"cells", "done", "left", f"{unit} so far", f"{unit} to go"})
-
-
-def _table(rows: list[dict[str, Cell]], droppable: Sequence[str], right: set[str]) -> RenderableType:
-    """Return a table without the columns that are empty in every row."""
-    names = [name for name in rows[0] if any(_shown(row[name]) for row in rows)]
-    return Columns(names, [[row[name] for name in names] for row in rows], "", frozenset(right), droppable)
-
-
-def _shown(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]
+    return Columns.of(rows, {"cells", "done", "left", f"{unit} so far", f"{unit} to go"}, ("cells",))
 
 
 def _devices(devices: Sequence[str]) -> str:
@@ -234,35 +226,21 @@ def _document(room: Activity) -> TopJson:
         "schema": 1,
         "time": time.time(),
         "running": [_run_json(run) for run in room.running],
-        "queued": [{**_cell(state), **job_json(state.job)} for state in room.queued],
-        "grids": [{"grid": use.grid, **_use_json(use)} for use in room.grids],
-        "total": _use_json(room.total),
+        "queued": [filled(_QueuedCellJson, state.entry, state, **job_json(state.job)) for state in room.queued],
+        "grids": [_use_json(_GridUseJson, use) for use in room.grids],
+        "total": _use_json(_UseJson, room.total),
     }
 
 
-def _cell(state: CellStatus) -> _RoomCellJson:
-    return {"key": state.entry.cell.key, "grid": state.entry.grid, "name": state.entry.name, "stage": state.stage}
-
-
 def _run_json(run: Running) -> _RunningCellJson:
-    seen = run.state.progress
-    return {
-        **_cell(run.state), **job_json(run.state.job), "attempt": run.state.attempt, "node": run.node or None,
-        "devices": list(run.devices), **run.spent.json(),
-        "phase": seen.phase if seen else None, "step": seen.step if seen else None,
-        "steps": seen.steps if seen else None, "loss": seen.loss if seen else None,
-        "tokens_per_second": seen.tokens_per_second if seen else None, "mfu": seen.mfu if seen else None,
-        "memory": seen.memory if seen else None, "eta": seen.eta if seen else None,
-        "spikes": seen.spikes if seen else None,
-    }  # fmt: skip
+    named = {"node": run.node or None, "devices": run.devices}
+    facts = {**job_json(run.state.job), **named}
+    return filled(_RunningCellJson, run.state.entry, run.state, run.spent, run.state.progress, **facts)
 
 
-def _use_json(use: GridUsage) -> _UseJson:
-    return {
-        "states": dict(use.states), "left": use.left, **use.spent.json(),
-        "to_go": use.to_go.json() if use.to_go else None,
-        "ends": time.time() + use.ends if use.ends is not None else None,
-    }  # fmt: skip
+def _use_json(kind: type[_Use], use: GridUsage) -> _Use:
+    ends = time.time() + use.ends if use.ends is not None else None
+    return filled(kind, use, use.spent, to_go=use.to_go.json() if use.to_go else None, ends=ends)
 
 
 def _headline(room: Activity) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpas_cli import trust as room
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import say
 
 
 def trust(
@@ -30,4 +30,4 @@ def trust(
         for folder in room.trusted_folders():
             print(folder)
     else:
-        console().print(f"Wrote {room.list_path()}.", markup=False)
+        say(f"Wrote {room.list_path()}.")

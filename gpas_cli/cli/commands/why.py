@@ -12,7 +12,7 @@ from rich.text import Text
 from sqlalchemy import Engine
 
 from gpas_cli.cli.commands.table_paper import served_of
-from gpas_cli.cli.console import console, print_json, warn
+from gpas_cli.cli.console import print_json, say, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
 from gpas_cli.cli.views.number import (
@@ -25,7 +25,7 @@ from gpas_cli.cli.views.number import (
     skipped_notes,
     spent_json,
 )
-from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, plain
+from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
@@ -45,7 +45,7 @@ from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
 # Why the trainer took its float32 product, by `MatmulChoice.origin`.
-PRODUCT_ORIGINS = {
+_PRODUCT_ORIGINS = {
     "checkpoint": "as its checkpoint",
     "processor": "the fastest of this processor",
 }
@@ -107,12 +107,12 @@ class WhyJson(DocumentJson):
     problem: Annotated[str | None, "why new results could not be read into the database"]
 
 
-GONE = "its run directory is gone"
-MOST_SPIKES = 8  # named in one line
-MOST_TASKS = 12  # named in one line
+_GONE = "its run directory is gone"
+_MOST_SPIKES = 8  # named in one line
+_MOST_TASKS = 12  # named in one line
 
 
-Names = Annotated[
+_Names = Annotated[
     list[str],
     typer.Argument(
         metavar="CELL|GRID[ROW,COLUMN]...",
@@ -123,7 +123,7 @@ Names = Annotated[
 ]
 
 
-def why(names: Names, as_json: AsJson = False) -> None:
+def why(names: _Names, as_json: AsJson = False) -> None:
     """Show where a number comes from.
 
     For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a paper's
@@ -211,31 +211,29 @@ def _not_run(entry: Entry) -> str:
 
 def _print(stage: Provenance) -> None:
 
-    say = console().print
     say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
     if stage.parents:
         say(f"  follows {', '.join(stage.parents)}")
     if stage.base_key:
         say(f"  differs from base {stage.base_key} in")
         for difference in stage.differences:
-            say(f"    {difference.setting}: {' -> '.join(difference.texts)}", markup=False)
+            say(f"    {difference.setting}: {' -> '.join(difference.texts)}")
     if stage.spikes:
-        say(f"  {_spikes(stage.spikes)}", markup=False)
+        say(f"  {_spikes(stage.spikes)}")
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
     for text in (*skipped_notes(stage.scores), *_taken_over(stage.taken_over)):
-        say(f"  {text}", markup=False)
-    say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}", markup=False)
+        say(f"  {text}")
+    say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}")
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
     for one in stage.forgotten:
-        say(f"  attempt {one.number}: forgotten: {_forgotten(one)}", markup=False)
-        say(f"    {'directory':<12} {one.directory}", markup=False)
+        say(f"  attempt {one.number}: forgotten: {_forgotten(one)}")
+        say(f"    {'directory':<12} {one.directory}")
 
 
 def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     facts = attempt.facts
-    say = console().print
     seen = _standing(attempt)
     name = called(seen.state, attempt.metrics)
     mark = "  <- the number in tables" if attempt.number == decisive and name == attempt.outcome else ""
@@ -243,7 +241,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
         mark = f" (superseded by attempt {decisive})"
     killed = f", killed by {_signal(attempt.signal)}" if attempt.signal else ""
     cause = attempt.cause or ("" if attempt.outcome and not attempt.gone else seen.evidence)
-    say(f"  attempt {attempt.number}: {name}{killed}{': ' if cause else ''}{cause}{mark}", markup=False)
+    say(f"  attempt {attempt.number}: {name}{killed}{': ' if cause else ''}{cause}{mark}")
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
@@ -264,19 +262,19 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     }
     for name, text in lines.items():
         if text:
-            say(f"    {name:<12} {text}", markup=False)
+            say(f"    {name:<12} {text}")
 
 
 def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each attempt that measured scores which the stage took over."""
     for origin in dict.fromkeys(origins.values()):
         key, _, number = origin.partition("/")
-        tasks = listed([task for task, own in origins.items() if own == origin], MOST_TASKS)
+        tasks = listed([task for task, own in origins.items() if own == origin], _MOST_TASKS)
         try:
             record = AttemptDir(stage_dir(project().runs, key) / number).read_attempt()
             cell = f"{record.grid}/{record.name}"
         except (OSError, ValueError, GpasError):
-            cell = GONE
+            cell = _GONE
         yield f"taken over: {tasks}, measured by attempt {number.lstrip('0')} of stage {key} ({cell})"
 
 
@@ -298,7 +296,7 @@ def _computed(facts: Mapping[str, Any]) -> str:
     parts = [f"micro-batches of {facts['micro_batch']} rows"] if "micro_batch" in facts else []
     parts += [f"{facts['processes']} processes ({facts['strategy']})"] if facts.get("processes", 1) > 1 else []
     parts += ["compiled layers"] if facts.get("compiled") else []
-    chosen = PRODUCT_ORIGINS.get(facts.get("gemm_origin", ""), "")
+    chosen = _PRODUCT_ORIGINS.get(facts.get("gemm_origin", ""), "")
     parts += [f"float32 products '{facts['gemm']}'{chosen and f' ({chosen})'}"] if "gemm" in facts else []
     return ", ".join(parts)
 
@@ -306,7 +304,7 @@ def _computed(facts: Mapping[str, Any]) -> str:
 def _standing(attempt: AttemptProvenance) -> StageStatus:
     """Return the state of an attempt: without an outcome, concluded from its process."""
     if attempt.gone:
-        return StageStatus(state=attempt.outcome or "unknown", evidence=GONE, cause=GONE)
+        return StageStatus(state=attempt.outcome or "unknown", evidence=_GONE, cause=_GONE)
     return conclude(AttemptDir(attempt.directory))
 
 
@@ -314,7 +312,7 @@ def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
     """Return the first spikes as text."""
     words = {"loss": "loss", "grad_norm": "gradient norm"}
     shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes]
-    return f"spikes: {listed(shown, MOST_SPIKES)}"
+    return f"spikes: {listed(shown, _MOST_SPIKES)}"
 
 
 def _signal(number: int) -> str:
@@ -330,35 +328,22 @@ def _when(moment: float | None) -> str:
 
 def _try_json(attempt: AttemptProvenance) -> _TryJson:
     seen = _standing(attempt)
-    return {
-        "number": attempt.number,
-        "outcome": attempt.outcome,
-        "cause": attempt.cause,
-        "state": called(seen.state, attempt.metrics),
-        "evidence": seen.evidence,
-        "signal": attempt.signal,
-        "retry": plain(attempt.retry) if attempt.retry else None,
-        "imported": to_mapping(attempt.imported) if attempt.imported else None,
-        "computed": dict(attempt.computed),
-        "facts": dict(attempt.facts),
-        "log": str(attempt.log),
-        "metrics": dict(attempt.metrics),
-        "directory": str(attempt.directory),
-        "checkpoint": str(attempt.checkpoint) if attempt.checkpoint else None,
-    }
+    imported = to_mapping(attempt.imported) if attempt.imported else None
+    state = called(seen.state, attempt.metrics)
+    return filled(_TryJson, attempt, state=state, evidence=seen.evidence, imported=imported)
 
 
 def _json(stage: Provenance) -> _OriginJson:
-    tries = [_try_json(attempt) for attempt in stage.attempts]
-    return {
-        "key": stage.key, "stage": stage.stage, "name": stage.name, "parents": list(stage.parents),
-        "decisive": stage.decisive, "base": stage.base_key, "cell": dict(stage.cell),
-        "spikes": [{"step": s, "of": of, "value": value} for s, of, value in stage.spikes],
-        "differences": list(stage.differences), "attempts": tries,
-        "hours": spent_json(stage.spent), "scores": [score_json(score) for score in stage.scores],
-        "taken_over": dict(stage.taken_over),
-        "forgotten": [
-            {"number": one.number, "outcome": one.outcome, "directory": str(one.directory), **to_mapping(one.record)}
+    return filled(
+        _OriginJson,
+        stage,
+        base=stage.base_key,
+        spikes=[{"step": step, "of": of, "value": value} for step, of, value in stage.spikes],
+        attempts=[_try_json(attempt) for attempt in stage.attempts],
+        hours=spent_json(stage.spent),
+        scores=[score_json(score) for score in stage.scores],
+        forgotten=[
+            {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}
             for one in stage.forgotten
         ],
-    }  # fmt: skip
+    )

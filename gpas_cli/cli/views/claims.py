@@ -7,16 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypedDict
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from gpas_cli.cli.console import console
-from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.plan import occupied
-from gpas_cli.documents import DocumentJson, NumberJson
+from gpas_cli.documents import DocumentJson, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
@@ -31,8 +28,7 @@ from gpas_cli.words import count, listed, verb
 _STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 _TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
 _SMALLEST_P = 1e-4
-_NARROW = 110  # characters; below, tables of claims leave out columns
-_NUMBERS = ("parts", "effect", "p", "seeds", "runs")  # columns that are aligned on the right
+_NUMBERS = frozenset(("parts", "effect", "p", "seeds"))  # columns that are aligned on the right
 
 
 def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iterator[RenderableType]:
@@ -67,35 +63,21 @@ def _source_title(source: str) -> str:
         return source
 
 
-def _claims_table(verdicts: Sequence[Verdict]) -> Table:
-    drawn = _table("claim", "verdict", "parts", *(("effect", "p", "seeds") if _is_wide() else ()), "to decide it")
-    for verdict in verdicts:
-        cells: list[RenderableType] = [verdict.claim.name, _verdict_text(verdict.verdict), _parts_text(verdict)]
-        if _is_wide():
-            cells += [_effects_text(verdict), _p_text(verdict.p), _seeds_text(verdict)]
-        drawn.add_row(*cells, next_text(verdict))
-    return drawn
+def _claims_table(verdicts: Sequence[Verdict]) -> Columns:
+    headers = ("claim", "verdict", "parts", "effect", "p", "seeds", "to decide it")
+    rows = [
+        (one.claim.name, _styled(one.verdict), _parts_text(one), _effects_text(one), _p_text(one.p), _seeds_text(one),
+         next_text(one))
+        for one in verdicts
+    ]  # fmt: skip
+    return Columns(headers, rows, right=_NUMBERS, droppable=("seeds", "p", "effect"))
 
 
-def _is_wide() -> bool:
-    return console().width >= _NARROW
-
-
-def _table(*titles: str) -> Table:
-    """Return an empty table whose columns are numbers, text of one line, or the last, which may be wrapped."""
-    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in titles:
-        is_last = title == titles[-1]
-        drawn.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=not is_last, overflow="fold")
-    return drawn
-
-
-def _waiting_table(verdicts: Sequence[Verdict]) -> Table:
-    drawn = _table("claim", "size", "runs", *(("command",) if _is_wide() else ()))
-    for verdict in verdicts:
-        cells = [verdict.claim.name, "toy" if verdict.claim.toy else "", next_text(verdict)]
-        drawn.add_row(*cells, *([verdict.command or verdict.reason] if _is_wide() else []))
-    return drawn
+def _waiting_table(verdicts: Sequence[Verdict]) -> Columns:
+    rows = [
+        (one.claim.name, "toy" if one.claim.toy else "", next_text(one), one.command or one.reason) for one in verdicts
+    ]
+    return Columns(("claim", "size", "runs", "command"), rows, droppable=("command",))
 
 
 def _summary(verdicts: Sequence[Verdict]) -> Text:
@@ -109,9 +91,9 @@ def _summary(verdicts: Sequence[Verdict]) -> Text:
     )
 
 
-def _verdict_text(word: str) -> Text:
-    """Return a verdict in its colour."""
-    return Text(word, _STYLES[word])
+def _styled(verdict: str) -> tuple[str, str]:
+    """Return a verdict and its colour."""
+    return verdict, _STYLES[verdict]
 
 
 def _parts_text(verdict: Verdict) -> str:
@@ -171,7 +153,7 @@ def detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
 def _claim(verdict: Verdict) -> Iterator[RenderableType]:
     claim = verdict.claim
     size = " at toy size" if claim.toy else ""
-    title = Text.assemble((claim.name, "bold"), f"{size}: ", (verdict.verdict, _STYLES[verdict.verdict]))
+    title = Text.assemble((claim.name, "bold"), f"{size}: ", _styled(verdict.verdict))
     if verdict.p is not None and verdict.verdict == SUPPORTED and len(verdict.parts) > 1:
         title.append(f" (each of {len(verdict.parts)} parts, p at most {_p_text(verdict.p)})")
     yield title
@@ -183,46 +165,27 @@ def _claim(verdict: Verdict) -> Iterator[RenderableType]:
     if verdict.reason:
         yield Padding(Text(verdict.reason), (0, 0, 0, 2))
     if verdict.parts:
-        yield _parts(verdict.parts)
-        yield _seeds_table(verdict.parts)
+        yield from ("", _parts(verdict.parts), "", _seeds_table(verdict.parts), "")
     for line in _notes(verdict):
         yield Padding(Text(line, style="dim"), (0, 0, 0, 2))
     if verdict.command:
         yield Text.assemble("  next: ", (verdict.command, "bold"))
 
 
-def _parts(parts: Sequence[Part]) -> RenderableType:
-    """Return a table of the parts, or on a narrow terminal three lines for each."""
-    if not _is_wide():
-        return Padding(Group(*(line for part in parts for line in _part_lines(part))), (1, 0, 1, 2))
-    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    has_published = any(part.published is not None for part in parts)
-    has_adjusted = len(parts) > 1
-    drawn.add_column("part", overflow="fold")
-    drawn.add_column("verdict", no_wrap=True)
-    published = ["published"] if has_published else []
-    adjusted = ["p (Holm)"] if has_adjusted else []
-    for title in ("claimed", "effect", "95 % interval", *published, "seeds", "test", "p", *adjusted, "more seeds"):
-        drawn.add_column(title, justify="right", no_wrap=True)
-    for part in parts:
-        cells: list[RenderableType] = [part.title or "all", _verdict_text(part.verdict), _claimed_text(part)]
-        cells += [_effect_text(part, part.effect), _interval_text(part)]
-        cells += [_effect_text(part, part.published)] if has_published else []
-        cells += [f"{part.n}/{len(part.pairs)}", _TESTS.get(part.test, part.test), _p_text(part.p)]
-        cells += [_p_text(part.adjusted)] if has_adjusted else []
-        drawn.add_row(*cells, part.needed_text)
-    return drawn
-
-
-def _part_lines(part: Part) -> Iterator[Text]:
-    yield Text.assemble(f"{part.title or 'all'}: ", _verdict_text(part.verdict))
-    interval = f" ({_interval_text(part)})" if part.interval else ""
-    published = f", published {_effect_text(part, part.published)}" if part.published is not None else ""
-    effect = f"effect {_effect_text(part, part.effect)}{interval}, " if part.effect is not None else ""
-    yield Text(f"  {effect}claimed {_claimed_text(part)}{published}")
-    p = f", p {_p_text(part.p)} ({_p_text(part.adjusted)} after Holm)" if part.p is not None else ""
-    further = f", more seeds needed: {part.needed_text}" if part.needed_text else ""
-    yield Text(f"  {part.n} of {count(len(part.pairs), 'seed')}, test: {_TESTS.get(part.test, part.test)}{p}{further}")
+def _parts(parts: Sequence[Part]) -> Columns:
+    """Return a table of the parts, with the published effects and the adjusted p values if there are any."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "part": part.title or "all", "verdict": _styled(part.verdict), "claimed": _claimed_text(part),
+            "effect": _effect_text(part, part.effect), "95 % interval": _interval_text(part),
+            "published": _effect_text(part, part.published), "seeds": f"{part.n}/{len(part.pairs)}",
+            "test": _TESTS.get(part.test, part.test), "p": _p_text(part.p),
+            "p (Holm)": _p_text(part.adjusted if len(parts) > 1 else None),
+            "more seeds": part.needed_text,
+        }
+        for part in parts
+    ]  # fmt: skip
+    return Columns.of(rows, [name for name in rows[0] if name not in ("part", "verdict", "test")])
 
 
 def _effect_text(part: Part, effect: float | None) -> str:
@@ -243,16 +206,13 @@ def _interval_text(part: Part) -> str:
     return f"{_effect_text(part, part.interval[0])} to {_effect_text(part, part.interval[1])}" if part.interval else ""
 
 
-def _seeds_table(parts: Sequence[Part]) -> Table | str:
+def _seeds_table(parts: Sequence[Part]) -> Columns | str:
     """Return the number of every seed: of the subject, of its base, and the effect."""
     measured = [part for part in parts if any(one.value is not None for pair in part.pairs for one in pair.measured)]
     if not measured:
         return ""
-    drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     compared = any(pair.base is not None for part in measured for pair in part.pairs)
-    for title in ("part", "seed", "cell", "value", *(("base", "its value", "effect") if compared else ())):
-        numeric = title in ("seed", "value", "its value", "effect")
-        drawn.add_column(title, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    rows = []
     for part in measured:
         for place, pair in enumerate(part.pairs):
             cells = ["" if place else part.title or "all", spelled(pair.seed), pair.own.status.entry.name]
@@ -261,8 +221,9 @@ def _seeds_table(parts: Sequence[Part]) -> Table | str:
                 base = pair.base
                 cells += [base.status.entry.name, _value(base.value, base.status.state)] if base else ["", ""]
                 cells.append("" if pair.effect is None else _effect_text(part, part.shown(pair.effect)))
-            drawn.add_row(*cells, end_section=place == len(part.pairs) - 1 and part is not measured[-1])
-    return drawn
+            rows.append(cells)
+    headers = ("part", "seed", "cell", "value", *(("base", "its value", "effect") if compared else ()))
+    return Columns(headers, rows, right=frozenset(("seed", "value", "its value", "effect")))
 
 
 def _value(value: float | None, state: str) -> str:
@@ -359,13 +320,13 @@ def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
     """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
     rows: list[tuple[Any, ...]] = []
     for claim in claims:
-        whole = (claim.verdict, _STYLES[claim.verdict])
+        whole = _styled(claim.verdict)
         if len(claim.parts) == 1:
             rows.append((claim.claim.name, *_numbers(claim.parts[0], rules), whole))
             continue
         rows.append((claim.claim.name, "", "", "", "", "", whole))
         for part in claim.parts:
-            rows.append((f"  {part.part.title}", *_numbers(part, rules), (part.verdict, _STYLES[part.verdict])))
+            rows.append((f"  {part.part.title}", *_numbers(part, rules), _styled(part.verdict)))
     percent = f"{100 * (1 - rules.level):g} % interval"
     headers = ("claim", "seeds", "effect", percent, "for", "against", "verdict")
     return Columns(headers, rows, right=frozenset(("seeds", "effect", "for", "against")))
@@ -437,15 +398,14 @@ def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Rou
         "claims": [_evidence(claim) for claim in claims],
         "added": campaign.added,
         "next": [
-            {
-                "claim": claims[one.part.at[0]].claim.name,
-                "part": one.part.part.part.title,
-                "seeds": list(one.part.seeds),
-                "cells": [entry.id for entry in one.cells],
-                "gpu_hours": one.cost.gpu_hours,
-                "core_hours": one.cost.core_hours,
-                "chances": list(one.part.chances),
-            }
+            filled(
+                _NextSeedsJson,
+                one.cost,
+                one.part,
+                claim=claims[one.part.at[0]].claim.name,
+                part=one.part.part.part.title,
+                cells=[entry.id for entry in one.cells],
+            )
             for one in following
         ],
     }
@@ -459,18 +419,14 @@ def _evidence(claim: ClaimEvidence) -> _EvidenceJson:
         "verdict": claim.verdict,
         "reason": claim.reason,
         "parts": [
-            {
-                "title": part.part.title,
-                "labels": dict(part.part.labels),
-                "verdict": part.verdict,
-                "seeds": list(part.seeds),
-                "effects": [None if x is None else part.part.shown(x) for x in part.effects],
-                "effect": part.effect,
-                "interval": list(part.interval) if part.interval else None,
-                "e_for": part.evidence.inside,
-                "e_against": part.evidence.outside,
-                "pending": list(part.pending),
-            }
+            filled(
+                _EvidencePartJson,
+                part,
+                part.part,
+                effects=[None if x is None else part.part.shown(x) for x in part.effects],
+                e_for=part.evidence.inside,
+                e_against=part.evidence.outside,
+            )
             for part in claim.parts
         ],
     }

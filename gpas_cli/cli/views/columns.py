@@ -8,9 +8,10 @@ continue in a further block; rich would cut them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -46,6 +47,18 @@ class Columns:
     droppable: Sequence[str] = ()
     wrapped: bool = True
 
+    @classmethod
+    def of(
+        cls, rows: Sequence[Mapping[str, Cell]], right: Collection[str] | None = None, droppable: Sequence[str] = ()
+    ) -> Columns:
+        """Return a table of rows by header, without the columns that are empty in every row.
+
+        By default all columns but the first are aligned right.
+        """
+        names = [name for name in rows[0] if any(_text(row[name]) for row in rows)]
+        aligned = frozenset(names[1:] if right is None else right)
+        return cls(names, [[row[name] for name in names] for row in rows], "", aligned, droppable)
+
     @property
     def lines(self) -> int:
         """The number of lines if no cell is wrapped."""
@@ -59,7 +72,7 @@ class Columns:
     def fitting(self, room: int) -> Columns:
         """Return the table without the droppable columns for which `room` is too narrow."""
         kept = list(range(len(self.headers)))
-        widths = self._natural()
+        widths = self._natural
         for header in self.droppable:
             # The last column may be narrower than its natural width.
             over = max(0, widths[kept[-1]] - _GOOD_LAST)
@@ -73,7 +86,7 @@ class Columns:
         return replace(self, headers=[self.headers[i] for i in kept], rows=rows)
 
     def _body(self, console: Console, room: int) -> Iterator[Segment]:
-        least = self._natural()
+        least = list(self._natural)
         least[0] = min(least[0], _LEAST_FIRST)
         if self.headers[-1] not in self.right:
             least[-1] = min(least[-1], _LEAST_LAST)
@@ -88,17 +101,14 @@ class Columns:
         for row in self.rows:
             yield from self._line(console, row, widths, gap)
 
-    def _natural(self) -> list[int]:
-        """Return the natural width of each column."""
-        return list(self._natural_widths)
-
     @cached_property
-    def _natural_widths(self) -> tuple[int, ...]:
+    def _natural(self) -> tuple[int, ...]:
+        """The natural width of each column."""
         texts = ({header, *(_text(row[i]) for row in self.rows)} for i, header in enumerate(self.headers))
         return tuple(max(map(_width, column)) for column in texts)
 
     def _widths(self, room: int, gap: int) -> list[int]:
-        *others, last = self._natural()
+        *others, last = self._natural
         least_last = last if self.headers[-1] in self.right else min(last, _LEAST_LAST)
         over = sum(others) + gap * len(others) + least_last - room
         if over > 0 and others:
@@ -110,22 +120,11 @@ class Columns:
         texts = [[_text(cell)] for cell in row]
         for i in (0, -1):
             texts[i] = self._folded(console, texts[i][0], widths[i])
-        for number in range(max(len(texts[0]), len(texts[-1]))):
-            shown = ""
-            before = _PLAIN
-            for i, (cell, lines, width) in enumerate(zip(row, texts, widths, strict=True)):
-                text = lines[number] if number < len(lines) else ""
-                right = self.headers[i] in self.right
-                last = i == len(row) - 1
-                style = _style(console, cell)
-                if style is not before:  # one segment for neighbours of the same style: rich takes long for each
-                    if shown:
-                        yield Segment(shown, before)
-                    shown = ""
-                    before = style
-                shown += text if last and not right else _fit(text, width, right)
-                shown += "" if last else " " * gap
-            yield Segment(shown, before)
+        for line in zip_longest(*texts, fillvalue=""):
+            for i, (header, cell, text) in enumerate(zip(self.headers, row, line, strict=True)):
+                right, last = header in self.right, i == len(row) - 1
+                shown = text if last and not right else _fit(text, widths[i], right)
+                yield Segment(shown if last else shown + " " * gap, _style(console, cell))
             yield Segment.line()
 
     def _folded(self, console: Console, text: str, width: int) -> list[str]:

@@ -1,8 +1,9 @@
-"""Journal events as lines of text, for `gpas logs` and `gpas train`."""
+"""Journal events as lines of text, for `gpas logs` and `gpas train`, and the marks of losses and spikes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpas_cli.events import (
@@ -26,6 +27,8 @@ from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress
 from gpas_cli.words import count
 
+_BARS = "▁▂▃▄▅▆▇█"
+
 
 def line(event: Event) -> str:
     """Return an event as one line; "" for kinds that are not shown, or that this version does not know."""
@@ -37,15 +40,29 @@ def measured(update: Step | Progress) -> list[str]:
     """Return the numbers of an update as text: progress, loss, learning rate, gradient norm, speed."""
     parts = [f"{update.step}/{update.steps}" if update.steps else f"update {update.step}"]
     for value, label in ((update.loss, "loss"), (update.lr, "lr"), (update.grad_norm, "gradient")):
-        parts += [f"{label} {short(value)}"] if value is not None else []
+        parts += [f"{label} {_short(value)}"] if value is not None else []
     parts += [f"{update.tokens_per_second:,.0f} tokens/s"] if update.tokens_per_second else []
     parts += [f"MFU {update.mfu:.1%}"] if update.mfu else []
     return parts
 
 
-def short(value: float | None) -> str:
+def _short(value: float | None) -> str:
     """Return a number in four digits."""
     return str(value) if value is None else f"{value:.4g}"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Return the last `width` finite values as bars between their minimum and maximum."""
+    shown = [value for value in values if math.isfinite(value)][-width:]
+    if not shown:
+        return ""
+    low, span = min(shown), max(shown) - min(shown)
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in shown)
+
+
+def spike_mark(count: int) -> str:
+    """Return " ▲2" for two recent spikes of the loss or gradient norm, "" for none."""
+    return f" ▲{count}" if count else ""
 
 
 def _started(event: Started) -> str:
@@ -77,7 +94,7 @@ def _step(event: Step) -> str:
 
 def _spike(event: Spike) -> str:
     what = "loss" if event.of == "loss" else "gradient norm"
-    return f"spike: {what} {short(event.value)} at update {event.step}, usually {short(event.usual)}"
+    return f"spike: {what} {_short(event.value)} at update {event.step}, usually {_short(event.usual)}"
 
 
 def _evaluation(event: Evaluation) -> str:
@@ -88,7 +105,7 @@ def _evaluation(event: Evaluation) -> str:
     }
     what = next((what for what, (loss, _) in numbers.items() if loss is not None), "loss")
     loss, perplexity = numbers[what]
-    return f"update {event.step}: validation {what} {short(loss)}, perplexity {short(perplexity)}"
+    return f"update {event.step}: validation {what} {_short(loss)}, perplexity {_short(perplexity)}"
 
 
 def _network(layer: int) -> str:
@@ -96,18 +113,18 @@ def _network(layer: int) -> str:
 
 
 def _removal(event: Removal) -> str:
-    return f"{_network(event.layer)}: validation loss {short(event.loss)}"
+    return f"{_network(event.layer)}: validation loss {_short(event.loss)}"
 
 
 def _removal_score(event: RemovalScore) -> str:
-    error = f" ± {short(event.stderr)}" if event.stderr is not None else ""
+    error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
     questions = count(event.examples, "question")
-    return f"{_network(event.layer)}: {event.task} {short(event.value)}{error} ({questions})"
+    return f"{_network(event.layer)}: {event.task} {_short(event.value)}{error} ({questions})"
 
 
 def _score(event: Score) -> str:
-    error = f" ± {short(event.stderr)}" if event.stderr is not None else ""
-    return f"{event.task}: {event.metric} {short(event.value)}{error} ({count(event.examples, 'question')})"
+    error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
+    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, 'question')})"
 
 
 def _checkpoint(event: Checkpoint) -> str:
@@ -122,7 +139,7 @@ def _profile(event: Profile) -> str:
 def _outcome(event: Outcome) -> str:
     numbers = {name: value for name, value in event.metrics.items() if value is not None}
     found = main_result(numbers)
-    result = f": {found[0].words} {short(found[1])}" if found else ""
+    result = f": {found[0].words} {_short(found[1])}" if found else ""
     cause = f": {event.cause}" if event.cause else ""
     return f"{called(event.outcome, event.metrics)} at update {event.step}{result}{cause}"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from rich.table import Table
 from rich.text import Text
 
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import console, say
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import NumberJson
+from gpas_cli.documents import NumberJson, filled
 from gpas_cli.events import Score
-from gpas_cli.origin.number import Code, PublishedNumber
+from gpas_cli.origin.number import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
 from gpas_cli.report.result import TaskResult
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.notes import full_title
@@ -23,10 +23,6 @@ from gpas_cli.spec.downstream import SKIPPED, skipped_note
 from gpas_cli.state.usage import HoursJson, Spent
 from gpas_cli.statistics.stats import interval
 from gpas_cli.words import count, date_and_time, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.origin.number import NumberOrigin, SeedOrigin
-
 
 _INDENT = 16  # characters before a fact
 _LEAST_ROOM = 24  # characters of a fact in one line
@@ -103,10 +99,10 @@ def print_number(origin: NumberOrigin) -> None:
     place = origin.place
     table = place.table
     title = f"{full_title(place.row)}, {table.columns[place.column].title}"
-    console().print(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
+    say(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
     for name, text in _lines(origin):
         _print_fact(name, text)
-    console().print(_seed_rows(origin))
+    say(_seed_rows(origin))
 
 
 def _print_fact(name: str, text: str) -> None:
@@ -114,13 +110,11 @@ def _print_fact(name: str, text: str) -> None:
     room = console().width - _INDENT if console().is_terminal else len(text) + 1
     lines = textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False) or [""]
     for number, line in enumerate(lines):
-        console().print(f"  {'' if number else name:<{_INDENT - 3}} {line}", markup=False, soft_wrap=True)
+        say(f"  {'' if number else name:<{_INDENT - 3}} {line}", soft_wrap=True)
 
 
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
-    from gpas_cli.origin.number import environments
-
     yield origin.place.metric.name, _number(origin)
     if origin.place.base is not None:
         yield "from base", _difference(origin)
@@ -241,10 +235,7 @@ def hours_text(spent: Spent) -> str:
 
 def spent_json(spent: Spent) -> SpentJson:
     """Return the usage for JSON."""
-    return {
-        "trained": spent.trained.json(), "lost": spent.lost.json(), "failed": spent.failed.json(),
-        "superseded": spent.superseded.json(),
-    }  # fmt: skip
+    return filled(SpentJson, **{name: getattr(spent, name).json() for name in _PARTS})
 
 
 def number_json(origin: NumberOrigin) -> TableNumberJson:
@@ -252,44 +243,32 @@ def number_json(origin: NumberOrigin) -> TableNumberJson:
     place = origin.place
     summary, delta = place.cell.summary, place.cell.delta
     beside = origin.compared.cell.summary
-    return {
-        "grid": origin.grid,
-        "cell": place.words,
-        "row": dict(zip(place.table.spec.rows, place.row.key, strict=True)),
-        "column": {place.table.spec.columns: place.table.columns[place.column].label},
-        "metric": place.metric.name,
-        "mean": summary.mean if summary else None,
-        "std": summary.std if summary else None,
-        "n": summary.n if summary else 0,
-        "status": place.cell.status,
-        "delta": None if delta is None else {"mean": delta.mean, "n": delta.n, "p": delta.p},
-        "base": place.base.words if place.base else None,
-        "compared": {"metric": origin.compared.metric.name, "mean": beside.mean if beside else None},
-        "published": list(origin.published),
-        "seeds": [_seed_json(seed) for seed in origin.seeds],
-        "code": list(origin.codes),
-        "hours": spent_json(origin.spent),
-        "command": list(origin.command),
-        "other_cells": origin.others,
-    }  # fmt: skip
+    return filled(
+        TableNumberJson,
+        origin,
+        cell=place.words,
+        row=dict(zip(place.table.spec.rows, place.row.key, strict=True)),
+        column={place.table.spec.columns: place.table.columns[place.column].label},
+        metric=place.metric.name,
+        mean=summary.mean if summary else None,
+        std=summary.std if summary else None,
+        n=summary.n if summary else 0,
+        status=place.cell.status,
+        delta=delta and filled(_PairedJson, delta),
+        base=place.base.words if place.base else None,
+        compared={"metric": origin.compared.metric.name, "mean": beside.mean if beside else None},
+        seeds=[_seed_json(seed) for seed in origin.seeds],
+        code=origin.codes,
+        hours=spent_json(origin.spent),
+        other_cells=origin.others,
+    )
 
 
 def _seed_json(seed: SeedOrigin) -> _SeedOriginJson:
     result = seed.result
-    return {
-        "seed": seed.seed,
-        "cell": seed.entry.id,
-        "key": seed.key,
-        "state": seed.state,
-        "value": seed.value,
-        "base": seed.base,
-        "attempt": result.number if result else None,
-        "directory": result.directory if result else None,
-        "host": result.host if result else None,
-        "device": (result.gpu or result.device) if result else None,
-        "ended": result.ended if result else None,
-        "environment": dict(seed.environment),
-    }
+    number = result.number if result else None
+    device = (result.gpu or result.device) if result else None
+    return filled(_SeedOriginJson, seed, result, cell=seed.entry.id, attempt=number, device=device)
 
 
 def scores_table(scores: Sequence[Score | TaskResult]) -> Table:

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, LabelledCellJson
+from gpas_cli.documents import DocumentJson, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
@@ -122,74 +122,31 @@ class PlanJson(DocumentJson):
 
 def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | None = None) -> PlanJson:
     """Return the document of a plan. `shrunk`: what was shrunk for a smoke test."""
-    rows: list[_PlannedCellJson] = [
-        {"key": row.entry.key, "name": row.entry.name, "grid": row.entry.grid, "axes": dict(row.entry.axes),
-         "action": row.action, "detail": row.detail, "will_run": row.will_run}
-        for row in planned.rows
-    ]  # fmt: skip
-
-    guess = planned.estimate
     made: PlanJson = {
         "schema": 1,
-        "cells": rows,
+        "cells": [filled(_PlannedCellJson, row, row.entry) for row in planned.rows],
         "jobs": len(planned.jobs),
         "texts": [job.name for job in planned.texts],
         "stages": dict(planned.stages),
-        "estimate": {
-            "gpu_hours": guess.gpu_hours,
-            "core_hours": guess.core_hours,
-            "longest_hours": guess.longest_hours,
-            "wall_hours": guess.wall_hours,
-            "slots": guess.slots,
-            "tokens": guess.tokens,
-            "basis": list(guess.basis),
-        },
+        "estimate": filled(_EstimateJson, planned.estimate),
         "warnings": planned.warnings,
         "sizes": list(planned.sizes),
-        "stage_costs": [
-            {
-                "stage": one.stage,
-                "resources": plain(one.resources),
-                "jobs": one.jobs,
-                "hours": one.hours,
-                "gpu_hours": one.gpu_hours,
-                "core_hours": one.core_hours,
-            }
-            for one in planned.stage_costs
-        ],
+        "stage_costs": [filled(_StageCostJson, one, resources=plain(one.resources)) for one in planned.stage_costs],
         "cost": None if price is None else price * planned.estimate.gpu_hours,
-        "memory": [_memory_json(one) for one in planned.memory],
+        "memory": [filled(_JobMemoryJson, one, one.memory) for one in planned.memory],
         "elsewhere": [_elsewhere_json(one) for one in planned.elsewhere],
     }
     return {**made, "shrunk": shrunk} if shrunk else made
 
 
-def _memory_json(one: JobMemory) -> _JobMemoryJson:
-    memory = one.memory
-    return {
-        "size": one.size, "jobs": one.jobs, "gpu": one.gpu, "devices": one.devices, "strategy": memory.strategy,
-        "recompute": memory.recompute, "micro_batch": memory.micro_batch, "device_bytes": memory.device_bytes,
-        "weights": memory.weights, "gradients": memory.gradients, "state": memory.state, "gathered": memory.gathered,
-        "activations": memory.activations, "working": memory.working, "total": memory.total, "fits": memory.fits,
-    }  # fmt: skip
-
-
 def _elsewhere_json(cost: CostElsewhere) -> _ElsewhereJson:
-
-    mfus = [cost.machine.share(size.parameters) for size in cost.sizes]
-    return {
-        "gpus": list(cost.names),
-        "number": cost.machine.number,
-        "gpu_hours": cost.estimate.gpu_hours,
-        "longest_hours": cost.estimate.longest_hours,
-        "wall_hours": cost.estimate.wall_hours or 0.0,
-        "basis": basis([cost]),
-        "sizes": [
-            _SizeElsewhereJson(**vars(size), assumed_mfu=mfu)
-            for size, mfu in zip(cost.sizes, mfus, strict=True)
-            if size.jobs
-        ],
-    }
+    sizes = [
+        _SizeElsewhereJson(**vars(size), assumed_mfu=cost.machine.share(size.parameters))
+        for size in cost.sizes
+        if size.jobs
+    ]
+    facts = {"gpus": cost.names, "number": cost.machine.number, "wall_hours": cost.estimate.wall_hours or 0.0}
+    return filled(_ElsewhereJson, cost.estimate, basis=basis([cost]), sizes=sizes, **facts)
 
 
 def render(
@@ -202,7 +159,7 @@ def render(
     """
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
     parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
-    parts += [Text(money(planned.estimate, price))] if price is not None else []
+    parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
@@ -285,7 +242,7 @@ def _texts(planned: Plan) -> list[str]:
 def headline(planned: Plan) -> str:
     """Return the plan as one sentence."""
     actions = planned.actions
-    counts = ", ".join(f"{actions[name]} {WORDS.get(name, name)}" for name in COLOURS if actions[name])
+    counts = ", ".join(f"{actions[name]} {_WORDS.get(name, name)}" for name in _COLOURS if actions[name])
     cells = count(len(planned.rows), "cell")
     if not planned.jobs:
         return f"{cells}: {counts}; no job to start"
@@ -302,15 +259,15 @@ def _wall_time(planned: Plan) -> str:
     gpus = planned.machine
     if isinstance(gpus, NamedGpus):
         if not gpus.number:
-            return f"the longest takes {rounded_hours(guess.longest_hours)}"
-        return f"{rounded_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
+            return f"the longest takes {_rounded_hours(guess.longest_hours)}"
+        return f"{_rounded_hours(guess.wall_hours or 0)} on {gpus.number} x {gpus.name}"
     if guess.wall_hours is None:
-        longest = rounded_hours(guess.longest_hours)
+        longest = _rounded_hours(guess.longest_hours)
         return f"the longest takes {longest} once started; the scheduler decides when jobs start"
-    return f"{rounded_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
+    return f"{_rounded_hours(guess.wall_hours)} on {count(guess.slots, 'slot')} here"
 
 
-def money(guess: Estimate, price: float) -> str:
+def _money(guess: Estimate, price: float) -> str:
     """Return what the GPU-hours cost, in the currency of `price`."""
     if not guess.gpu_hours:
         return "no GPU-hours; --gpu estimates them for a GPU that this machine does not have"
@@ -322,11 +279,11 @@ def cost(guess: Estimate) -> str:
     return occupied(guess.gpu_hours, guess.core_hours)
 
 
-COLOURS = {
+_COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "invalid": "red", "new": "bold",
 }  # fmt: skip
-WORDS = {"invalid": "cannot run here"}
+_WORDS = {"invalid": "cannot run here"}
 _MOST_LISTED = 24  # cells; of more, only the number in each state is shown
 
 
@@ -335,7 +292,7 @@ def _by_size(planned: Plan) -> Columns:
     headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "total")
     rows = [
         (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
-         abbreviated(one.tokens), f"{one.jobs}", rounded_hours(one.hours) if one.jobs else "",
+         abbreviated(one.tokens), f"{one.jobs}", _rounded_hours(one.hours) if one.jobs else "",
          occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
         for one in planned.sizes
     ]  # fmt: skip
@@ -345,7 +302,7 @@ def _by_size(planned: Plan) -> Columns:
 def _by_stage(planned: Plan) -> Columns:
     """Return a table of the jobs to start, with a row for each kind of stage and what its jobs ask for."""
     rows = [
-        (one.stage, f"{one.jobs}", rounded_hours(one.hours) if one.hours else "",
+        (one.stage, f"{one.jobs}", _rounded_hours(one.hours) if one.hours else "",
          occupied(one.gpu_hours, one.core_hours) if one.hours else "", described(one.resources))
         for one in planned.stage_costs
     ]  # fmt: skip
@@ -364,7 +321,7 @@ def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
     ]  # fmt: skip
     blank = [""] * 7
     rows.append(("GPU-hours", *blank, *(_gpu_hours(cost.estimate.gpu_hours) for cost in costs)))
-    walls = (rounded_hours(cost.estimate.wall_hours or 0.0) for cost in costs)
+    walls = (_rounded_hours(cost.estimate.wall_hours or 0.0) for cost in costs)
     rows.append((f"on {count(first.machine.number, 'GPU')}", *blank, *walls))
     names = [", ".join(cost.names) for cost in costs]
     recipe = ("parameters", "cells", "batch", "updates", "tokens per cell")
@@ -374,7 +331,7 @@ def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
 
 
 def _on_gpu(size: SizeCost) -> str:
-    return f"{_gpu_hours(size.gpu_hours)} ({rounded_hours(size.hours)})"
+    return f"{_gpu_hours(size.gpu_hours)} ({_rounded_hours(size.hours)})"
 
 
 def _gpu_hours(hours: float) -> str:
@@ -401,7 +358,9 @@ def _cells_table(rows: Sequence[PlanRow]) -> Columns:
     for row in rows:
         detail = "" if row.action == "invalid" else row.detail  # `refusals` has each reason once
         notes = "; ".join(part for part in (detail, *row.entry.notes) if part)
-        shown.append((row.entry.id, row.entry.key[:8], (WORDS.get(row.action, row.action), COLOURS[row.action]), notes))
+        shown.append(
+            (row.entry.id, row.entry.key[:8], (_WORDS.get(row.action, row.action), _COLOURS[row.action]), notes)
+        )
     return Columns(("cell", "key", "action", "detail"), shown)
 
 
@@ -410,7 +369,7 @@ def _cells_summary(planned: Plan) -> Columns:
     names = planned.size_names
     groups = Counter((row.entry.grid, size_label(row.entry.cell, names), row.action) for row in planned.rows)
     shown = [
-        (grid, size, (WORDS.get(action, action), COLOURS[action]), f"{number:,}")
+        (grid, size, (_WORDS.get(action, action), _COLOURS[action]), f"{number:,}")
         for (grid, size, action), number in groups.items()
     ]
     return Columns(("grid", "size", "action", "cells"), shown, right=frozenset({"cells"}))
@@ -425,7 +384,7 @@ def _notes_of_cells(rows: Sequence[PlanRow]) -> list[str]:
     return [f"{listed(ids)}: {note}" for note, ids in about.items()]
 
 
-def rounded_hours(hours: float) -> str:
+def _rounded_hours(hours: float) -> str:
     """Return an estimated duration, at least a minute."""
     return duration(max(hours * 3600, 60.0))
 

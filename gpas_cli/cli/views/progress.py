@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
-import rich.progress
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 
-from gpas_cli.cli.console import console
+from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import line, measured
+from gpas_cli.cli.views.events import line, measured, sparkline, spike_mark
+from gpas_cli.documents import filled
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.entry import Entry
@@ -43,8 +44,6 @@ if TYPE_CHECKING:  # numpy, which `gpas status` does without
     from gpas_cli.data.prepare import Need
     from gpas_cli.data.shards import Totals
 
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 24
 _PLAIN_SECONDS = 30.0  # between two lines about progress where there is no terminal
 
 
@@ -96,7 +95,7 @@ class _PlainReporter(Reporter):
 
     def say(self, text: str) -> None:
         elapsed = stopwatch(time.monotonic() - self.began)
-        self.console.print(f"[{elapsed:>5}] {text}", markup=False)
+        self.console.print(f"[{elapsed:>5}] {text}")
 
 
 class _LiveReporter(_PlainReporter):
@@ -174,20 +173,6 @@ def result(status: StageStatus) -> str:
     return f": {status.cause or status.evidence}" if status.state != "done" else ""
 
 
-def sparkline(values: tuple[float, ...], width: int = _WIDTH) -> str:
-    """Return the last `width` finite values as bars between their minimum and maximum."""
-    shown = [value for value in values if value == value and abs(value) < float("inf")][-width:]
-    if not shown:
-        return ""
-    low, span = min(shown), max(shown) - min(shown)
-    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in shown)
-
-
-def spike_mark(count: int) -> str:
-    """Return " ▲2" for two recent spikes of the loss or gradient norm, "" for none."""
-    return f" ▲{count}" if count else ""
-
-
 _NUMBERS_SECONDS = 10.0  # between two lines of numbers where there is no terminal
 _SHOWN = (Started, Step, Outcome)  # events that the first line, the numbers and the last line show already
 
@@ -228,7 +213,7 @@ class _TrainReporter(_PlainReporter):
         if self.live is not None:
             self.live.update(view(snapshot, seen, time.monotonic() - self.began))
         elif (stepping or snapshot.starved) and self._numbers.is_over():
-            self.say(numbers(stepping[0]) if stepping else waiting(snapshot))
+            self.say(numbers(stepping[0]) if stepping else _waiting(snapshot))
 
     def _tell(self) -> None:
         """Print a line for each new event that is shown."""
@@ -252,7 +237,7 @@ def numbers(progress: Progress) -> str:
     return "  ".join([*measured(progress), *left])
 
 
-def waiting(snapshot: RunSnapshot) -> str:
+def _waiting(snapshot: RunSnapshot) -> str:
     """Return why nothing is running yet."""
     return "waiting for a slot: other jobs hold them" if snapshot.starved else "starting"
 
@@ -261,77 +246,32 @@ def view(snapshot: RunSnapshot, seen: list[Progress], elapsed: float) -> Rendera
     """Return the numbers, the losses as bars, and the elapsed time."""
     lines = [part for p in seen for part in (numbers(p), sparkline(p.losses, 60)) if part]
     return Group(
-        *(Text(line, style="cyan") for line in lines or [waiting(snapshot)]), Text(_headline(snapshot, elapsed))
+        *(Text(line, style="cyan") for line in lines or [_waiting(snapshot)]), Text(_headline(snapshot, elapsed))
     )
 
 
-class Pace:
-    """The speed of tokenising one split since the first observation and, where the total is known, the time left."""
-
-    def __init__(self, need: Need | None, totals: Totals, now: float):
-        self.need = need
-        self.began = now
-        self.first = totals
-        self.update(totals, now)
-
-    def update(self, totals: Totals, now: float) -> None:
-        """Record the totals of the split at time `now`."""
-        self.last = totals
-        self.now = now
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second since the first observation; earlier tokens do not count."""
-        return (self.last.tokens - self.first.tokens) / max(self.now - self.began, 1e-9)
-
-    @property
-    def left(self) -> float | None:
-        """Seconds left, None if unknown."""
-        if self.need is None:
-            return None
-        done = self.need.of(self.last) - self.need.of(self.first)
-        missing = max(0, self.need.amount - self.need.of(self.last))
-        return missing * (self.now - self.began) / done if done > 0 else None
-
-    def words(self) -> str:
-        """Return documents, tokens, tokens per second and the time left, as text."""
-        speed = f", {self.tokens_per_second:,.0f} tokens/s" if self.now > self.began else ""
-        left = f", {stopwatch(self.left)} left" if self.left is not None else ""
-        return f"{self.last.documents:,} documents, {self.last.tokens:,} tokens{speed}{left}"
+def pace(need: Need | None, first: Totals, now: Totals, seconds: float) -> str:
+    """Return the totals of a split as text, with the speed since `first`, `seconds` ago, and the time left if known."""
+    speed = f", {(now.tokens - first.tokens) / seconds:,.0f} tokens/s" if seconds else ""
+    left = ""
+    if need and (done := need.of(now) - need.of(first)) > 0:
+        left = f", {stopwatch(max(0, need.amount - need.of(now)) * seconds / done)} left"
+    return f"{now.documents:,} documents, {now.tokens:,} tokens{speed}{left}"
 
 
 class TokeniseView:
-    """A `Watch` for `gpas_cli.data.prepare.build`: bars if `console` is a terminal, else a line every 30 seconds."""
+    """A `Watch` for `gpas_cli.data.prepare.build`: `bars` on a terminal, else a line every 30 seconds."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, bars: Bars | None = None):
         self.console = console
-        self._paces: dict[str, Pace] = {}
-        self._bars: dict[str, rich.progress.TaskID] = {}
-        self._progress: rich.progress.Progress | None = None
+        self.bars = bars
+        self._first: dict[str, tuple[float, Totals]] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._lines = Period(_PLAIN_SECONDS, at_once=False)
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            from rich import progress
-
-            columns = (
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.TextColumn("{task.fields[words]}"),
-            )
-            self._progress = progress.Progress(*columns, console=self.console, transient=True)
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress:
-            self._progress.stop()
 
     def notice(self, message: str) -> None:
         """Print that something takes time and has no progress to show."""
-        self.console.print(message, markup=False)
+        self.console.print(message)
 
     def note(self, message: str) -> None:
         """Print a builder's message that another process holds the split; bars and lines show the others already."""
@@ -343,20 +283,27 @@ class TokeniseView:
     def watch(self, split: str, need: Need | None, totals: Totals) -> None:
         """Show the totals of a split."""
         now = time.monotonic()
-        pace = self._paces.setdefault(split, Pace(need, totals, now))
-        pace.update(totals, now)
-        if self._progress is not None:
-            self._draw(self._progress, split, pace)
-        elif self._lines.is_over():
-            self.console.print(f"{split}: {pace.words()}", markup=False)
-
-    def _draw(self, progress: rich.progress.Progress, split: str, pace: Pace) -> None:
-        if split not in self._bars:
+        began, first = self._first.setdefault(split, (now, totals))
+        words = pace(need, first, totals, now - began)
+        if self.bars is None:
+            if self._lines.is_over():
+                self.console.print(f"{split}: {words}")
+            return
+        if split not in self._tasks:
             # Without a total, the bar only shows activity.
-            total = pace.need.amount if pace.need else None
-            self._bars[split] = progress.add_task(split, total=total, words="")
-        done = pace.need.of(pace.last) if pace.need else 0
-        progress.update(self._bars[split], completed=done, words=pace.words())
+            self._tasks[split] = self.bars.add_task(split, total=need.amount if need else None, words="")
+        self.bars.update(self._tasks[split], completed=need.of(totals) if need else 0, words=words)
+
+
+@contextmanager
+def tokenise_view(console: Console) -> Iterator[TokeniseView]:
+    """Yield a view of tokenising for `console`."""
+    if not console.is_terminal:
+        yield TokeniseView(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
+    with Bars(*columns, console=console, transient=True) as bars:
+        yield TokeniseView(console, bars)
 
 
 class _SubmittedArrayJson(TypedDict):
@@ -382,13 +329,13 @@ class SubmissionReporter(Reporter):
     """A reporter for a command that submits jobs and exits: it prints only notices."""
 
     def notice(self, message: str) -> None:
-        console().print(message, markup=False)
+        say(message)
 
 
 def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     """Print what was submitted and why the rest was not."""
     for text in (*(f"submitted {batch.text}" for batch in done.batches), *done.notes):
-        console().print(text, markup=False)
+        say(text)
     parts = [f"{count(done.jobs, 'job')} submitted"]
     parts += [f"{done.followed} already queued or running"] if done.followed else []
     parts += [f"{len(done.left)} not yet submitted: the queue is full"] if done.left else []
@@ -397,16 +344,14 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     parts += [f"{done.unknown} in an unknown state (gpas status shows why)"] if done.unknown else []
     parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
     grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
-    console().print(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))
+    say(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))
 
 
 def submitted_json(done: Submitted) -> SubmittedJson:
     """Return what was submitted, for `--json`."""
-    arrays: list[_SubmittedArrayJson] = [
-        {"name": batch.name, "job": batch.job, "elements": batch.elements} for batch in done.batches
-    ]
-    return {"arrays": arrays, "jobs": done.jobs, "followed": done.followed, "left": len(done.left),
-            "failed_before": done.over, "blocked": len(done.blocked)}  # fmt: skip
+    arrays = [filled(_SubmittedArrayJson, batch) for batch in done.batches]
+    numbers = {"left": len(done.left), "failed_before": done.over, "blocked": len(done.blocked)}
+    return filled(SubmittedJson, done, arrays=arrays, **numbers)
 
 
 MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute

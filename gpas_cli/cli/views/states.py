@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, TypedDict
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.progress import spike_mark
-from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson
+from gpas_cli.cli.views.events import spike_mark
+from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
 from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
@@ -186,27 +186,22 @@ def ends(use: GridUsage) -> str:
 
 def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
-    entry, progress = state.entry, state.progress
-    return {
-        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "axes": dict(entry.axes),
-        "state": called(state.state, state.metrics), "outcome": state.outcome or None, "stage": state.stage,
-        "evidence": state.evidence,
-        "age": state.age, "cause": state.cause or None, "attempt": state.attempt,
-        "directory": str(state.directory) if state.directory else None,
+    return filled(
+        CellStatusJson,
+        state.entry,
+        state,
+        state.progress,
         **job_json(state.job),
-        "step": progress.step if progress else None, "steps": progress.steps if progress else None,
-        "spikes": progress.spikes if progress else None,
-        "metrics": dict(state.metrics),
-    }  # fmt: skip
+        state=called(state.state, state.metrics),
+        outcome=state.outcome or None,
+        cause=state.cause or None,
+    )
 
 
 def job_json(job: SchedulerJob | None) -> SlurmJobJson:
     """Return what SLURM reports about a cell's job, null where it reports nothing; `position` is out of `waiting`."""
     if job is None:
-        return {
-            "job": None, "node": None, "partition": None, "reason": None, "position": None, "waiting": None,
-            "expected_start": None,
-        }  # fmt: skip
+        return filled(SlurmJobJson, None)
     waits = job.pending
     return {
         "job": job.id, "node": job.nodes or None, "partition": job.partition or None,

@@ -18,7 +18,7 @@ import pytest
 from face import Face
 from rich.console import Console
 
-from gpas_cli.cli.views.progress import Pace, TokeniseView
+from gpas_cli.cli.views.progress import pace, tokenise_view
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import TextRequirement, requirements
@@ -224,22 +224,16 @@ def test_each_corpus_is_wanted_once_and_as_much_as_the_greediest_cell_reads() ->
     assert requirements([cells[2]]) == [TextRequirement(few, 32_000, 160)]
 
 
-def test_pace() -> None:
-    pace = Pace(Need("documents", 1000), Totals(100, 20_000), 50.0)
-    assert pace.left is None
-    pace.update(Totals(300, 60_000), 60.0)
-    assert pace.tokens_per_second == 4000
-    assert pace.left == 35.0
-    assert pace.words() == "300 documents, 60,000 tokens, 4,000 tokens/s, 0:35 left"
-    endless = Pace(None, Totals(), 0.0)
-    endless.update(Totals(10, 1000), 10.0)
-    assert endless.left is None
-    assert endless.words() == "10 documents, 1,000 tokens, 100 tokens/s"
+def test_the_pace_of_tokenising() -> None:
+    first, now = Totals(100, 20_000), Totals(300, 60_000)
+    assert pace(Need("documents", 1000), first, now, 10.0) == "300 documents, 60,000 tokens, 4,000 tokens/s, 0:35 left"
+    assert pace(Need("documents", 1000), first, first, 0.0) == "100 documents, 20,000 tokens"
+    assert pace(None, Totals(), Totals(10, 1000), 10.0) == "10 documents, 1,000 tokens, 100 tokens/s"
 
 
 def test_the_bar_on_a_terminal() -> None:
     out = StringIO()
-    with TokeniseView(Console(file=out, force_terminal=True, width=120)) as board:
+    with tokenise_view(Console(file=out, force_terminal=True, width=120)) as board:
         board.notice("training a tokenizer")
         for documents in (0, 50, 100):
             board.watch("train", Need("documents", 100), Totals(documents, 10 * documents))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -18,3 +20,5 @@ def test_numpy_is_imported_for_one_thread_unless_the_user_chose_otherwise(monkey
     with one_thread():
         assert os.environ[THREADS] == "4"
     assert os.environ[THREADS] == "4"
+    loaded = "import sys, gpas_cli.cli.commands.theory; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", loaded], check=True)

@@ -10,8 +10,8 @@ import pytest
 from attempts import make_attempt
 from rich.console import Console
 
-from gpas_cli.cli.views.events import line
-from gpas_cli.cli.views.progress import make_train_reporter, numbers, spike_mark, view
+from gpas_cli.cli.views.events import line, spike_mark
+from gpas_cli.cli.views.progress import make_train_reporter, numbers, view
 from gpas_cli.events import Spike, event_of
 from gpas_cli.schedule.summary import RunSnapshot
 from gpas_cli.state.status import Progress, StageStatus

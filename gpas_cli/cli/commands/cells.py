@@ -1,0 +1,315 @@
+"""`gpas cancel`, `retry`, `rerun` and `forget`: stop cells, run them again, or retire their results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, TypedDict
+
+import typer
+
+from gpas_cli.cli.commands.run import run_entries
+from gpas_cli.cli.console import confirm, print_json, say, warn
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
+from gpas_cli.cli.running import RETRIED, DryRun, RunOptions, finish, with_run_options
+from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
+from gpas_cli.cli.views.progress import result
+from gpas_cli.cli.views.states import evidence, once
+from gpas_cli.documents import CellNameJson, DocumentJson, StateJson, filled
+from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.variant import with_resources
+from gpas_cli.plan.texts import awaited
+from gpas_cli.schedule.scheduler import cancel as request
+from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.spec.stage import main_result
+from gpas_cli.state.claim_set import run_again, run_no_more
+from gpas_cli.state.cleanup import forget as retire
+from gpas_cli.state.cleanup import restore
+from gpas_cli.state.observe import look, observe, statuses
+from gpas_cli.state.status import ALIVE, RESULTS, CellStatus
+from gpas_cli.store.history import note
+from gpas_cli.store.refresh import ingest, results_of
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.words import count, listed
+
+_ASK_ABOVE = 3  # cells
+
+
+class _CancelledCellJson(CellNameJson):
+    """What was done about one cell."""
+
+    state: StateJson
+    asked: Annotated[bool, "whether its job will be stopped or dropped"]
+    what: str
+
+
+class CancelledJson(DocumentJson):
+    """`gpas cancel --json`: the cells that were queued or running."""
+
+    cells: list[_CancelledCellJson]
+
+
+def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Cancel queued and running cells, or all cells of a grid.
+
+    A running job saves a checkpoint first; `gpas retry` resumes from it. Asks for confirmation before it cancels more
+    than three cells.
+
+    A cell that experiments.yaml no longer declares is named by the start of its key.
+
+    Example: [bold]gpas cancel pre-gpas-s1[/bold]
+
+    Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
+    """
+    states = look(project().runs, chosen_cells(words, where))
+    alive = [state for state in once(states) if state.state in ALIVE]
+    if not alive:
+        raise GpasError(f"nothing was cancelled: {_why_not(states)}")
+    if len(alive) > _ASK_ABOVE:
+        confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
+    texts = [text for text in awaited(project().runs, states) if text.status.state in ALIVE]
+    results = request(project().runs, alive)
+    note(project().runs, "cancel", [one.state.entry.id for one in results if one.asked])
+    for one in results:
+        say(f"{one.state.entry.id}: {one.what}")
+    for name, job in ((text.name, text.status.job) for text in texts):
+        if job:
+            say(f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it")
+    if as_json:
+        cells = [filled(_CancelledCellJson, one, one.state.entry, state=one.state.state) for one in results]
+        print_json(CancelledJson(schema=1, cells=cells))
+    if not all(one.asked for one in results):
+        raise typer.Exit(Exit.INCOMPLETE)
+
+
+def _why_not(states: Sequence[CellStatus]) -> str:
+    """Return why there is nothing to cancel: the state of each cell if there are few, else counts."""
+    if len(states) > _ASK_ABOVE:
+        return f"no cell is running or queued ({_counts(states)})"
+    return ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+
+
+def _counts(states: Sequence[CellStatus]) -> str:
+    return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
+
+
+_NAMED = 20  # cells whose results are printed before the confirmation
+
+
+@with_run_options
+def retry(
+    cells: CellsOrGrids = None,
+    where: Where = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Resources of these jobs: resources.mem=64G; repeatable."),
+    ] = None,
+    dry_run: DryRun = False,
+    *,
+    options: RunOptions,
+) -> None:
+    """Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.
+
+    By default every failed or cancelled cell. Cells blocked by these failures are run too.
+
+    Example: [bold]gpas retry pre-gpas-s1[/bold]
+
+    Example: [bold]gpas retry pre-gpas-s1 --set resources.mem=64G[/bold]
+    """
+    asked = cells_or_grids(cells, where)
+    states = look(project().runs, asked)
+    chosen = [state.entry for state in states if state.state in RETRIED]
+    if not chosen and cells:
+        states_text = listed([f"{state.entry.id} is {state.state}" for state in states], 4)
+        ended = any(state.state in RESULTS for state in states)
+        more = "`gpas rerun` trains one with a result again" if ended else "`gpas run grid` runs what is missing"
+        raise GpasError(f"nothing to retry: {states_text}; {more}")
+    if not chosen:
+        say("No cell failed or was cancelled.")
+        finish(RunSummary())
+    chosen = with_resources(chosen, settings or [])
+    if cells:
+        chosen += _waiting_for(chosen, asked)
+    run_entries(chosen, options, dry_run=dry_run, retry=RETRIED, how=", ".join(settings or []))
+
+
+def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
+    """Return the cells of any grid, other than `asked`, that are blocked by a failed stage of `chosen`."""
+    known = {entry.id for entry in asked}
+    others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]
+    failed = {stage.key for entry in chosen for stage in entry.cell.stages}
+    seen = statuses(project().runs, others)
+    return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]
+
+
+@with_run_options
+def rerun(
+    words: CellsOrGrids = None,
+    where: Where = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Withdraw the request and keep the earlier result.")] = False,
+    dry_run: DryRun = False,
+    *,
+    options: RunOptions,
+) -> None:
+    """Run cells that have a result again, as a new attempt.
+
+    Training starts at the first update. Nothing is erased: tables show the old number until the new attempt has a
+    result, and `gpas why` shows both.
+
+    If this command is killed, the request remains and `gpas run grid` runs these cells.
+
+    Example: [bold]gpas rerun pre-gpas-s1[/bold]
+
+    Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
+    """
+    states = look(project().runs, chosen_cells(words, where))
+    if undo:
+        _undo([state.entry for state in states])
+        finish(RunSummary())
+    chosen = [state for state in states if state.state in RESULTS]
+    if not chosen:
+        states_text = listed([f"{state.entry.id} is {state.state}" for state in states], _NAMED)
+        raise GpasError(f"no result to replace: {states_text}; `gpas run grid` runs cells without one")
+    _print_results(chosen)
+    if len(states) > len(chosen):
+        say(f"{count(len(states) - len(chosen), 'other cell')} without a result: not run again")
+    if dry_run:
+        say(f"{count(len(chosen), 'cell')} would run again")
+        finish(RunSummary())
+    confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
+    run_again(project().runs, _keys([state.entry for state in chosen]))
+    note(project().runs, "rerun", [state.entry.id for state in chosen])
+    run_entries([state.entry for state in chosen], options)
+
+
+def _keys(entries: Sequence[Entry]) -> list[str]:
+    """Return the keys of all stages."""
+    return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
+
+
+def _print_results(states: Sequence[CellStatus]) -> None:
+
+    for state in states[:_NAMED]:
+        found = main_result(state.metrics)
+        number = f"{found[0].words} {found[0].shown(found[1])}" if found else state.state
+        say(f"{state.entry.id}: {number} in attempt {state.attempt}, {evidence(state)}")
+    if len(states) > _NAMED:
+        say(f"and {count(len(states) - _NAMED, 'more cell')}")
+
+
+def _undo(entries: Sequence[Entry]) -> None:
+
+    withdrawn = run_no_more(project().runs, _keys(entries))
+    if not withdrawn:
+        raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
+    kept = [entry.id for entry in entries if any(stage.key in withdrawn for stage in entry.cell.stages)]
+    note(project().runs, "undo rerun", kept)
+    for name in kept:
+        say(f"{name}: keeps its earlier result")
+
+
+_NAMED = 20
+
+
+class _ForgottenStageJson(TypedDict):
+    """A stage whose attempts were forgotten, or restored."""
+
+    key: str
+    directories: Annotated[list[str], "the folders of its attempts, under their new names"]
+
+
+class ForgottenJson(DocumentJson):
+    """`gpas forget --json`."""
+
+    stages: list[_ForgottenStageJson]
+
+
+def forget(
+    words: CellsOrGrids = None,
+    where: Where = None,
+    stage: Annotated[
+        str, typer.Option("--stage", help="The stage to forget, with all that build on it; by default the last one.")
+    ] = "",
+    why: Annotated[str, typer.Option("--why", help="The reason, which is kept with the result.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Restore forgotten results.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Retire results: tables no longer show them, `gpas run` runs these cells anew. Nothing is erased.
+
+    All attempts of the stage are set aside in the run directory, so that nothing resumes from them. Stages that build
+    on a forgotten one are forgotten too, in every cell that shares it.
+
+    Example: [bold]gpas forget pre-gpas-s1 --why "wrong tokenizer"[/bold]
+
+    Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
+    """
+    chosen = chosen_cells(words, where)
+    named = {_key(entry, stage): entry.id for entry in chosen}
+    folders = _restore(named) if undo else _forget(named, why, yes)
+    note(project().runs, "restore" if undo else "forget", [named.get(key, key) for key in folders], why)
+    for key, attempts in folders.items():
+        done = "restored" if undo else "forgotten"
+        say(f"{named.get(key, key)}: {done} ({count(len(attempts), 'attempt')})")
+    if as_json:
+        stages: list[_ForgottenStageJson] = [
+            {"key": key, "directories": [str(attempt.path) for attempt in attempts]}
+            for key, attempts in folders.items()
+        ]
+        print_json(ForgottenJson(schema=1, stages=stages))
+
+
+def _key(entry: Entry, kind: str) -> str:
+    """Return the key of the entry's stage of this kind, by default the last one."""
+    kinds = {stage.kind: stage.key for stage in entry.cell.stages}
+    if kind and kind not in kinds:
+        raise GpasError(f"{entry.id} has no stage '{kind}'; {nearest(kind, kinds)}")
+    return kinds[kind] if kind else entry.cell.key
+
+
+def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[AttemptDir]]:
+    from gpas_cli.store.rundir import attempts
+
+    runs = project().runs
+    tried = [key for key in named if attempts(runs, key)]
+    if not tried:
+        raise GpasError(f"nothing to forget: {listed(list(named.values()), _NAMED)} has no attempt")
+    stages = _with_dependents(tried)
+    others = {other for built_on in stages.values() for other in built_on if attempts(runs, other)}
+    for key in tried[:_NAMED]:
+        say(f"{named[key]}: {_result(key)}")
+    build = f"build{'s' if len(others) == 1 else ''} on {'it' if len(tried) == 1 else 'them'}"
+    shared = f", and {count(len(others), 'stage')} that {build}" if others else ""
+    confirm(f"Forget {count(len(tried), 'result')}{shared}?", yes)
+    done = retire(runs, stages, why)
+    _ingest()
+    return done
+
+
+def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
+
+    done = restore(project().runs, named)
+    if not done:
+        raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
+    _ingest()
+    return done
+
+
+def _with_dependents(keys: Sequence[str]) -> dict[str, list[str]]:
+    """Return the keys of the stages that build on each stage."""
+    from gpas_cli.origin.provenance import dependents
+
+    with results_of(project()) as (engine, _):
+        return dependents(engine, keys)
+
+
+def _result(key: str) -> str:
+
+    status = observe(project().runs, key)
+    return f"{status.state}{result(status)}"
+
+
+def _ingest() -> None:
+
+    warn(ingest(project()))
