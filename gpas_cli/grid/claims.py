@@ -254,7 +254,7 @@ def _feature(part: Part) -> Feature:
     if isinstance(part.value, str):
         return Feature(metric=part.value)
     parts = children(part.node)
-    if parts and ("curve" not in parts or "metric" in parts):
+    if isinstance(part.value, dict) and ("curve" not in parts or "metric" in parts):
         part.report("needs 'curve', a name as in `gpas figure --what`; a metric is written as a word")
     layers = parts.get("layers")
     if layers is not None and not isinstance(layers.value, tuple):

@@ -104,6 +104,7 @@ MISTAKES = {
     "values with a base": ({"compare": "value", "expect": "{above: 1}"}, "14:14", "compares values, without 'against'"),
     "unknown test": ({"test": "each-rnu"}, "14:11", "unknown word 'each-rnu'; did you mean 'each-run'?"),
     "curve without a name": ({"value": "{take: max}"}, "14:12", "needs 'curve', a name as in `gpas figure --what`"),
+    "value without a setting": ({"value": "{}"}, "14:12", "needs 'curve', a name as in `gpas figure --what`"),
     "unknown feature": ({"value": "{curve: gate, take: maxi}"}, "14:32", "unknown value 'maxi'; did you mean 'max'?"),
     "unknown layers": ({"value": "{curve: gate, layers: deep}"}, "14:34", "'deep'; did you mean 'deeper'?"),
     "layer 0": ({"value": "{curve: gate, layers: 0}"}, "14:34", "0 is too small; at least 1"),
