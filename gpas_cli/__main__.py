@@ -11,8 +11,8 @@ from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import advise
 from gpas_cli.words import printable
 
-EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
-EXIT_SIGPIPE = 141  # and one that wrote to a closed pipe
+_EXIT_SIGINT = 130  # as shells report a process that Ctrl-C ended
+_EXIT_SIGPIPE = 141  # and one that wrote to a closed pipe
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
                 sys.stdout.flush()  # here a closed pipe is an exception; at exit it would be a message
     except KeyboardInterrupt:  # during the imports; later each command handles Ctrl-C
         print("Aborted.", file=sys.stderr)
-        sys.exit(EXIT_SIGINT)
+        sys.exit(_EXIT_SIGINT)
     except GpasError as error:
         print(printable(f"gpas: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)
@@ -57,7 +57,7 @@ def main() -> None:
 def _end_of_pipe() -> NoReturn:
     """Exit without a message: the reader (`head`, a pager) has closed the pipe, and nothing may be flushed again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(EXIT_SIGPIPE)
+    sys.exit(_EXIT_SIGPIPE)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-KEPT_CHECKPOINTS = 2
+_KEPT_CHECKPOINTS = 2
 SUPERSEDED, FINISHED, FAILED = RULES = ("superseded", "finished", "failed")  # of `gpas gc`, see `state.pruning`
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
@@ -42,7 +42,7 @@ def short_name(checkpoint: Path) -> str:
 
 def outdated(folder: Path) -> list[Path]:
     """Return the checkpoints that may be deleted: all but the newest KEPT_CHECKPOINTS."""
-    return [path for path in newest_first([folder]) if not path.suffix][KEPT_CHECKPOINTS:]
+    return [path for path in newest_first([folder]) if not path.suffix][_KEPT_CHECKPOINTS:]
 
 
 def _inside(folder: Path) -> list[Path]:

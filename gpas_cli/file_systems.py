@@ -9,7 +9,7 @@ LOCAL = frozenset(
     ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "apfs", "hfs"]
 )
 # Those that other hosts may have mounted too.
-NETWORK = frozenset(
+_NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.glusterfs",
      "panfs", "afs", "9p", "fuse.sshfs"]
 )  # fmt: skip
@@ -31,4 +31,4 @@ def type_of(path: Path) -> str:
 def network_type(path: Path) -> str:
     """Return the type of the file system that `path` is on if other hosts may share it, such as "nfs4"; else ""."""
     kind = type_of(path)
-    return kind if kind in NETWORK else ""
+    return kind if kind in _NETWORK else ""

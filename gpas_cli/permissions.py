@@ -8,12 +8,12 @@ import pwd
 import stat
 from pathlib import Path
 
-SHARING = (
+_SHARING = (
     "to share a project, give all its users one group: `chgrp -R GROUP DIR; chmod -R g+rwX DIR; "
     "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002` and runs `gpas trust DIR`"
 )
 # What to do where nothing can be written.
-REMEDIES = {
+_REMEDIES = {
     errno.ENOSPC: "free space on that file system; `gpas gc` shows what can be deleted",
     errno.EDQUOT: "the disk quota is used up; `gpas gc` shows what can be deleted",
     errno.EROFS: "GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB name folders elsewhere for runs, cache and database",
@@ -45,7 +45,7 @@ def advise(error: Exception) -> str:
     """
     message = explain(error)
     explained = isinstance(error, PermissionError) and message != _plain(error)
-    remedy = SHARING if explained else REMEDIES.get(getattr(error, "errno", None) or 0, "")
+    remedy = _SHARING if explained else _REMEDIES.get(getattr(error, "errno", None) or 0, "")
     return f"{message}; {remedy}" if remedy else message
 
 

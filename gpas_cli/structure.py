@@ -21,8 +21,7 @@ from gpas_cli.errors import StoreError
 _SHOWN_CHARACTERS = 60  # of a value that an error message quotes
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
 
-T = TypeVar("T")
-R = TypeVar("R", bound="Record")
+_R = TypeVar("_R", bound="Record")
 _Convert = Callable[[Any, str], Any]
 
 
@@ -54,13 +53,13 @@ class _Field:
     kept: frozenset[type]  # values of these types are right as they are
 
 
-def from_mapping(cls: type[R], values: Mapping[str, Any], where: Path | str, *, ignored: Set[str] = frozenset()) -> R:
+def from_mapping(cls: type[_R], values: Mapping[str, Any], where: Path | str, *, ignored: Set[str] = frozenset()) -> _R:
     """Return the record in `values`, which come from the file `where`. Values with the names `ignored` are not kept.
 
     Raises StoreError, with the names of the file and the field, if a field is missing or has the wrong type.
     """
     try:
-        made: R = _build(cls, values, "", ignored)
+        made: _R = _build(cls, values, "", ignored)
         return made
     except _Mismatch as mismatch:
         raise StoreError(f"{where}: {mismatch}") from None

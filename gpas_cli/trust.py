@@ -32,7 +32,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
 from gpas_cli.permissions import user_name
 
-TRUSTED_VARIABLE = "GPAS_TRUSTED"
+_TRUSTED_VARIABLE = "GPAS_TRUSTED"
 _ROOT_ID = 0
 
 
@@ -114,7 +114,7 @@ def _private(number: int) -> bool:
 
 def trusted_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the folders of GPAS_TRUSTED and of the user's list, unless another user can write to the list."""
-    named = [Path(path) for path in environ.get(TRUSTED_VARIABLE, "").split(os.pathsep) if path]
+    named = [Path(path) for path in environ.get(_TRUSTED_VARIABLE, "").split(os.pathsep) if path]
     return tuple(folder.expanduser().resolve() for folder in (*named, *listed(environ)))
 
 

@@ -18,7 +18,7 @@ from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_T
 from gpas_cli.events import silent
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.variant import TinyText, shrunk_mapping
+from gpas_cli.grid.variant import TinyText, _shrunk_mapping
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tiny(cell: Cell, catalogue: Catalogue) -> Cell:
     """Return the cell with few updates of few rows, and with its size, vocabulary and start if the network is small."""
-    values = shrunk_mapping(cell, TEXT) | dict.fromkeys(["seed", *(stage.kind.name for stage in cell.later)])
+    values = _shrunk_mapping(cell, TEXT) | dict.fromkeys(["seed", *(stage.kind.name for stage in cell.later)])
     values["seed"] = 1
     if cell.model.size.hidden <= NARROW and not cell.objective.reserved:
         values |= {"size": cell.to_mapping()["size"], "init": cell.to_mapping()["init"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpas_cli.permissions import SHARING, advise, explain
+from gpas_cli.permissions import _SHARING, advise, explain
 from gpas_cli.state import locks
 from gpas_cli.state.observe import observe
 
@@ -51,7 +51,7 @@ def test_a_file_of_another_user_is_named_with_its_owner_and_a_remedy(runs: Path)
     assert said.startswith(f"no permission for {lock} as ")
     assert owner in said
     assert "-r--r--r--" in said
-    assert said.endswith(SHARING)
+    assert said.endswith(_SHARING)
 
 
 def test_the_folder_in_the_way_is_named(runs: Path) -> None:

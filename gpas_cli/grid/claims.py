@@ -15,16 +15,16 @@ from gpas_cli.grid.readers import Entries, Part
 from gpas_cli.grid.settings import children, label, name_fault
 from gpas_cli.grid.validate import labels_of
 
-OUTER_KEYS = ("statement", "source", "parts", "toy")
-COMPARISON_KEYS = (
+_OUTER_KEYS = ("statement", "source", "parts", "toy")
+_COMPARISON_KEYS = (
     *("grids", "subject", "against", "value", "compare", "expect", "by", "over", "best", "across", "test"),
     *("published", "printed"),
 )
 KINDS = ("difference", "ratio", "value")
-TESTS = (PAIRED_T, EACH_RUN)
+_TESTS = (PAIRED_T, EACH_RUN)
 # Words for `expect` by kind of comparison: which side of the neutral number the effect is on.
-SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
-BOUNDS = ("below", "above", "between")
+_SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
+_BOUNDS = ("below", "above", "between")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_claims(part: Part, names: Collection[str] | None, grids: Mapping[str, G
 def _read_claim(name: str, part: Part, context: _Context) -> tuple[Claim, ...]:
     if fault := name_fault(name):
         part.report(fault.replace("a grid's", "a claim's"), part.key)
-    parts = part.entries((*OUTER_KEYS, *COMPARISON_KEYS))
+    parts = part.entries((*_OUTER_KEYS, *_COMPARISON_KEYS))
     if "statement" not in parts and isinstance(part.value, dict):
         part.report("needs 'statement': what is claimed, in a sentence", part.key)
     statement = parts["statement"].sentence()
@@ -76,7 +76,7 @@ def _read_toy(part: Part, own: Entries, listed: list[Entries], context: _Context
 
     The comparisons are the claim's with the settings of `toy`, or the parts of `toy`.
     """
-    parts = part.entries(("statement", "parts", *COMPARISON_KEYS))
+    parts = part.entries(("statement", "parts", *_COMPARISON_KEYS))
     settings = _comparison(parts)
     if toys := _read_parts(parts["parts"]):
         layers = [[own, settings, each] for each in toys]
@@ -88,13 +88,13 @@ def _read_toy(part: Part, own: Entries, listed: list[Entries], context: _Context
 def _comparison(parts: Entries) -> Entries:
     """Return the settings of comparisons among the entries of a claim."""
     found = Entries(parts.part)
-    found.update({key: part for key, part in parts.items() if key in COMPARISON_KEYS})
+    found.update({key: part for key, part in parts.items() if key in _COMPARISON_KEYS})
     return found
 
 
 def _read_parts(part: Part) -> list[Entries]:
     listed = (replace(item, path=(*part.path, place)) for place, item in enumerate(part.items(), 1))
-    return [item.entries(("says", *COMPARISON_KEYS)) for item in listed]
+    return [item.entries(("says", *_COMPARISON_KEYS)) for item in listed]
 
 
 def _read_source(part: Part) -> Source:
@@ -145,7 +145,7 @@ class _Reader:
             over=_checked_axis(parts["over"], parts["over"].text("seed"), labels),
             best=_checked_axis(parts["best"], parts["best"].text(), labels),
             across=_across(parts["across"], labels),
-            test=_choice(parts["test"], TESTS, PAIRED_T),
+            test=_choice(parts["test"], _TESTS, PAIRED_T),
             published=parts["published"].text_mapping(),
             printed=_number(parts["printed"]) if "printed" in parts else None,
             mark=self.mark,
@@ -218,8 +218,8 @@ def _bounds(part: Part, compare: str) -> tuple[float, float]:
     if isinstance(part.value, str):
         if part.value not in words:
             part.report(f"unknown word '{part.value}'; {nearest(part.value, words)}")
-        return (-math.inf, neutral) if SIDES.get(part.value, 1) < 0 else (neutral, math.inf)
-    parts = part.entries(BOUNDS)
+        return (-math.inf, neutral) if _SIDES.get(part.value, 1) < 0 else (neutral, math.inf)
+    parts = part.entries(_BOUNDS)
     if isinstance(part.value, dict) and len(parts) != 1:
         part.report("needs one of below, above and between")
         return -math.inf, math.inf

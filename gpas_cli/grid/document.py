@@ -21,10 +21,10 @@ import yaml
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.spec.parse import control_character
 
-Scalar = str | int | float | bool | None
+_Scalar = str | int | float | bool | None
 Label = str | int | float | bool
 
-_CONSTANTS: dict[str, Scalar] = {
+_CONSTANTS: dict[str, _Scalar] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -40,7 +40,7 @@ _MAX_DIGITS = 40
 WORDS_FOR_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-def resolve(text: str) -> Scalar:
+def resolve(text: str) -> _Scalar:
     """Return the value of an unquoted scalar. Raises ValueError for an integer of more than 40 digits."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
@@ -58,7 +58,7 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-def spelled(value: Scalar) -> str:
+def spelled(value: _Scalar) -> str:
     """Return a value as it is written in a file: `none`, `true`, `0.001`, `pre`."""
     if value is None:
         return "none"
@@ -104,7 +104,7 @@ class Node:
     nodes of the tree below, with every alias expanded.
     """
 
-    value: Scalar | tuple[Node, ...] | dict[str, Node]
+    value: _Scalar | tuple[Node, ...] | dict[str, Node]
     mark: Mark
     key: Mark | None = None
     depth: int = 1
@@ -273,7 +273,7 @@ class _Composer:
             return _sequence(tuple(self.items()), mark)
         return mapping(self.pairs(), mark)
 
-    def scalar(self, event: Any, mark: Mark) -> Scalar:
+    def scalar(self, event: Any, mark: Mark) -> _Scalar:
         if character := control_character(event.value, allowed="\n\t"):
             raise _invalid(mark, f"has the control character {character}; write plain text")
         is_quoted = not event.implicit[0]

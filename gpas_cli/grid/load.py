@@ -29,7 +29,7 @@ from gpas_cli.trust import suspicion
 _PLUGINS = ("plugins",)
 _Added = TypeVar("_Added", type[Scheme], StageKind)
 _T = TypeVar("_T")
-TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
+_TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
 _VERSION = 1
 Check = Callable[[Experiments], Iterable[Problem]]
 
@@ -52,7 +52,7 @@ def interpret(
 ) -> Experiments:
     """Return the experiments declared by the root of a document."""
     problems: list[Problem] = []
-    parts = root_of(root, problems).entries(TOP_LEVEL_KEYS)
+    parts = root_of(root, problems).entries(_TOP_LEVEL_KEYS)
     _check_version(parts["version"], root)
     plugins = _known_plugins(parts["plugins"] if run_plugins else None, path)
     unloaded = any(problem.path == _PLUGINS for problem in problems)

@@ -30,7 +30,7 @@ from gpas_cli.spec.stage import PRETRAIN
 
 UNKNOWN_STAGE = "unknown stage"  # how the message about a stage that no plugin defines begins
 _BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
-GRID_KEYS = ("base", "axes", "when", "exclude", "override", "include", "stages", *_BESIDE_CELLS)
+_GRID_KEYS = ("base", "axes", "when", "exclude", "override", "include", "stages", *_BESIDE_CELLS)
 # Default labels: every cell has these, so that tables and conditions can use them.
 _DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 
@@ -48,12 +48,12 @@ def read_grid(part: Part, stages: Sequence[str]) -> Grid | None:
     before = len(part.problems)
     if message := name_fault(name):
         beside.report(message, part.key)
-    others = beside.entries(GRID_KEYS)
+    others = beside.entries(_GRID_KEYS)
     # A key that is not known may be a misspelt part of the cells.
-    if any(not get_close_matches(key, _BESIDE_CELLS) for key in children(part.node) if key not in GRID_KEYS):
+    if any(not get_close_matches(key, _BESIDE_CELLS) for key in children(part.node) if key not in _GRID_KEYS):
         part.problems.extend(aside)
         aside.clear()
-    parts = {key: replace(others[key], problems=part.problems) for key in GRID_KEYS}
+    parts = {key: replace(others[key], problems=part.problems) for key in _GRID_KEYS}
     base = _read_base(parts["base"], parts["stages"], stages)
     axes = _read_axes(parts["axes"], stages)
     labels = known_labels(base, axes)
@@ -317,7 +317,7 @@ def _read_table(part: Part, title: str) -> TableSpec | None:
     return table if len(part.problems) == before else None
 
 
-RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
+_RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range
 _MAX_VALUES = 10_000  # of one axis
 _SIGNIFICANT_DIGITS = 6
 _SPACE = re.compile(r"(?:np\.)?(log|geom|lin)space\((.+?),(.+?),\s*(?:num=)?(\d+)\s*\)")
@@ -326,18 +326,18 @@ _CALL = re.compile(r"range\(\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?(?:,\s*(-?\d+)\s*)?\
 
 def _is_range(part: Part) -> bool:
     """Return whether the part is a rule for values rather than a value."""
-    return isinstance(part.value, dict) and not RULES.keys().isdisjoint(part.value)
+    return isinstance(part.value, dict) and not _RULES.keys().isdisjoint(part.value)
 
 
 def _values_of(part: Part) -> list[Part]:
     """Return the values of a rule, each at the rule's position; none after reporting its problems."""
     entries = part.entries()
-    kind = next(name for name in RULES if name in entries)
+    kind = next(name for name in _RULES if name in entries)
     for name, child in entries.items():
-        if name not in (kind, RULES[kind]):
-            part.report(f"unknown key '{name}'; {nearest(name, (kind, RULES[kind]))}", child.key)
+        if name not in (kind, _RULES[kind]):
+            part.report(f"unknown key '{name}'; {nearest(name, (kind, _RULES[kind]))}", child.key)
             return []
-    made = _values(kind, entries[kind].value, entries[RULES[kind]].value)
+    made = _values(kind, entries[kind].value, entries[_RULES[kind]].value)
     if isinstance(made, str):
         part.report(made)
         return []
@@ -367,7 +367,7 @@ def _values(kind: str, listed: object, second: object) -> list[int] | list[float
     if len(ends) != 2 or not all(map(_is_number, ends)):
         return f"write {kind}: [first, last]"
     if second is not None and (not isinstance(second, int) or isinstance(second, bool)):
-        return f"{RULES[kind]}: {second!r} is not a whole number"
+        return f"{_RULES[kind]}: {second!r} is not a whole number"
     if kind == "range":
         return _whole(ends, 1 if second is None else second)
     if second is None or not 2 <= second <= _MAX_VALUES:

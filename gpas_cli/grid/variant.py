@@ -154,7 +154,7 @@ def _declared(experiments: Experiments) -> dict[str, Entry]:
     return found
 
 
-UPDATES = 2
+_UPDATES = 2
 _BATCH_ROWS = 4
 _ROW_TOKENS = 16
 _EVAL_TOKENS = 256
@@ -219,7 +219,7 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetti
 
 def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[Problem]) -> Entry | None:
     found: list[Problem] = []
-    cell = parse_cell(shrunk_mapping(entry.cell, text), found, catalogue)
+    cell = parse_cell(_shrunk_mapping(entry.cell, text), found, catalogue)
     problems.extend(replace(problem, where=f"{entry.id}, shrunk") for problem in found)
     if cell is None:
         return None
@@ -234,7 +234,7 @@ def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[P
     )
 
 
-def shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
+def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     """Return the settings of a cell's tiny form, for `parse_cell`."""
     values = cell.to_mapping()
     tiny = {
@@ -290,13 +290,13 @@ def _optim(cell: Cell) -> dict[str, Any]:
 
 
 def _updates(cell: Cell) -> int:
-    """Return how many updates a cell trains for: `UPDATES`, or as many as its stages and its schedule need."""
+    """Return how many updates a cell trains for: `_UPDATES`, or as many as its stages and its schedule need."""
     stages = len(cell.depth.sizes())
     shortest = stages * (stages + 1) // 2 if cell.depth.lengths == "proportional" else stages
     needed = 2 * shortest if cell.depth.full_steps else shortest
     flat = 1 + min(1, cell.optim.warmup)
     decays = isinstance(cell.optim.decay_of_rate, WarmupStableDecay)
-    return max(UPDATES, needed, flat + 1 if decays else 0)
+    return max(_UPDATES, needed, flat + 1 if decays else 0)
 
 
 def _depth(depth: Depth) -> dict[str, Any]:

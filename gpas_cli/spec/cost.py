@@ -51,7 +51,7 @@ class CellParts(Protocol):
 
 # CUDA's name of the device -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without
 # tensor cores (NVIDIA's data sheets, without sparsity). The first match counts, so longer names come first.
-PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
+_PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
     "B200": (2250.0, 1125.0, 80.0),
     "GH200": (989.5, 494.7, 67.0),
     "H200": (989.5, 494.7, 67.0),
@@ -124,7 +124,7 @@ def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
     device whose name they contain.
     """
     words = f" {gpu} ".replace("-", " ")
-    found = next((peaks for name, peaks in PEAK_TFLOPS.items() if f" {name} " in words), None)
+    found = next((peaks for name, peaks in _PEAK_TFLOPS.items() if f" {name} " in words), None)
     if found is None or any(lesser in words for lesser in (" MIG ", " Laptop ", " D ")):
         return None
     bf16, tensor, plain = found
@@ -224,7 +224,7 @@ def _layer_bytes(model: Model, precision: str, layer: int) -> int:
     return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * model.size.heads
 
 
-def update_bytes(
+def _update_bytes(
     cell: CellParts, rows: int, *, strategy: str = "none", recompute: bool = False, logits: int = GPU_LOGITS
 ) -> int:
     """Return the bytes of an update of `rows` rows at once, `logits` logits at once, besides weights, gradients and
@@ -313,7 +313,7 @@ def fitting_rows(
     """Return how many rows at once, at least 1 and at most `most`, leave an update within `free` bytes."""
 
     def needed(rows: int) -> int:
-        return update_bytes(cell, rows, strategy=strategy, recompute=recompute, logits=logits)
+        return _update_bytes(cell, rows, strategy=strategy, recompute=recompute, logits=logits)
 
     return max(1, bisect.bisect_right(range(1, most + 1), free, key=needed))
 

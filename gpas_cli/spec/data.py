@@ -8,7 +8,7 @@ from typing import Any
 
 from gpas_cli.spec.parse import setting
 
-CORPUS_SOURCES = ("stdlib", "files", "hf", "c4")
+_CORPUS_SOURCES = ("stdlib", "files", "hf", "c4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Data:
     length: tokens per row. eval_tokens: predicted validation tokens per evaluation, at most.
     """
 
-    source: str = setting("c4", choices=CORPUS_SOURCES)
+    source: str = setting("c4", choices=_CORPUS_SOURCES)
     path: str = setting("")
     text_field: str = setting("text")
     tokenizer: str = setting("t5")

@@ -200,7 +200,7 @@ def limit_of(depth: Depth, layers: int, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class ResolvedDepth:
+class _ResolvedDepth:
     """The canonical spelling of a section, without `average` and `work_of`, and what it decides about the recipe.
 
     steps: the number of updates; with `work_of`, as many as cost the same work. last_stage: the updates of the last
@@ -212,12 +212,12 @@ class ResolvedDepth:
     last_stage: int | None = None
 
 
-def resolved(depth: Depth, layers: int, steps: int) -> ResolvedDepth:
+def resolved(depth: Depth, layers: int, steps: int) -> _ResolvedDepth:
     """Return the canonical spelling of a valid section of a network that would train for `steps` updates."""
     if depth.work_of:
         share = _stage_average(depth, steps) / layers
         last = stage_updates(depth, steps)[-1]
-        return ResolvedDepth(Depth(), max(1, round(steps * share)), max(1, round(last * share)))
+        return _ResolvedDepth(Depth(), max(1, round(steps * share)), max(1, round(last * share)))
     if depth.kind == "layerdrop" and depth.average:
         depth = replace(depth, keep=limit_of(depth, layers, steps))
     if depth.kind == "raptr":
@@ -226,7 +226,7 @@ def resolved(depth: Depth, layers: int, steps: int) -> ResolvedDepth:
     if depth.stages:
         last_stage = stage_updates(depth, steps)[-1] - depth.full_steps
         depth = replace(depth, lengths=_canonical_lengths(depth, steps), stages="-".join(map(str, depth.sizes())))
-    return ResolvedDepth(replace(depth, average=0.0), steps, last_stage)
+    return _ResolvedDepth(replace(depth, average=0.0), steps, last_stage)
 
 
 def _stage_average(depth: Depth, steps: int) -> float:

@@ -25,7 +25,7 @@ EMBEDDED_QUESTIONS = 1200
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownTask:
+class _KnownTask:
     """A task that this program knows.
 
     chance: the accuracy of guessing in percent, None for perplexities. measure: the score that tables show: acc (the
@@ -47,35 +47,35 @@ class KnownTask:
 
 # The published accuracies are acc: networks that diverged have 11.6 % on OpenBookQA and 19.37 % on ARC-c, where
 # acc_norm is above 20 % even for a network that ignores the question.
-KNOWN_TASKS: dict[str, KnownTask] = {
+KNOWN_TASKS: dict[str, _KnownTask] = {
     task.name: task
     for task in (
-        KnownTask(name="mmlu", title="MMLU", chance=25, questions=14_042, tokens=120),
-        KnownTask(name="winogrande", title="WinoG", chance=50, questions=1_267, tokens=60),
-        KnownTask(name="piqa", title="PIQA", chance=50, questions=1_838, tokens=80, normed=True),
-        KnownTask(name="openbookqa", title="OBQA", chance=25, questions=500, tokens=80, normed=True),
-        KnownTask(name="hellaswag", title="HellaSwag", chance=25, questions=10_042, tokens=360, normed=True),
-        KnownTask(name="boolq", title="BoolQ", chance=50, questions=3_270, tokens=180),
-        KnownTask(name="arc_easy", title="ARC-e", chance=25, questions=2_376, tokens=140, normed=True),
-        KnownTask(name="arc_challenge", title="ARC-c", chance=25, questions=1_172, tokens=170, normed=True),
-        KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
-        KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
-        KnownTask(name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity"),
-        KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
-        KnownTask(
+        _KnownTask(name="mmlu", title="MMLU", chance=25, questions=14_042, tokens=120),
+        _KnownTask(name="winogrande", title="WinoG", chance=50, questions=1_267, tokens=60),
+        _KnownTask(name="piqa", title="PIQA", chance=50, questions=1_838, tokens=80, normed=True),
+        _KnownTask(name="openbookqa", title="OBQA", chance=25, questions=500, tokens=80, normed=True),
+        _KnownTask(name="hellaswag", title="HellaSwag", chance=25, questions=10_042, tokens=360, normed=True),
+        _KnownTask(name="boolq", title="BoolQ", chance=50, questions=3_270, tokens=180),
+        _KnownTask(name="arc_easy", title="ARC-e", chance=25, questions=2_376, tokens=140, normed=True),
+        _KnownTask(name="arc_challenge", title="ARC-c", chance=25, questions=1_172, tokens=170, normed=True),
+        _KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
+        _KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
+        _KnownTask(name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity"),
+        _KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
+        _KnownTask(
             name="bracket", title="bracket", chance=100 / 3, questions=EMBEDDED_QUESTIONS, tokens=150, embedded=True
         ),
     )
 }
-PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper
-POSTER = (*PAPER, "arc_challenge", "social_iqa")
+_PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper
+_POSTER = (*_PAPER, "arc_challenge", "social_iqa")
 GROUPS: dict[str, tuple[str, ...]] = {
-    "paper": PAPER,
-    "poster": POSTER,
+    "paper": _PAPER,
+    "poster": _POSTER,
     "spike": ("wikitext", "lambada_openai"),  # the evaluation texts of Spike No More
     "embedded": tuple(name for name, task in KNOWN_TASKS.items() if task.embedded),
 }
-_AVERAGES = {"average_paper": PAPER, "average_poster": POSTER}
+_AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
 _AVERAGE = "average"  # the average over any other list of tasks
 _OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # titles of tasks that are always local files
 AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average"}
@@ -142,7 +142,7 @@ class Downstream:
     questions of each task, for a quick check; 0 scores all.
     """
 
-    tasks: tuple[str, ...] = setting(PAPER, check=task_problem)
+    tasks: tuple[str, ...] = setting(_PAPER, check=task_problem)
     shots: int = setting(0, low=0, high=100)
     max_length: int = setting(1024, low=2, high=1_048_576)
     limit: int = setting(0, low=0)

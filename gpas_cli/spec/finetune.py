@@ -17,7 +17,7 @@ EMBEDDED = "embedded"
 # Commonsense170K: records, and tokens of T5's tokenizer with the template `alpaca` (four of its tasks measured: 84 to
 # 100 a record).
 _COMMONSENSE_EXAMPLES = 170_420
-COMMONSENSE_TOKENS = 16_000_000
+_COMMONSENSE_TOKENS = 16_000_000
 EMBEDDED_EXAMPLES = 6_000
 _EMBEDDED_TOKENS_PER_EXAMPLE = 110
 
@@ -128,7 +128,7 @@ class Finetune:
 
     def with_cost_of(self, examples: int, tokens: int) -> Finetune:
         """Return settings that cost with Commonsense170K what these cost with data of this size."""
-        share = examples / _COMMONSENSE_EXAMPLES if self.layout == "pad" else tokens / COMMONSENSE_TOKENS
+        share = examples / _COMMONSENSE_EXAMPLES if self.layout == "pad" else tokens / _COMMONSENSE_TOKENS
         return replace(self, epochs=self.epochs * share)  # type: ignore[arg-type]
 
     def optim(self, steps: int) -> Optim:
@@ -173,4 +173,4 @@ def _amount(spec: Finetune) -> tuple[int, int]:
     """Return the examples and tokens of an epoch; other data count as Commonsense170K (see `with_cost_of`)."""
     if spec.data == EMBEDDED:
         return EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * _EMBEDDED_TOKENS_PER_EXAMPLE
-    return _COMMONSENSE_EXAMPLES, COMMONSENSE_TOKENS
+    return _COMMONSENSE_EXAMPLES, _COMMONSENSE_TOKENS

@@ -19,7 +19,7 @@ from gpas_cli.spec.parse import setting
 
 _ALPHA = "alpha"
 _MAX_LENGTH = 200  # characters of a formula, which bound the depth of its tree
-SAMPLES = [0.37 * step for step in range(-54, 55)]  # where a formula is compared with the named activations
+_SAMPLES = [0.37 * step for step in range(-54, 55)]  # where a formula is compared with the named activations
 
 ACTIVATIONS: dict[str, str] = {
     "identity": "alpha",
@@ -135,7 +135,7 @@ def canonical(text: str) -> str:
     return ast.unparse(tree)
 
 
-def activation_fault(text: str) -> str:
+def _activation_fault(text: str) -> str:
     """Return what is wrong with the name or formula of an activation, or ""."""
     if text in ACTIVATIONS:
         return ""
@@ -156,7 +156,7 @@ def activation_fault(text: str) -> str:
 
 
 def _equal(one: Activation, other: Activation) -> bool:
-    return all(math.isclose(one.value(a), other.value(a), rel_tol=1e-12, abs_tol=1e-12) for a in SAMPLES)
+    return all(math.isclose(one.value(a), other.value(a), rel_tol=1e-12, abs_tol=1e-12) for a in _SAMPLES)
 
 
 def _contains_alpha(tree: ast.expr) -> bool:
@@ -190,7 +190,7 @@ def _call_faults(name: str, arguments: int) -> Iterator[str]:
         yield f"{name} takes {'one argument' if name in FUNCTIONS else 'two arguments'}, not {arguments}"
 
 
-SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
+_SITES = ("home", "after-sublayer", "before-sublayer", "before-sublayer-shortcut", "after-norm", "after-module")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +205,8 @@ class Gate:
     stop-gradient, sharing and `init` (the predefined gates of Table 5).
     """
 
-    activation: str = setting("silu", choices=tuple(ACTIVATIONS), check=activation_fault)
-    site: str = setting("home", choices=SITES)
+    activation: str = setting("silu", choices=tuple(ACTIVATIONS), check=_activation_fault)
+    site: str = setting("home", choices=_SITES)
     stop_gradient: bool = setting(True)
     learnable: bool = setting(True)
     init: float | tuple[float, ...] = setting(0.0, low=-100, high=100)

@@ -89,7 +89,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm")
+_PRESETS = ("normal", "scaled", "small", "xavier", "deepnorm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Init:
     at 0.
     """
 
-    preset: str = setting("normal", choices=PRESETS)
+    preset: str = setting("normal", choices=_PRESETS)
     std: float = setting(0.02, above=0, high=10)
     embed_std: float = setting(math.sqrt(0.4), above=0, high=100)
     zero_last_row: bool = setting(True)

@@ -52,7 +52,7 @@ class Denoiser:
         return next((n for n in range(min(tokens, room), 1, -1) if n + 2 * self.spans(n) <= room), 0)
 
 
-def parse_denoiser(text: str) -> Denoiser:
+def _parse_denoiser(text: str) -> Denoiser:
     """Return the denoiser that "r MEAN RATE", "x MEAN RATE" or "s RATE" describes. Raises ValueError."""
     mode, *numbers = text.split()
     if mode not in MODES or len(numbers) != (1 if mode == "s" else 2):
@@ -67,7 +67,7 @@ def parse_denoiser(text: str) -> Denoiser:
 def _denoiser_problem(text: str) -> str:
     """Return what is wrong with the description of a denoiser, "" if nothing is."""
     try:
-        parse_denoiser(text)
+        _parse_denoiser(text)
     except ValueError:
         return (
             f"'{text}' is not 'r MEAN RATE', 'x MEAN RATE' or 's RATE', with MEAN at least 1 and RATE between 0 and 1"
@@ -128,7 +128,7 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Causal(Objective):
+class _Causal(Objective):
     """Every token predicts the next one from itself and the tokens before it."""
 
     kind: str = setting("causal", choices=("causal",))
@@ -218,7 +218,7 @@ class Spans(Objective):
     @property
     def each(self) -> tuple[Denoiser, ...]:
         """The denoisers, in their order."""
-        return tuple(parse_denoiser(text) for text in self.denoisers)
+        return tuple(_parse_denoiser(text) for text in self.denoisers)
 
     @property
     def overhead(self) -> int:
@@ -259,7 +259,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-CAUSAL = Causal()
+CAUSAL = _Causal()
 OBJECTIVES: dict[str, Objective] = {
     "causal": CAUSAL,
     "mlm": Masked(),

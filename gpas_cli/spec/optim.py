@@ -131,7 +131,7 @@ ADAFACTOR = OptimizerKind(
     ),
     counters=("step",),
 )
-MUON = OptimizerKind(
+_MUON = OptimizerKind(
     name="muon",
     constructor="gpas_cli.train.optim:make_muon",
     settings=("beta1", "beta2", "eps"),
@@ -145,7 +145,7 @@ MUON = OptimizerKind(
 )
 
 # `adamw` is another name of `adam`, whose weight decay is decoupled (Loshchilov and Hutter 2019).
-OPTIMIZERS: dict[str, OptimizerKind] = {"adam": ADAM, "adamw": ADAM, "adafactor": ADAFACTOR, "muon": MUON}
+OPTIMIZERS: dict[str, OptimizerKind] = {"adam": ADAM, "adamw": ADAM, "adafactor": ADAFACTOR, "muon": _MUON}
 
 
 def optimizer_settings() -> dict[str, type]:
@@ -184,7 +184,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Schedule):
+class _Cosine(Schedule):
     """Half a cosine from the peak to `min_ratio` of it."""
 
     def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
@@ -192,7 +192,7 @@ class Cosine(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Schedule):
+class _Linear(Schedule):
     """A straight line from the peak to `min_ratio` of it."""
 
     def ratio(self, k: int, warmup: int, steps: int, floor: float) -> float:
@@ -200,7 +200,7 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Schedule):
+class _Constant(Schedule):
     """The peak rate to the end."""
 
     reads_min_ratio = False
@@ -286,9 +286,9 @@ def _progress(k: int, start: int, steps: int) -> float:
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    "cosine": Cosine,
-    "linear": Linear,
-    "constant": Constant,
+    "cosine": _Cosine,
+    "linear": _Linear,
+    "constant": _Constant,
     "inverse-sqrt": InverseSqrt,
     "wsd": WarmupStableDecay,
 }

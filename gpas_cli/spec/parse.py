@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 SettingPath = tuple[str | int, ...]
 _MISSING = dataclasses.MISSING
 _CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")
@@ -65,7 +65,7 @@ def settings_of(selector: str, classes: Callable[[], Mapping[str, type]]) -> Any
     return dataclasses.field(default=None, metadata={"selector": selector, "classes": classes})
 
 
-def setting_classes(cls: type) -> dict[str, tuple[str, type]]:
+def _setting_classes(cls: type) -> dict[str, tuple[str, type]]:
     """Return the settings that depend on other fields of `cls`: name -> (field that selects them, their dataclass)."""
     found = {}
     for own in _dependent(cls):
@@ -103,14 +103,14 @@ def as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=repr)
 
 
-def build(cls: type[T], values: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> T | None:
+def build(cls: type[_T], values: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> _T | None:
     """Return an instance of the dataclass `cls` from `values`, or None after adding to `problems`.
 
     Equal values give the same instance.
     """
     made, found = _build(typing.cast(Hashable, cls), as_json(values))
     problems.extend(problem.under(*path) for problem in found)
-    return typing.cast("T | None", made)
+    return typing.cast("_T | None", made)
 
 
 @lru_cache(maxsize=4096)  # a large grid has only a few different sections
@@ -122,7 +122,7 @@ def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
     dependent = {f.name: _build_dependent(f, fields, values, problems) for f in _dependent(cls)}
     for name in values:
         if name not in fields:
-            known = (*fields, *setting_classes(typing.cast(Any, cls)))
+            known = (*fields, *_setting_classes(typing.cast(Any, cls)))
             problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
     hints = _hints(cls)
     kwargs = {}

@@ -114,14 +114,14 @@ _PERIOD = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
 _UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
-def period_seconds(text: str) -> float | None:
+def _period_seconds(text: str) -> float | None:
     """Return a period such as 90s, 10min or 1.5h in seconds, None for another text or a period of 0."""
     found = _PERIOD.fullmatch(text)
     return float(found[1]) * _UNIT_SECONDS[found[2]] or None if found else None
 
 
 def _period_fault(text: str) -> str:
-    if period_seconds(text) is not None:
+    if _period_seconds(text) is not None:
         return ""
     return f"'{text}' is neither a number of updates nor a period; write 500, 90s, 10min or 1h"
 
@@ -146,7 +146,7 @@ class Cadence:
         """Return whether to write a checkpoint after update `step`, `seconds` after the last checkpoint."""
         if isinstance(self.checkpoint_every, int):
             return step % self.checkpoint_every == 0
-        period = period_seconds(self.checkpoint_every)
+        period = _period_seconds(self.checkpoint_every)
         assert period is not None
         return seconds >= period
 

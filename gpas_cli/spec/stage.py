@@ -68,7 +68,7 @@ class Metric:
         return f"{self.name}/{task}" if self.by_task else self.name
 
 
-Cost = Callable[[CellParts, Cadence, int], float]
+_Cost = Callable[[CellParts, Cadence, int], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class StageKind:
     parameters: type | None = None
     trains: bool = False
     causal: bool = False
-    cost: Cost
+    cost: _Cost
     runner: str | Callable[..., Any]
     metrics: tuple[Metric, ...] = ()
     title: str = ""
@@ -103,7 +103,7 @@ class StageKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance:
+class _Importance:
     """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
     the drop of the accuracy on `tasks`.
 
@@ -134,7 +134,7 @@ class Importance:
         if self.tasks:
             yield from self.downstream().problems()
         else:
-            usual = Importance()
+            usual = _Importance()
             for name in ("max_length", "limit"):
                 if getattr(self, name) != getattr(usual, name):
                     yield Problem((name,), "has no effect without tasks")
@@ -143,7 +143,7 @@ class Importance:
                 yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")
 
 
-def pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the tokens of the remaining updates, plus a third of the tokens of the evaluations between and after them.
 
     Tokens of updates that skip layers count as the tokens of all layers that cost the same.
@@ -169,7 +169,7 @@ def _importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float
 
     An evaluation is of the validation text and of the questions of all tasks.
     """
-    section: Importance = cell.parameters("importance")
+    section: _Importance = cell.parameters("importance")
     tokens = section.eval_tokens + downstream_tokens(section.downstream())
     return tokens * (cell.model.size.layers + 1) / EVALUATED_PER_TRAINED
 
@@ -182,7 +182,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name=PRETRAIN,
             title="its training {cell}",
             trains=True,
-            cost=pretraining_tokens,
+            cost=_pretraining_tokens,
             runner="gpas_cli.worker.stages.training:run_pretraining",
             metrics=(
                 Metric("perplexity", "validation perplexity"),
@@ -254,7 +254,7 @@ STAGE_KINDS: dict[str, StageKind] = {
         ),
         StageKind(
             name="importance",
-            parameters=Importance,
+            parameters=_Importance,
             cost=_importance_tokens,
             runner="gpas_cli.worker.stages.scoring:run_importance",
             metrics=(

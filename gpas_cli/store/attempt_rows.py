@@ -79,7 +79,7 @@ def _put(connection: Connection, table: str, attempt: int, name: str, points: Se
 
 
 STRETCH_BYTES = 1 << 20  # of a journal that are read into memory at a time: about 5,000 events
-TAIL_BYTES = 4096  # bytes of a journal before the offset that are compared when it has changed; they hold its outcome
+_TAIL_BYTES = 4096  # bytes of a journal before the offset that are compared when it has changed; they hold its outcome
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _still_holds(attempt: AttemptDir, row: Mapping[str, Any]) -> bool:
 
 def tail_of(attempt: AttemptDir, offset: int) -> int:
     """Return the checksum of the last bytes of an attempt's journal before `offset`. Raises Unreadable."""
-    start = max(0, offset - TAIL_BYTES)
+    start = max(0, offset - _TAIL_BYTES)
     try:
         with open_regular(attempt.journal_path) as file:
             file.seek(start)

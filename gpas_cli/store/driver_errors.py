@@ -13,7 +13,7 @@ from sqlalchemy.engine.interfaces import ExceptionContext
 
 from gpas_cli.errors import StoreError, first_line
 
-TRUTH = "the run directories hold everything that the database does"
+_TRUTH = "the run directories hold everything that the database does"
 
 _LOCKED = "another process has held the lock for {busy:g} s; nothing is lost: run the command again"
 # Messages of SQLite -> what they mean and what to do.
@@ -28,11 +28,11 @@ _SQLITE = {
         "ask its owner for write access, or name your own database with GPAS_DB"
     ),
     "file is not a database": (
-        f"the file is not an SQLite database; move it away, and `gpas db rebuild` makes a new one ({TRUTH})"
+        f"the file is not an SQLite database; move it away, and `gpas db rebuild` makes a new one ({_TRUTH})"
     ),
-    "malformed": f"the file is damaged; `gpas db rebuild` rebuilds it ({TRUTH})",
+    "malformed": f"the file is damaged; `gpas db rebuild` rebuilds it ({_TRUTH})",
     "database or disk is full": "the disk is full; free some space and run the command again, nothing is lost",
-    "disk i/o error": f"the disk failed to read or write it; check the disk, then `gpas db rebuild` ({TRUTH})",
+    "disk i/o error": f"the disk failed to read or write it; check the disk, then `gpas db rebuild` ({_TRUTH})",
 }
 
 

@@ -19,7 +19,7 @@ FILE = ".history.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Deed(Record):
+class _Deed(Record):
     """One line: at the time `t`, `user` on `host` did `what` to `cells`, for the reason and in the manner of `how`."""
 
     t: float
@@ -32,7 +32,7 @@ class Deed(Record):
 
 def note(runs: Path, what: str, cells: Iterable[str], how: str = "") -> None:
     """Append a line. A file that cannot be written does not stop the command, which has been carried out."""
-    deed = Deed(
+    deed = _Deed(
         t=time.time(), user=user_name(os.getuid()), host=socket.gethostname(), what=what,
         cells=tuple(dict.fromkeys(cells)), how=how,
     )  # fmt: skip
@@ -46,7 +46,7 @@ def note(runs: Path, what: str, cells: Iterable[str], how: str = "") -> None:
             os.close(file)
 
 
-def read(runs: Path) -> list[Deed]:
+def read(runs: Path) -> list[_Deed]:
     """Return all lines, oldest first, without damaged ones. Raises OSError if there is a file that cannot be read."""
     try:
         lines = (runs / FILE).read_text("utf-8", "replace").splitlines()
@@ -55,5 +55,5 @@ def read(runs: Path) -> list[Deed]:
     found = []
     for number, line in enumerate(lines, 1):
         with suppress(GpasError, ValueError, AttributeError):
-            found.append(from_mapping(Deed, json.loads(line), f"{FILE}, line {number}"))
+            found.append(from_mapping(_Deed, json.loads(line), f"{FILE}, line {number}"))
     return found

@@ -33,7 +33,7 @@ from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, StageRow
 
-KEY_DIGITS = 16
+_KEY_DIGITS = 16
 TRANSACTION_BYTES = 16 << 20  # of a journal, about 80,000 events: other writers wait a second or two, not minutes
 _MARK_GONE = update(AttemptRow).where(AttemptRow.id == bindparam("attempt"))
 
@@ -73,7 +73,7 @@ def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Inges
     known = _known(engine, keys)
     skipped: list[str] = []
     for folder, name in _listed(runs, keys, skipped):
-        before = known.pop((folder[-KEY_DIGITS:], int(name)), None)
+        before = known.pop((folder[-_KEY_DIGITS:], int(name)), None)
         if before is not None and is_unchanged(f"{folder}/{name}/{rundir.JOURNAL}", before):
             continue
         attempt = AttemptDir(Path(folder, name))

@@ -43,12 +43,12 @@ from gpas_cli.events import (
 from gpas_cli.files import open_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
-EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
+_EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
-HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
+_HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
 _KIND = re.compile(rb'[0-9a-f]{8} \{"n":\d+,"t":[^,]+,"kind":"(\w+)"')
 # Rare events, which are fsynced so that other hosts see them at once.
-SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
+_SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
 
 
 class Line:
@@ -119,7 +119,7 @@ class Journal:
             self._flush()
         except OSError:
             self._shed()
-        if isinstance(event, SYNCED):
+        if isinstance(event, _SYNCED):
             self._sync()
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Journal:
 
     def _shed(self) -> None:
         while len(self._pending) > PENDING_LIMIT:
-            expendable = (i for i, (event, _) in enumerate(self._pending) if isinstance(event, EXPENDABLE))
+            expendable = (i for i, (event, _) in enumerate(self._pending) if isinstance(event, _EXPENDABLE))
             del self._pending[next(expendable, 0)]
             self.dropped += 1
 
@@ -335,7 +335,7 @@ def _raw_lines(data: bytes) -> list[bytes]:
 
 def _thin(lines: list[bytes], mark: bytes, count: int) -> list[bytes]:
     """Return `lines` without those with `mark` near their start, but keep the first and the last `count` of these."""
-    marked = [i for i, line in enumerate(lines) if line.find(mark, 0, HEAD_BYTES) >= 0]
+    marked = [i for i, line in enumerate(lines) if line.find(mark, 0, _HEAD_BYTES) >= 0]
     dropped = set(marked[1:-count])
     return [line for i, line in enumerate(lines) if i not in dropped] if dropped else lines
 

@@ -34,7 +34,7 @@ from gpas_cli.store.schema import AttemptRow, Base, CurveRow, LayerCurveRow, Met
 
 
 @dataclass(frozen=True)
-class Defect:
+class _Defect:
     """A fault of the database, and its remedy."""
 
     message: str
@@ -62,7 +62,7 @@ class _Survey:
     lost: int
 
 
-def inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Iterator[Defect]:
+def _inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Iterator[_Defect]:
     """Yield the differences between the database and `runs`, except events and attempts after the unix time `since`.
 
     Reads all journals, a stretch at a time.
@@ -74,39 +74,39 @@ def inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Iter
         row = rows.pop((attempt.key, attempt.number), None)
         if row is None:
             if not _written_after(attempt.attempt_path, since):
-                yield Defect(f"{attempt.relative} is not in the database", "`gpas sync` ingests it or prints why not")
+                yield _Defect(f"{attempt.relative} is not in the database", "`gpas sync` ingests it or prints why not")
             continue
         try:
             yield from _journal(attempt, dict(row), since)
         except OSError as error:
-            yield Defect(f"{attempt.journal_path}: {error.strerror}", "make it readable")
+            yield _Defect(f"{attempt.journal_path}: {error.strerror}", "make it readable")
         except Unreadable as problem:
-            yield Defect(str(problem), "make it readable")
-    yield from (Defect(problem, "make it readable, or move it away") for problem in skipped)
+            yield _Defect(str(problem), "make it readable")
+    yield from (_Defect(problem, "make it readable, or move it away") for problem in skipped)
     for row in rows.values():
         if rundir.is_gone(runs / row["directory"]):
-            yield Defect(
+            yield _Defect(
                 f"{row['directory']} is in the database but not in {runs}",
                 "restore the directory, or drop its rows with `gpas db rebuild`",
             )
 
 
-def _journal(attempt: AttemptDir, row: Mapping[str, Any], since: float) -> Iterator[Defect]:
+def _journal(attempt: AttemptDir, row: Mapping[str, Any], since: float) -> Iterator[_Defect]:
     found = _survey(attempt.journal_path)
     rebuild = "`gpas db rebuild` reads it again"
     if found.offset > row["journal_offset"]:
         left = found.offset - row["journal_offset"]
         if not _written_after(attempt.journal_path, since):
-            yield Defect(f"{attempt.relative}: {left} bytes are not yet ingested", "run `gpas sync`")
+            yield _Defect(f"{attempt.relative}: {left} bytes are not yet ingested", "run `gpas sync`")
     elif (found.offset, found.events) != (row["journal_offset"], row["journal_events"]):
-        yield Defect(
+        yield _Defect(
             f"{attempt.relative}: the journal has {found.events} events, the database {row['journal_events']}",
             rebuild,
         )
     elif row["journal_tail"] not in (None, tail_of(attempt, found.offset)):
-        yield Defect(f"{attempt.relative}: the journal has changed since it was read", rebuild)
+        yield _Defect(f"{attempt.relative}: the journal has changed since it was read", rebuild)
     if found.lost:
-        yield Defect(
+        yield _Defect(
             f"{attempt.journal_path}: {found.lost} events are missing ({found.damaged} damaged lines)",
             "they cannot be recovered; check the attempt's log and the disk",
         )
@@ -263,7 +263,7 @@ def _fill(connection: Connection, runs: Path) -> Ingested:
     return done + Ingested(problems=tuple(skipped))
 
 
-def check(url: str, runs: Path, since: float = math.inf) -> list[Defect]:
+def check(url: str, runs: Path, since: float = math.inf) -> list[_Defect]:
     """Return the defects of the database: its version, its integrity, and whether its rows agree with `runs`.
 
     Reads all journals. New events in those written after the unix time `since` are no defect: a job has added them.
@@ -273,15 +273,15 @@ def check(url: str, runs: Path, since: float = math.inf) -> list[Defect]:
     try:
         engine = session.connect(url, create=False)
     except StoreError as error:
-        return [Defect(str(error), "nothing else can be checked until this is fixed")]
+        return [_Defect(str(error), "nothing else can be checked until this is fixed")]
     try:
         if missing := _missing_tables(engine):
             remedy = "`gpas db rebuild` rebuilds the database"
-            return [Defect(f"the table {name} is missing", remedy) for name in missing]
+            return [_Defect(f"the table {name} is missing", remedy) for name in missing]
         owner.refuse_other(engine, runs)
-        return [*_integrity(engine), *inconsistencies(engine, runs, since)]
+        return [*_integrity(engine), *_inconsistencies(engine, runs, since)]
     except StoreError as error:
-        return [Defect(str(error), "the check stopped here")]
+        return [_Defect(str(error), "the check stopped here")]
     finally:
         engine.dispose()
 
@@ -290,17 +290,17 @@ def _missing_tables(engine: Engine) -> list[str]:
     return sorted(Base.metadata.tables.keys() - set(inspect(engine).get_table_names()))
 
 
-def _integrity(engine: Engine) -> Iterator[Defect]:
+def _integrity(engine: Engine) -> Iterator[_Defect]:
     if engine.dialect.name != "sqlite":
         return
     remedy = "`gpas db rebuild` rebuilds it"
     with engine.connect() as connection:
         for (message,) in connection.execute(text("PRAGMA integrity_check")):
             if message != "ok":
-                yield Defect(f"the database is damaged: {message}", remedy)
+                yield _Defect(f"the database is damaged: {message}", remedy)
         orphans = len(connection.execute(text("PRAGMA foreign_key_check")).all())
         if orphans:
-            yield Defect(f"{orphans} rows belong to no attempt or stage", remedy)
+            yield _Defect(f"{orphans} rows belong to no attempt or stage", remedy)
 
 
 def _copy(path: Path, target: Path) -> None:

@@ -29,14 +29,14 @@ from gpas_cli.store.schema import ProjectRow
 
 
 @dataclass(frozen=True)
-class Owner:
+class _Owner:
     """A project's run directories: their id ("" if they have none), and the host and folder that they are in."""
 
     id: str
     host: str
     runs: str
 
-    def is_same(self, other: Owner, *, across_hosts: bool) -> bool:
+    def is_same(self, other: _Owner, *, across_hosts: bool) -> bool:
         """Return whether both are the same project: by id, or by folder if one of them has no id."""
         if self.id and other.id:
             return self.id == other.id
@@ -77,7 +77,7 @@ def refuse_other(engine: Engine, runs: Path) -> None:
     _refuse(engine, recorded(engine), of(runs))
 
 
-def of(runs: Path) -> Owner:
+def of(runs: Path) -> _Owner:
     """Return the project in `runs`. Raises StoreError when its id cannot be read."""
     path = runs / PROJECT_FILE
     try:
@@ -86,21 +86,21 @@ def of(runs: Path) -> Owner:
         found = ""
     except OSError as error:
         raise StoreError(f"{path}: the project's id cannot be read: {error}") from error
-    return Owner(found, socket.gethostname(), str(runs.resolve()))
+    return _Owner(found, socket.gethostname(), str(runs.resolve()))
 
 
-def recorded(engine: Engine) -> Owner | None:
+def recorded(engine: Engine) -> _Owner | None:
     """Return the project of the database, None if nothing has been ingested yet."""
     with engine.connect() as connection:
         return _recorded(connection)
 
 
-def _recorded(connection: Connection) -> Owner | None:
+def _recorded(connection: Connection) -> _Owner | None:
     row = connection.execute(select(ProjectRow.id, ProjectRow.host, ProjectRow.runs)).first()
-    return Owner(*row) if row else None
+    return _Owner(*row) if row else None
 
 
-def _refuse(engine: Engine, before: Owner | None, own: Owner) -> None:
+def _refuse(engine: Engine, before: _Owner | None, own: _Owner) -> None:
     on_server = engine.dialect.name != "sqlite"
     if before is None or before.is_same(own, across_hosts=on_server):
         return

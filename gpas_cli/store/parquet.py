@@ -17,9 +17,9 @@ from gpas_cli.store.maintenance import ParquetFile
 from gpas_cli.store.peek import HEAD
 from gpas_cli.store.schema import Base
 
-BATCH_ROWS = 50_000
-BOOKKEEPING = frozenset({"journal_offset", "journal_events", "journal_mtime", "journal_tail"})  # for ingest only
-TABLES = ("stage", "attempt", "metric", "score", "curve", "layer_curve")
+_BATCH_ROWS = 50_000
+_BOOKKEEPING = frozenset({"journal_offset", "journal_events", "journal_mtime", "journal_tail"})  # for ingest only
+_TABLES = ("stage", "attempt", "metric", "score", "curve", "layer_curve")
 
 
 def export_tables(engine: Engine, folder: Path) -> list[ParquetFile]:
@@ -31,11 +31,11 @@ def export_tables(engine: Engine, folder: Path) -> list[ParquetFile]:
     folder.mkdir(parents=True, exist_ok=True)
     project = owner.recorded(engine)
     origin = {"gpas_project": project.id if project else "", "gpas_revision": HEAD}
-    return [_export(engine, Base.metadata.tables[name], folder / f"{name}.parquet", origin) for name in TABLES]
+    return [_export(engine, Base.metadata.tables[name], folder / f"{name}.parquet", origin) for name in _TABLES]
 
 
 def _export(engine: Engine, table: Table, path: Path, origin: Mapping[str, str]) -> ParquetFile:
-    columns = [column for column in table.columns if column.name not in BOOKKEEPING]
+    columns = [column for column in table.columns if column.name not in _BOOKKEEPING]
     schema = pa.schema([(column.name, _arrow(column.type)) for column in columns], metadata=dict(origin))
     texts = [isinstance(column.type, JSON) for column in columns]
     binary = "C" if engine.dialect.name == "postgresql" else "BINARY"  # the same order whatever a server's language is
@@ -46,7 +46,7 @@ def _export(engine: Engine, table: Table, path: Path, origin: Mapping[str, str])
     try:
         with engine.connect() as connection, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
             found = connection.execution_options(stream_results=True).execute(statement)
-            for batch in found.partitions(BATCH_ROWS):
+            for batch in found.partitions(_BATCH_ROWS):
                 writer.write_batch(_batch(batch, texts, schema))
                 rows += len(batch)
         aside.replace(path)

@@ -22,7 +22,7 @@ STEP_CURVES = {
     )
 }
 SPIKE_CURVES = {"loss": "spike_loss", "grad_norm": "spike_grad_norm"}  # a point for each spike, with its value
-EVALUATION_CURVES = {
+_EVALUATION_CURVES = {
     name: f"eval_{name}"
     for name in (
         *("loss", "perplexity", "bits_per_byte"),
@@ -136,7 +136,7 @@ def _step(event: events.Step, t: float, changes: Changes) -> None:
 
 
 def _evaluation(event: events.Evaluation, t: float, changes: Changes) -> None:
-    _draw(changes, integer(event.step), event, EVALUATION_CURVES)
+    _draw(changes, integer(event.step), event, _EVALUATION_CURVES)
 
 
 def _draw(changes: Changes, step: int, event: events.Event, curves: Mapping[str, str]) -> None:

@@ -27,7 +27,7 @@ from gpas_cli.files import open_regular, parse_json, replace_file
 from gpas_cli.store.records import AttemptRecord, ExitRecord
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
-R = TypeVar("R", bound=Record)
+_R = TypeVar("_R", bound=Record)
 
 _KEY = re.compile(r"[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
@@ -84,7 +84,7 @@ class AttemptDir:
         return read_record(ExitRecord, self.exit_path)
 
 
-def is_number(name: str) -> bool:
+def _is_number(name: str) -> bool:
     """Return whether `name` is that of an attempt's directory."""
     return _NUMBER.fullmatch(name) is not None
 
@@ -200,7 +200,7 @@ def create_attempt(runs: Path, asked: AttemptRecord, fill: Callable[[Path], None
         raise
 
 
-def read_record(cls: type[R], path: Path) -> R:
+def read_record(cls: type[_R], path: Path) -> _R:
     """Return the record of class `cls` in the file `path`.
 
     Raises OSError if it cannot be read, StoreError with the name of the field if one is missing or has the wrong type.

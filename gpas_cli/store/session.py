@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 BUSY_SECONDS = 30.0  # a statement waits this long for another process's lock
-DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
+_DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
 _ENCODE = "(in a password write @ as %40, / as %2F, : as %3A, # as %23, % as %25)"
 _LOCK = 0x67706173  # "gpas": the key of our advisory lock in Postgres
@@ -108,7 +108,7 @@ def parse(url: str) -> URL:
         raise StoreError(f"not a database URL: its port is not a number; {_FORMS} {_ENCODE}") from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.drivername not in DRIVERS:
+    if parsed.drivername not in _DRIVERS:
         raise StoreError(f"'{parsed.drivername}' databases are not supported; use sqlite:///path or postgresql://…")
     if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username or parsed.port):
         raise StoreError(f"not a database URL: an SQLite file has no host and no user; {_FORMS}")

@@ -26,8 +26,8 @@ from gpas_cli.project import packaged
 from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"
-BYTE_CODE = "__pycache__"
-TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when installed; a job that ingests needs it
+_BYTE_CODE = "__pycache__"
+_TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when installed; a job that ingests needs it
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def snapshot(runs: Path, package: Path | None = None, project: Path | None = Non
     Raises GpasError if the copy exists and has been changed, or if another user can change it.
     """
     package = package or Path(gpas_cli.__file__).parent
-    files = read_files(package)
+    files = _read_files(package)
     code = digest(files)
     target = snapshot_path(runs, code)
     if not os.path.lexists(target):
@@ -63,7 +63,7 @@ def snapshot_path(runs: Path, code: str) -> Path:
 def snapshot_files(runs: Path, code: str) -> dict[str, bytes] | None:
     """Return the files of the copy with the version `code` by relative path, None if there is no such copy."""
     package = snapshot_path(runs, code) / PACKAGE
-    return read_files(package) if code and package.is_dir() else None
+    return _read_files(package) if code and package.is_dir() else None
 
 
 def copy_snapshot(source: Path, runs: Path, code: str) -> None:
@@ -75,12 +75,12 @@ def copy_snapshot(source: Path, runs: Path, code: str) -> None:
 
 def current_code(package: Path | None = None) -> str:
     """Return the name of the running package's content, as `snapshot` would give it. Copies nothing."""
-    return digest(read_files(package or Path(gpas_cli.__file__).parent))
+    return digest(_read_files(package or Path(gpas_cli.__file__).parent))
 
 
-def read_files(package: Path) -> dict[str, bytes]:
+def _read_files(package: Path) -> dict[str, bytes]:
     """Return the content of every file of a package by relative path, without byte code."""
-    roots = {"": package} | {f"packaged/{name}/": packaged_in(package, name) for name in TRAVELLING}
+    roots = {"": package} | {f"packaged/{name}/": _packaged_in(package, name) for name in _TRAVELLING}
     return {prefix + name: path.read_bytes() for prefix, root in roots.items() for name, path in _walk(root)}
 
 
@@ -101,7 +101,7 @@ def git_facts(package: Path) -> dict[str, str | bool]:
     return {"commit": commit, "dirty": bool(_git(package, "status", "--porcelain", "--", "."))}
 
 
-def packaged_in(package: Path, name: str) -> Path:
+def _packaged_in(package: Path, name: str) -> Path:
     """Return `packaged(name)` for a package that need not be the running one."""
     if package == Path(gpas_cli.__file__).parent:
         return packaged(name)
@@ -111,7 +111,7 @@ def packaged_in(package: Path, name: str) -> Path:
 
 def _walk(root: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(root.rglob("*")):
-        hidden = any(part == BYTE_CODE or part.startswith(".") for part in path.relative_to(root).parts)
+        hidden = any(part == _BYTE_CODE or part.startswith(".") for part in path.relative_to(root).parts)
         if path.is_file() and not hidden:
             yield path.relative_to(root).as_posix(), path
 
@@ -120,7 +120,7 @@ def _layout(files: Mapping[str, bytes]) -> dict[Path, bytes | None]:
     """Return the content of every file of a copy by relative path, None for a folder. Folders come first."""
     layout: dict[Path, bytes | None] = {Path(PACKAGE, name): content for name, content in files.items()}
     for folder in {folder for path in layout for folder in path.parents}:
-        layout |= {folder: None, folder / BYTE_CODE: b""}
+        layout |= {folder: None, folder / _BYTE_CODE: b""}
     return dict(sorted(layout.items()))
 
 
@@ -132,7 +132,7 @@ def _require_unchanged(target: Path, files: Mapping[str, bytes]) -> None:
         raise GpasError(f"{min(more)} is not part of the code that jobs execute from its folder; delete it")
     for path, content in layout.items():
         here = target / path
-        if path.name == BYTE_CODE and not os.path.lexists(here):
+        if path.name == _BYTE_CODE and not os.path.lexists(here):
             with suppress(OSError):  # the copy comes from an archive, which leaves these files out
                 here.touch()
         elif not _has(here, content):

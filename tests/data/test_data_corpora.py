@@ -19,7 +19,7 @@ from gpas_cli.data.files import Files, pieces, read_lines
 from gpas_cli.data.prepare import open_source
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError
-from gpas_cli.spec.data import CORPUS_SOURCES, Data
+from gpas_cli.spec.data import _CORPUS_SOURCES, Data
 
 
 def both(source) -> tuple[list, list]:
@@ -38,7 +38,7 @@ def test_split_takes_about_eight_percent_by_id_alone():
     assert [side("lib/code.py"), side("lib/antigravity.py")] == ["validation", "validation"]
 
 
-@pytest.mark.parametrize("word", CORPUS_SOURCES)
+@pytest.mark.parametrize("word", _CORPUS_SOURCES)
 def test_every_source_of_the_spec_opens_without_reading(word: str, tmp_path: Path):
     data = Data(source=word, path="x/*.txt" if word in ("files", "hf") else "")
     assert open_source(data, tmp_path, tmp_path).name == word

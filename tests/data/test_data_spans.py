@@ -11,7 +11,7 @@ from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.objective import SpanReader, span_lengths
 from gpas_cli.data.order import Draw
 from gpas_cli.data.rows import Ints
-from gpas_cli.spec.objective import MODES, OBJECTIVES, Spans, parse_denoiser
+from gpas_cli.spec.objective import MODES, OBJECTIVES, Spans, _parse_denoiser
 
 END, VOCAB, LENGTH = 1, 600, 64
 UL2 = OBJECTIVES["ul2"]
@@ -101,7 +101,7 @@ def test_modes_and_denoisers_are_drawn_equally_often() -> None:
 
 
 def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_equally_often() -> None:
-    denoiser = parse_denoiser("r 3 0.15")
+    denoiser = _parse_denoiser("r 3 0.15")
     lengths, places = [], np.zeros(200)
     for row in range(2000):
         intact, corrupted = span_lengths(denoiser, 200, Draw.training(1, 1).words(row, 400))

@@ -27,7 +27,7 @@ from gpas_cli.evaluate.bounds import (
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
 from gpas_cli.model.layers import FFN_ACTIVATIONS
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.model import PRESETS
+from gpas_cli.spec.model import _PRESETS
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 
@@ -114,7 +114,7 @@ def test_lanczos_of_the_identity_ends_after_a_step() -> None:
 
 
 SEQUENTIAL = [norm for norm in SCHEMES if norm != "b2t"]
-CELLS = [*((norm, "normal") for norm in SEQUENTIAL), *(("pre", preset) for preset in PRESETS), ("sandwich", "xavier")]
+CELLS = [*((norm, "normal") for norm in SEQUENTIAL), *(("pre", preset) for preset in _PRESETS), ("sandwich", "xavier")]
 
 
 @pytest.mark.parametrize(("norm", "preset"), CELLS)

@@ -10,10 +10,10 @@ import yaml
 from documentation import DOCS, hooks
 
 from gpas_cli.grid.claim import Feature
-from gpas_cli.grid.claims import BOUNDS, COMPARISON_KEYS, KINDS, OUTER_KEYS, SIDES, TESTS
+from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _OUTER_KEYS, _SIDES, _TESTS, KINDS
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import TOP_LEVEL_KEYS, load
-from gpas_cli.grid.read import GRID_KEYS, RULES
+from gpas_cli.grid.load import _TOP_LEVEL_KEYS, load
+from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.project import packaged
 from gpas_cli.report.claims.measure import DIVERGED, SPIKES
@@ -28,7 +28,7 @@ from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Si
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.objective import OBJECTIVES, Masked, Spans
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.parse import own_fields, setting_classes
+from gpas_cli.spec.parse import _setting_classes, own_fields
 from gpas_cli.spec.run import Cadence, Monitoring
 
 TEXT = packaged("experiments.yaml").read_text()
@@ -37,18 +37,18 @@ WORDS = set(re.findall(r"[A-Za-z0-9_-]+", hooks().on_page_markdown((DOCS / "refe
 SECTIONS = (Size, Gate, Embed, Init, Family, Data, Masked, Spans, Optim, Depth, Finetune, Cadence, Monitoring, Feature)
 UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective or a depth is its name
 NAMES = {
-    "top level": set(TOP_LEVEL_KEYS),
-    "grid": set(GRID_KEYS),
+    "top level": set(_TOP_LEVEL_KEYS),
+    "grid": set(_GRID_KEYS),
     "settings": set(SETTINGS),
-    "axes": {*RULES, *RULES.values(), "zip", "name"},
+    "axes": {*_RULES, *_RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
-    "claim": {*OUTER_KEYS, *COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
-    "words of claims": {*KINDS, *SIDES, *BOUNDS, *TESTS, *SPIKES, DIVERGED},
+    "claim": {*_OUTER_KEYS, *_COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
+    "words of claims": {*KINDS, *_SIDES, *_BOUNDS, *_TESTS, *SPIKES, DIVERGED},
     "metrics": set(METRICS),
     "sources": set(SOURCES),
     "precision": set(PRECISIONS),
     **{named.__name__: {field.name for field in own_fields(named)} - UNTOLD for named in SECTIONS},
-    "settings of schedules and optimizers": {name for named in SECTIONS for name in setting_classes(named)},
+    "settings of schedules and optimizers": {name for named in SECTIONS for name in _setting_classes(named)},
     "sizes": set(SIZES),
     "schemes": set(SCHEMES),
     "embeddings": set(EMBEDS),
@@ -58,7 +58,7 @@ NAMES = {
     "objectives": set(OBJECTIVES),
 }
 # A schedule or an optimizer may have settings of its own.
-DEPENDENT = tuple(dict.fromkeys(part for section in SECTIONS for _, part in setting_classes(section).values()))
+DEPENDENT = tuple(dict.fromkeys(part for section in SECTIONS for _, part in _setting_classes(section).values()))
 CHOICES = [
     (section.__name__, field.name, choice)
     for section in (*SECTIONS, *DEPENDENT)
@@ -78,7 +78,7 @@ def test_the_page_has_every_choice() -> None:
 
 def test_the_head_of_the_file_is_comment_and_the_rest_plain_yaml() -> None:
     assert all(line.startswith("#") for line in HEAD.splitlines())
-    assert set(yaml.safe_load(TEXT)) <= set(TOP_LEVEL_KEYS)
+    assert set(yaml.safe_load(TEXT)) <= set(_TOP_LEVEL_KEYS)
 
 
 def test_the_examples_at_the_top_of_the_file_are_valid(tmp_path: Path) -> None:

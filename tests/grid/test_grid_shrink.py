@@ -9,7 +9,7 @@ from grids import grid
 
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.variant import UPDATES, TinyText, changes, one_seed, shrink
+from gpas_cli.grid.variant import _UPDATES, TinyText, changes, one_seed, shrink
 from gpas_cli.project import packaged
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
@@ -48,7 +48,7 @@ def test_every_shipped_cell_keeps_its_structure(name: str) -> None:
         assert new.objective == old.objective
         assert (new.precision, new.seed) == (old.precision, old.seed)
         assert [stage.kind for stage in new.stages] == [stage.kind for stage in old.stages]
-        assert new.optim.updates >= UPDATES
+        assert new.optim.updates >= _UPDATES
         assert new.model.size.hidden * new.model.size.vocab * new.data.length < 150_000
         assert "hf" not in json.dumps(new.to_mapping()["data"])
         assert new.data.source == "files"
@@ -64,7 +64,7 @@ def test_stopped_schedules_means_and_validation_batches_stay_what_they_are() -> 
     recipe = "{steps: 100, stop: 40, warmup: 7, batch: 64, mean_rows: 16, validation_rows: 8}"
     cell = tiny_of(f"optim: {recipe}, data.layout: pad")
     optim = cell.optim
-    assert (optim.steps, optim.stop, optim.warmup) == (2 * UPDATES, UPDATES, 1)
+    assert (optim.steps, optim.stop, optim.warmup) == (2 * _UPDATES, _UPDATES, 1)
     assert 1 < optim.mean_rows < optim.batch
     assert optim.validation_rows
     assert cell.data.layout == "pad"
@@ -110,7 +110,7 @@ def test_data_sets_of_later_stages_are_replaced() -> None:
 def test_what_was_shrunk_is_listed_once() -> None:
     cells = grid("    base: {size: quickstart, data: quickstart}\n    axes: {norm: [pre, post], gate: [none, gpas]}\n")
     found = {change.setting: change for change in changes(cells, shrink(cells, TEXT, Catalogue()))}
-    assert (found["optim.steps"].before, found["optim.steps"].after) == ((600,), (UPDATES,))
+    assert (found["optim.steps"].before, found["optim.steps"].after) == ((600,), (_UPDATES,))
     assert (found["data.source"].before, found["data.source"].after) == (("stdlib",), ("files",))
     assert "size.layers" not in found
     assert not any(name.startswith(("norm", "gate")) for name in found)

@@ -17,7 +17,7 @@ from gpas_cli.model.bundle import Bundle
 from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.layers import GpasGate, RMSNorm
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.gate import SITES
+from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.model import EMBEDS
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
@@ -43,7 +43,7 @@ def trained(norm: object, gate: object = None, *, embed: object = None, eps: flo
 
 @pytest.mark.parametrize("norm", LLAMA_LIKE, ids=str)
 def test_every_gate_and_embedding_folds_exactly_but_for_eps(norm: object) -> None:
-    gates = [None, *({"site": s, "share": share} for s, share in itertools.product(SITES, ("layer", "sublayer")))]
+    gates = [None, *({"site": s, "share": share} for s, share in itertools.product(_SITES, ("layer", "sublayer")))]
     gates += [{"activation": activation, "init": 0.1} for activation in ALL_ACTIVATIONS]
     gates.append({"learnable": False, "init": [0.3, -0.2, 0.1, 0.5]})
     for gate, embed in (*((gate, "plain") for gate in gates), *(("gpas", embed) for embed in EMBEDS)):
@@ -54,7 +54,7 @@ def test_every_gate_and_embedding_folds_exactly_but_for_eps(norm: object) -> Non
         assert logit_difference(network, folded, TOKENS) < 2e-5, (gate, embed)
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", _SITES)
 def test_a_gate_that_negates_the_stream_folds_too(site: str) -> None:
     network = trained("pre", {"site": site})
     with torch.no_grad():

@@ -15,7 +15,7 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model import layers as gate_module
 from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.gate import SITES, Gate
+from gpas_cli.spec.gate import _SITES, Gate
 from gpas_cli.spec.norm import SCHEMES
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 50}
@@ -48,7 +48,7 @@ def error(ours: Tensor, exact: Tensor, scale: float) -> float:
 
 
 @pytest.mark.parametrize("stop_gradient", [True, False])
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", _SITES)
 @pytest.mark.parametrize("norm", SCHEMES)
 def test_the_gradients_are_those_of_the_formula(
     norm: str, site: str, stop_gradient: bool, monkeypatch: pytest.MonkeyPatch

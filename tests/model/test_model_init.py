@@ -13,7 +13,7 @@ from golden_networks import GOLDEN, model_of
 
 from gpas_cli.model.init import initialise
 from gpas_cli.model.llama import build
-from gpas_cli.spec.model import PRESETS
+from gpas_cli.spec.model import _PRESETS
 from gpas_cli.spec.parse_cell import parse_model
 
 STATISTICS = json.loads((GOLDEN / "init_stats.json").read_text())["std_hidden256_layers8_ffn688_vocab2000"]
@@ -84,7 +84,7 @@ def test_deepnorm_with_gpas_takes_either_initialisation() -> None:
     assert deepnorm["model.layers.3.self_attn.v_proj.weight"].std().item() == pytest.approx(64**-0.25 / 16, rel=0.01)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", _PRESETS)
 def test_presets(preset: str) -> None:
     """hidden 64, ffn 96, 4 layers: standard deviations of q, v, o, gate, down and the head."""
     size = {"hidden": 64, "ffn": 96, "heads": 2, "layers": 4, "vocab": 300}

@@ -17,7 +17,7 @@ from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model.layers import MLP, GpasGate, norm_slot
 from gpas_cli.model.llama import Llama, activation_variance, build
 from gpas_cli.spec.equation import equations
-from gpas_cli.spec.gate import ACTIVATIONS, SITES, Gate, activation
+from gpas_cli.spec.gate import _SITES, ACTIVATIONS, Gate, activation
 from gpas_cli.spec.model import FAMILIES, SIZES, Model
 from gpas_cli.spec.norm import SCHEMES, Norm
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -79,7 +79,7 @@ def variants(model: Llama, start: float) -> Iterator[tuple[str, bool]]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str, share: str) -> None:
     plain = network(scheme, dtype=torch.float64)(TOKENS)
-    for site in SITES:
+    for site in _SITES:
         model = network(scheme, {"site": site, "share": share, "init": OPEN}, dtype=torch.float64)
         exceptions = useless(model.spec)
         for act, stop in variants(model, OPEN):
@@ -94,7 +94,7 @@ def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_fixed_gate_computes_the_same_without_a_parameter(scheme: str, share: str) -> None:
-    for site in SITES:
+    for site in _SITES:
         gate = {"site": site, "share": share, "init": [OPEN, -OPEN]}
         learnable, fixed = network(scheme, gate), network(scheme, {**gate, "learnable": False})
         assert torch.equal(learnable(TOKENS), fixed(TOKENS)), site
@@ -106,7 +106,7 @@ def test_a_fixed_gate_computes_the_same_without_a_parameter(scheme: str, share: 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_states_travel_and_any_layer_can_be_removed(scheme: str, share: str) -> None:
-    for site in SITES:
+    for site in _SITES:
         gate = {"site": site, "share": share, "init": OPEN}
         one, other = network(scheme, gate, seed=1), network(scheme, gate, seed=2)
         assert not torch.equal(one(TOKENS), other(TOKENS))
@@ -127,7 +127,7 @@ def test_networks_have_one_key_exactly_if_they_have_one_equation(scheme: str) ->
     for act, stop, learnable, share in itertools.product(ALL_ACTIVATIONS, (True, False), (True, False), SHARES):
         gate = {"activation": act, "stop_gradient": stop, "learnable": learnable, "share": share, "init": OPEN}
         values = {"size": {**TINY, "vocab": 300}, "norm": spelled(scheme), "data": "quickstart", "optim": optim}
-        cells = [cell_from({**values, "gate": {**gate, "site": site}}) for site in SITES]
+        cells = [cell_from({**values, "gate": {**gate, "site": site}}) for site in _SITES]
         found = {(cell.key, json.dumps(equations(cell.model))) for cell in cells}
         assert len(found) == len({key for key, _ in found}) == len({text for _, text in found})
 

@@ -21,7 +21,7 @@ from gpas_cli.plan.estimate import _equivalent_tokens, _measured_speeds, estimat
 from gpas_cli.plan.machine import MEMORY_GB, Cluster, ThisMachine, _assumed_mfu, named_gpus
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.plan.stage_jobs import stage_jobs
-from gpas_cli.spec.cost import PEAK_TFLOPS, computed_flops, flops_per_token, parameters
+from gpas_cli.spec.cost import _PEAK_TFLOPS, computed_flops, flops_per_token, parameters
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
@@ -232,7 +232,7 @@ def test_jobs_that_need_more_gpus_than_there_are_are_estimated_on_others(runs: P
 
 
 def test_every_gpu_has_a_memory_and_a_peak() -> None:
-    assert set(MEMORY_GB) == set(PEAK_TFLOPS)
+    assert set(MEMORY_GB) == set(_PEAK_TFLOPS)
     assert {named_gpus(word).name for word in ("rtx4090", "RTX 4090", "rtx-4090", "4090")} == {"RTX 4090"}
 
 

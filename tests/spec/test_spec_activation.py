@@ -10,7 +10,7 @@ from gate_activations import ALL_ACTIVATIONS, FORMULAS, SOFTSIGN
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.equation import description
-from gpas_cli.spec.gate import ACTIVATIONS, SAMPLES, activation, activation_fault, canonical
+from gpas_cli.spec.gate import _SAMPLES, ACTIVATIONS, _activation_fault, activation, canonical
 from gpas_cli.spec.parse_cell import cell_from
 
 RECIPE = {"size": "quickstart", "data": "quickstart", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
@@ -55,7 +55,7 @@ def test_the_slope_is_the_limit_of_differences(act: str) -> None:
     ],
 )
 def test_a_formula_that_is_none_is_refused_with_the_reason(text: str, message: str) -> None:
-    assert message in activation_fault(text)
+    assert message in _activation_fault(text)
     with pytest.raises(InvalidExperiments, match=r"gate\.activation: "):
         gated(text)
 
@@ -69,8 +69,8 @@ def test_spaces_and_parentheses_change_no_key_and_numbers_do(text: str) -> None:
     assert cell_from(spread.to_mapping()).key == spread.key
     keys = {gated(one, init=0.1).key for one in (text, f"0.5 * ({text})", *ACTIVATIONS)}
     assert len(keys) == 2 + len(ACTIVATIONS)
-    values = [activation(canonical(text)).value(a) for a in SAMPLES]
-    assert values == [activation(text).value(a) for a in SAMPLES]
+    values = [activation(canonical(text)).value(a) for a in _SAMPLES]
+    assert values == [activation(text).value(a) for a in _SAMPLES]
 
 
 def test_the_equation_has_the_formula() -> None:

@@ -13,7 +13,7 @@ from gate_activations import ALL_ACTIVATIONS
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.gate import SITES
+from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import cell_from
@@ -35,7 +35,7 @@ def problems(**values: object) -> list[str]:
 
 
 def test_round_trip_through_json() -> None:
-    for scheme, site, activation in itertools.product(SCHEMES, SITES, ALL_ACTIVATIONS):
+    for scheme, site, activation in itertools.product(SCHEMES, _SITES, ALL_ACTIVATIONS):
         gate = {"activation": activation, "site": site, "init": 0.1, "share": "sublayer"}
         original = cell(norm=scheme, gate=gate, seed=7)
         again = cell_from(json.loads(json.dumps(original.to_mapping())))

@@ -15,7 +15,7 @@ from gpas_cli.spec.depth import LayerSchedule, copies, factors_of
 from gpas_cli.spec.equation import depth_lines
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.stage import pretraining_tokens
+from gpas_cli.spec.stage import _pretraining_tokens
 
 STEPS = 400_000
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 24, "vocab": 280}
@@ -287,8 +287,8 @@ def test_skipped_layers_cost_nothing_in_flops_and_estimates() -> None:
     assert flops_per_token(raptr) == pytest.approx(head + 0.75 * layers)
     assert computed_flops(raptr, 1, 250) == pytest.approx((head + 0.5 * layers) / (head + layers))
     cadence = Cadence(eval_every=10**6)
-    evaluation = pretraining_tokens(full, cadence, 1000)
-    tokens = [pretraining_tokens(what, cadence, 0) - evaluation for what in (raptr, full)]
+    evaluation = _pretraining_tokens(full, cadence, 1000)
+    tokens = [_pretraining_tokens(what, cadence, 0) - evaluation for what in (raptr, full)]
     assert tokens[0] == pytest.approx(computed_flops(raptr) * tokens[1])
     # The last stage is the whole network.
-    assert pretraining_tokens(raptr, cadence, 750) == pytest.approx(pretraining_tokens(full, cadence, 750))
+    assert _pretraining_tokens(raptr, cadence, 750) == pytest.approx(_pretraining_tokens(full, cadence, 750))

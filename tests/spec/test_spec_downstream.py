@@ -8,7 +8,7 @@ import pytest
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.downstream import GROUPS, KNOWN_TASKS, PAPER, averages, columns, metrics_of, task_title
+from gpas_cli.spec.downstream import _PAPER, GROUPS, KNOWN_TASKS, averages, columns, metrics_of, task_title
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.stage import STAGE_KINDS
@@ -36,7 +36,7 @@ def test_a_group_is_its_tasks_in_any_order_with_one_key(group: str) -> None:
 
 def test_the_default_is_the_paper() -> None:
     assert cell().key == cell(tasks=["paper"]).key
-    assert cell().parameters("downstream").tasks == PAPER
+    assert cell().parameters("downstream").tasks == _PAPER
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_the_averages_of_the_paper_and_of_the_poster_are_different_columns() -> 
 
 
 def test_files_with_the_questions_of_the_paper_have_its_average() -> None:
-    tasks = [LOCAL if task == "arc_easy" else task for task in PAPER]
+    tasks = [LOCAL if task == "arc_easy" else task for task in _PAPER]
     assert averages(tasks)["average_paper"][-1] == LOCAL
     assert task_title(LOCAL) == "ARC-e (local)"
 
 
 def test_an_average_needs_all_its_scores() -> None:
-    scores = {(task, "acc"): 0.5 for task in PAPER}
-    assert metrics_of(scores, PAPER)["accuracy/average_paper"] == 50
+    scores = {(task, "acc"): 0.5 for task in _PAPER}
+    assert metrics_of(scores, _PAPER)["accuracy/average_paper"] == 50
     del scores["piqa", "acc"]
-    assert "accuracy/average_paper" not in metrics_of(scores, PAPER)
+    assert "accuracy/average_paper" not in metrics_of(scores, _PAPER)
     assert metrics_of({("wikitext", "word_perplexity"): 30.5}, ["wikitext"]) == {"task_perplexity/wikitext": 30.5}
 
 

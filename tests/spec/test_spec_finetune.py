@@ -9,7 +9,7 @@ import pytest
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.finetune import COMMONSENSE_TOKENS, Finetune, finetuning_tokens
+from gpas_cli.spec.finetune import _COMMONSENSE_TOKENS, Finetune, finetuning_tokens
 from gpas_cli.spec.parse import own_fields
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
@@ -102,8 +102,8 @@ def test_the_cost_counts_frozen_layers_and_what_is_left() -> None:
         found = cell(section)
         return finetuning_tokens(replace(found, data=replace(found.data, eval_tokens=1)), Cadence(), resumed)
 
-    assert cost({"method": "full"}) == pytest.approx(4 * COMMONSENSE_TOKENS, rel=1e-6)
-    assert cost({}) == pytest.approx(4 * COMMONSENSE_TOKENS * (2 + 4 / 12) / 3, rel=1e-6)
-    steps = cell({}).parameters("finetune").steps(COMMONSENSE_TOKENS // 512)
+    assert cost({"method": "full"}) == pytest.approx(4 * _COMMONSENSE_TOKENS, rel=1e-6)
+    assert cost({}) == pytest.approx(4 * _COMMONSENSE_TOKENS * (2 + 4 / 12) / 3, rel=1e-6)
+    steps = cell({}).parameters("finetune").steps(_COMMONSENSE_TOKENS // 512)
     assert cost({}, steps // 2) == pytest.approx(cost({}) / 2, rel=1e-3)
     assert cost({"epochs": 1}) == pytest.approx(cost({}) / 4, rel=1e-6)

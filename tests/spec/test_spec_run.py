@@ -8,7 +8,7 @@ import pytest
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec import parse
-from gpas_cli.spec.run import Cadence, period_seconds
+from gpas_cli.spec.run import Cadence, _period_seconds
 
 
 def cadence(every: object) -> tuple[Cadence | None, list[str]]:
@@ -19,7 +19,7 @@ def cadence(every: object) -> tuple[Cadence | None, list[str]]:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10min", 600), ("1.5h", 5400), ("10 min", 600)])
 def test_a_period_is_read_in_seconds(text: str, seconds: float) -> None:
-    assert period_seconds(text) == seconds
+    assert _period_seconds(text) == seconds
     made, faults = cadence(text)
     assert made is not None
     assert not faults

@@ -15,7 +15,7 @@ from life import Connect, Life
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, owner, peek
 from gpas_cli.store.ingest import sync
-from gpas_cli.store.owner import Owner
+from gpas_cli.store.owner import _Owner
 
 NOBODY = 65534
 
@@ -90,15 +90,15 @@ def test_run_directories_that_begin_anew_in_the_same_place_keep_their_database(
 @pytest.mark.parametrize(
     ("one", "other", "across_hosts", "same"),
     [
-        (Owner("a", "h", "/x"), Owner("a", "i", "/y"), True, True),
-        (Owner("a", "h", "/x"), Owner("b", "h", "/x"), False, False),
-        (Owner("a", "h", "/x"), Owner("", "h", "/x"), True, True),
-        (Owner("a", "h", "/x"), Owner("", "i", "/x"), True, False),
-        (Owner("a", "h", "/x"), Owner("", "i", "/x"), False, True),
-        (Owner("", "h", "/x"), Owner("", "h", "/y"), False, False),
+        (_Owner("a", "h", "/x"), _Owner("a", "i", "/y"), True, True),
+        (_Owner("a", "h", "/x"), _Owner("b", "h", "/x"), False, False),
+        (_Owner("a", "h", "/x"), _Owner("", "h", "/x"), True, True),
+        (_Owner("a", "h", "/x"), _Owner("", "i", "/x"), True, False),
+        (_Owner("a", "h", "/x"), _Owner("", "i", "/x"), False, True),
+        (_Owner("", "h", "/x"), _Owner("", "h", "/y"), False, False),
     ],
 )
-def test_projects_are_distinguished(one: Owner, other: Owner, across_hosts: bool, same: bool) -> None:
+def test_projects_are_distinguished(one: _Owner, other: _Owner, across_hosts: bool, same: bool) -> None:
     assert one.is_same(other, across_hosts=across_hosts) is same
     assert other.is_same(one, across_hosts=across_hosts) is same
 

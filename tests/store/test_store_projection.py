@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpas_cli.store.journal import Line
-from gpas_cli.store.projection import EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
+from gpas_cli.store.projection import _EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
 
 
 def event(kind: str, **fields: Any) -> Line:
@@ -16,10 +16,10 @@ def event(kind: str, **fields: Any) -> Line:
 def test_steps_and_evaluations_become_curves() -> None:
     speed = {"tokens_per_second": 7, "seconds_per_step": 0.1, "flops_per_second": 1e9, "mfu": 0.4, "memory": 2**30}
     step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens=192, **speed)
-    scores = dict.fromkeys(EVALUATION_CURVES, 1.5)
+    scores = dict.fromkeys(_EVALUATION_CURVES, 1.5)
     evaluation = event("evaluation", step=4, **scores, tokens=64, loss_reference=1.4)
     changes = project_events([step, evaluation])
-    assert set(changes.curves) == {*STEP_CURVES, *EVALUATION_CURVES.values()}
+    assert set(changes.curves) == {*STEP_CURVES, *_EVALUATION_CURVES.values()}
     assert changes.curves["loss"] == {3: 2.0}
     assert changes.curves["eval_loss"] == {4: 1.5}
     assert changes.columns == {"last_step": 4}

@@ -13,7 +13,7 @@ import pytest
 import gpas_cli
 from gpas_cli import trust
 from gpas_cli.errors import GpasError
-from gpas_cli.store.snapshot import BYTE_CODE, copy_snapshot, git_facts, read_files, snapshot, snapshot_path
+from gpas_cli.store.snapshot import _BYTE_CODE, _read_files, copy_snapshot, git_facts, snapshot, snapshot_path
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def package(tmp_path: Path) -> Path:
 
 def test_the_copy_is_named_after_its_content(tmp_path: Path, package: Path) -> None:
     first = snapshot(tmp_path / "runs", package)
-    assert read_files(first.path / "gpas_cli") == read_files(package)
+    assert _read_files(first.path / "gpas_cli") == _read_files(package)
     assert (first.path / "gpas_cli" / "packaged" / "migrations" / "env.py").exists()
     assert not (first.path / "gpas_cli" / "__pycache__").is_dir()
     (package.parent / "experiments.yaml").write_text("grids: {a: {}}\n")
@@ -51,7 +51,7 @@ def test_a_copy_travels_to_other_run_directories_once(tmp_path: Path, package: P
     for _ in range(2):
         copy_snapshot(tmp_path / "there", tmp_path / "here", first.code)
     copied = snapshot_path(tmp_path / "here", first.code)
-    assert read_files(copied / "gpas_cli") == read_files(first.path / "gpas_cli")
+    assert _read_files(copied / "gpas_cli") == _read_files(first.path / "gpas_cli")
     assert [path.name for path in copied.parent.iterdir()] == [first.code]
     shutil.copytree(first.path, first.path.parent / "fedcba9876543210")
     for unknown in ("", "0123456789abcdef", "fedcba9876543210", f"../.code/{first.code}"):
@@ -95,7 +95,7 @@ def test_a_copy_whose_files_are_links_or_folders_is_refused(tmp_path: Path, pack
     copy = snapshot(tmp_path / "runs", package).path
     path = copy / name
     path.rename(tmp_path / "aside")
-    if name.endswith(BYTE_CODE):
+    if name.endswith(_BYTE_CODE):
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "aside")
@@ -105,7 +105,7 @@ def test_a_copy_whose_files_are_links_or_folders_is_refused(tmp_path: Path, pack
 
 def test_python_neither_writes_nor_reads_byte_code_of_a_copy(tmp_path: Path, package: Path) -> None:
     copy = snapshot(tmp_path / "runs", package).path
-    for path in copy.rglob(BYTE_CODE):
+    for path in copy.rglob(_BYTE_CODE):
         path.unlink()  # as in an archive
     assert snapshot(tmp_path / "runs", package).path == copy
     for _ in range(2):

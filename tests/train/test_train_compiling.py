@@ -20,7 +20,7 @@ from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model import attention, layers
 from gpas_cli.model.llama import Llama, activation_variance, build
-from gpas_cli.spec.gate import SITES
+from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
@@ -53,7 +53,7 @@ def rows(*lengths: int) -> DeviceRows:
 
 @pytest.mark.parametrize("norm", SCHEMES)
 def test_no_scheme_and_no_site_breaks_the_graph(norm: str) -> None:
-    for site in SITES:
+    for site in _SITES:
         torch._dynamo.reset()
         counter = CompileCounter()
         try:

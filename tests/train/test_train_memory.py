@@ -15,7 +15,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.model.llama import build
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import activation_bytes, update_bytes
+from gpas_cli.spec.cost import _update_bytes, activation_bytes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import assemble, loop
@@ -42,12 +42,12 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(assemble, "CPU_LOGITS", 2**40)
     monkeypatch.setattr(assemble, "logits_at_once", lambda _: 2**10)
     monkeypatch.setattr(assemble, "USABLE_FRACTION", 1.0)
-    needed = update_bytes(what, 100, logits=2**10)
+    needed = _update_bytes(what, 100, logits=2**10)
     for rows, free in [(100, needed), (99, needed - 1), (1, 0), (512, 10**15)]:
         monkeypatch.setattr(assemble, "free_bytes", lambda _, free=free: free)
         assert micro_batch_rows(what, FP32) == rows
     monkeypatch.setattr(assemble, "free_bytes", lambda _: needed)
-    assert micro_batch_rows(what, FP32, reserved=needed - update_bytes(what, 50, logits=2**10)) == 50
+    assert micro_batch_rows(what, FP32, reserved=needed - _update_bytes(what, 50, logits=2**10)) == 50
     assert 40 < micro_batch_rows(what, FP32, processes=2) <= 50
     assert micro_batch_rows(what, FP32, 7) == 7
     assert micro_batch_rows(cell(mean_rows=8), FP32, 99, processes=4) == 8  # 16 whole means each

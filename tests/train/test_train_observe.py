@@ -14,7 +14,7 @@ from gpas_cli.events import Event, Layers, Step
 from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import PEAK_TFLOPS, flops_per_token, peak_flops
+from gpas_cli.spec.cost import _PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
@@ -172,7 +172,7 @@ def test_a_peak_is_known_or_not(name: str, precision: str, expected: float | Non
 
 
 def test_every_peak_is_found_by_its_own_name() -> None:
-    for name, (bf16, tf32, plain) in PEAK_TFLOPS.items():
+    for name, (bf16, tf32, plain) in _PEAK_TFLOPS.items():
         found = [peak_flops(f"NVIDIA {name}", p, tf32=t) for p, t in (("bf16", False), ("fp32", True), ("fp32", False))]
         assert found == [1e12 * bf16, 1e12 * tf32, 1e12 * plain]
 

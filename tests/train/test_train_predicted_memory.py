@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_iter
 
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import update_bytes
+from gpas_cli.spec.cost import _update_bytes
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import loss as loss_module
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -121,7 +121,7 @@ def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(loss_module, "CHUNK_LOGITS", LOGITS)
     what, rows, recompute = CASES[name]
     found = measured(what, rows, sharded=False, recompute=recompute)
-    expected = update_bytes(what, rows, recompute=recompute, logits=LOGITS)
+    expected = _update_bytes(what, rows, recompute=recompute, logits=LOGITS)
     assert 0.98 * found <= expected <= 1.03 * found
 
 
@@ -139,7 +139,7 @@ def test_a_sharded_update_takes_what_is_predicted(
     monkeypatch.setattr(loss_module, "CHUNK_LOGITS", LOGITS)
     what = cell(precision, gate="gpas")
     found = measured(what, 64, sharded=True, recompute=recompute)
-    expected = update_bytes(what, 64, strategy="fsdp", recompute=recompute, logits=LOGITS)
+    expected = _update_bytes(what, 64, strategy="fsdp", recompute=recompute, logits=LOGITS)
     # What is gathered counts for much in a network of two layers.
     assert 0.98 * found <= expected <= 1.10 * found
 
@@ -152,5 +152,5 @@ def test_the_published_sizes_take_what_is_predicted(
     monkeypatch.setattr(loss_module, "CHUNK_LOGITS", LOGITS)
     what = cell("bf16", size, gate="gpas")
     found = measured(what, rows, sharded=sharded, recompute=False)
-    expected = update_bytes(what, rows, strategy="fsdp" if sharded else "none", logits=LOGITS)
+    expected = _update_bytes(what, rows, strategy="fsdp" if sharded else "none", logits=LOGITS)
     assert 0.98 * found <= expected <= 1.08 * found

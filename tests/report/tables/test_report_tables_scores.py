@@ -14,7 +14,7 @@ from gpas_cli.report.result import PARTIAL, TaskResult
 from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.table import Table, TableCell, build
-from gpas_cli.spec.downstream import POSTER, metrics_of
+from gpas_cli.spec.downstream import _POSTER, metrics_of
 
 PUBLISHED = {"gpas": "table3_accuracy", "poster": "finetuned_accuracy"}
 NINE = {"size": "1b", "downstream": {"tasks": ["poster"]}}
@@ -32,7 +32,7 @@ def table_of(
     columns: str = "task",
 ) -> Table:
     lone = entry(**NINE)
-    metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, POSTER)
+    metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, _POSTER)
     found = result(lone, 20.0) | {
         key: replace(own, scores=scores, outcome=outcome)
         for key, own in result(lone, stage="downstream", metrics=metrics).items()
@@ -50,7 +50,7 @@ def texts(table: Table, kind: str) -> list[str]:
 
 
 def test_the_averages_of_the_paper_and_the_poster_have_their_own_published_numbers() -> None:
-    found = cells(table_of(*(score(task) for task in POSTER)))
+    found = cells(table_of(*(score(task) for task in _POSTER)))
     assert list(found)[-2:] == ["average_paper", "average_poster"]
     printed = {
         label: {source: one.value for source, one in (cell.printed or {}).items()} for label, cell in found.items()
@@ -62,12 +62,12 @@ def test_the_averages_of_the_paper_and_the_poster_have_their_own_published_numbe
 
 
 def test_a_score_has_its_standard_error_in_percent_and_an_average_that_of_its_tasks() -> None:
-    found = cells(table_of(*(score(task) for task in POSTER)))
+    found = cells(table_of(*(score(task) for task in _POSTER)))
     assert found["piqa"].values == {1: 50.0}
     assert found["piqa"].stderr == pytest.approx(2.0)
     assert found["average_poster"].stderr == pytest.approx(2.0 / 3)
     assert found["average_paper"].stderr == pytest.approx(2.0 / 7**0.5)
-    assert ",50.0,,2.0," in to_csv(table_of(*(score(task) for task in POSTER)))
+    assert ",50.0,,2.0," in to_csv(table_of(*(score(task) for task in _POSTER)))
 
 
 def test_scores_of_a_stage_that_has_not_finished_are_shown() -> None:
@@ -91,7 +91,7 @@ def test_footnotes_name_the_harness_the_shots_and_what_guessing_scores() -> None
 def test_skipped_questions_are_noted_beside_the_accuracy() -> None:
     skipped = [score("piqa", metric="skipped", value=12, stderr=None, examples=1826) for _ in range(2)]
     for columns in ("task", "size"):
-        table = table_of(*map(score, POSTER), *skipped, columns=columns)
+        table = table_of(*map(score, _POSTER), *skipped, columns=columns)
         assert [text for text in texts(table, "scores") if "not scored" in text] == [
             "PIQA: 12 of 1,838 questions are not scored, because a choice is longer than max_length"
         ]
