@@ -74,6 +74,7 @@ def results(case: str, folder: Path) -> dict[str, Result]:
     return {one.measure: one for one in gpu_cases.measured(case, folder, shrink=True)}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("deterministic")
 def test_speed_at_tiny_size(tmp_path: Path) -> None:
     found = results("1b", tmp_path)
@@ -94,6 +95,7 @@ def test_exactness_at_tiny_size(tmp_path: Path) -> None:
     assert second["so has one from the start"].met
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("deterministic")
 def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     backward = layers._Normed.backward

@@ -52,18 +52,20 @@ def rows(*lengths: int) -> DeviceRows:
 
 
 @pytest.mark.parametrize("norm", SCHEMES)
-def test_no_scheme_and_no_site_breaks_the_graph(norm: str) -> None:
-    for site in _SITES:
-        torch._dynamo.reset()
-        counter = CompileCounter()
-        try:
-            made = network(norm, site)
-        except InvalidExperiments:
-            continue
-        compile_layers(made, counter)
-        summed_loss(made, rows(9, 9, 9, 9), FP32).backward()
-        # Mix-LN has layers of two kinds; the final norm has a graph of its own, and so has the norm of embeddings.
-        assert counter.frame_count == (3 if norm in ("mix", "peri") else 2)
+@pytest.mark.parametrize(
+    "site", [pytest.param(site, marks=() if site == "home" else pytest.mark.long) for site in _SITES]
+)
+def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    try:
+        made = network(norm, site)
+    except InvalidExperiments:
+        pytest.skip("the scheme has no such site")
+    compile_layers(made, counter)
+    summed_loss(made, rows(9, 9, 9, 9), FP32).backward()
+    # Mix-LN has layers of two kinds; the final norm has a graph of its own, and so has the norm of embeddings.
+    assert counter.frame_count == (3 if norm in ("mix", "peri") else 2)
 
 
 def test_norms_of_queries_and_keys_do_not_break_the_graph() -> None:
@@ -105,10 +107,10 @@ def graphs_of(made: Llama, batches: list[tuple[int, ...]], *, gradients: bool = 
     ("norm", "family", "batches", "gradients", "graphs"),
     [
         ("pre", {}, PADDED, True, 2),  # of the layers, and of the final norm
-        ("pre", {}, FULL, True, 2),
-        ("mix", {}, PADDED, True, 3),  # of layers of two kinds
+        pytest.param("pre", {}, FULL, True, 2, marks=pytest.mark.long),
+        pytest.param("mix", {}, PADDED, True, 3, marks=pytest.mark.long),  # of layers of two kinds
         ("pre", {"positions": "learned", "context": 16}, PADDED, False, 3),  # of what is added to the embedding
-        ("pre", {"positions": "learned", "context": 16}, FULL, False, 3),
+        pytest.param("pre", {"positions": "learned", "context": 16}, FULL, False, 3, marks=pytest.mark.long),
     ],
     ids=["padded", "full", "two kinds", "evaluation", "evaluation of full rows"],
 )
@@ -304,6 +306,7 @@ def test_layers_are_not_compiled_where_torch_compiles_other_gradients(monkeypatc
     compiling._can_compile.cache_clear()
 
 
+@pytest.mark.long
 def test_a_failing_compilation_is_a_warning_with_the_reason(tmp_path: Path) -> None:
     program = (
         "import torch\n"

@@ -75,17 +75,24 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sharded = [[f"half-fsdp-{name}", CELLS[name], LAYOUTS["fsdp"], [], 3] for name in OPTIMIZER_CELLS]
     short = ["short-ddp", CELLS["pre"], {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}, [], ALL]
     small = [[f"small-{name}", CELLS[name], {**LAYOUTS["ddp"], "message": 500}, [], ALL] for name in ("pre", "paths")]
-    wide = [
-        [f"wide-{way}-{name}", CELLS[name], {**asked, "wide": True}, [], ALL]
-        for way, asked in WIDE_LAYOUTS.items()
-        for name in WIDE_CELLS
-    ]
-    start(root, 2, [*wide, *cases, *halves, *second, *sharded, short, *small])
+    start(root, 2, [*cases, *halves, *second, *sharded, short, *small])
     for name in OPTIMIZER_CELLS:
         keep(root, [f"fsdp-then-one-{name}", CELLS[name], {"micro_batch": 3}, [f"half-fsdp-{name}"], ALL])
     for before in LAYOUTS:
         keep(root, [f"{before}-then-one", CELLS["pre"], {}, [f"half-{before}"], ALL])
     return root
+
+
+@pytest.fixture(scope="module")
+def wide_room(room: Path) -> Path:
+    """Train with sharded weights that are joined and padded at use, some of them by compiled layers."""
+    cases = [
+        [f"wide-{way}-{name}", CELLS[name], {**asked, "wide": True}, [], ALL]
+        for way, asked in WIDE_LAYOUTS.items()
+        for name in WIDE_CELLS
+    ]
+    start(room, 2, cases)
+    return room
 
 
 def keep(root: Path, case: list[Any]) -> None:
@@ -177,9 +184,11 @@ def test_gradients_sent_in_many_messages_have_the_same_sums(room: Path, name: st
     assert [event["values"] for event in small["layers"]] == [event["values"] for event in large["layers"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WIDE_CELLS)
 @pytest.mark.parametrize("way", WIDE_LAYOUTS)
-def test_sharded_weights_are_joined_and_padded_at_use(room: Path, way: str, name: str) -> None:
+def test_sharded_weights_are_joined_and_padded_at_use(wide_room: Path, way: str, name: str) -> None:
+    room = wide_room
     one, two = result_of(room, f"one-{name}"), result_of(room, f"wide-{way}-{name}")
     (event,) = [e for e in two["phase"] if e["name"] == "training"]
     assert (event["recompute"], event["compiled"]) == (way in ("recomputed", "both"), way in ("compiled", "both"))

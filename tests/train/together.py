@@ -94,6 +94,7 @@ def limited(healthy: Any, most: int, passes: int = 0) -> Any:
 def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300) -> None:
     """Run the cases one after the other in `size` processes; fail with their output unless all succeed."""
     (root / "cases.json").write_text(json.dumps(cases))
+    (root / "meeting").unlink(missing_ok=True)
     command = [sys.executable, "-P", "-W", "error", "-W", "ignore:Guards may run slower", __file__]
     words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]
     ranks = [
