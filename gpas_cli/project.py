@@ -62,6 +62,11 @@ class Project:
             database=str(_utf8(Path(database).absolute())) if is_path else database,
         )
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables with which a job finds this project; jobs never open the database."""
+        return {"GPAS_CONFIG": str(self.config), "GPAS_RUNS_DIR": str(self.runs), "GPAS_CACHE": str(self.cache)}
+
 
 def _utf8(path: Path) -> Path:
     try:

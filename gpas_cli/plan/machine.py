@@ -256,25 +256,24 @@ def require(machine: Machine, wanted: Mapping[str, Resources]) -> None:
 
 def _installed_gpus() -> int:
     """Return the number of GPUs that nvidia-smi lists, without MIG slices. Without nvidia-smi, count device files."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    if shutil.which("nvidia-smi") is None:
         return sum(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
-    try:
-        answer = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in answer.splitlines())
+    return sum(line.startswith("GPU ") for line in _nvidia_smi("-L").splitlines())
 
 
 def _queried_kind(gpu: str) -> GpuKind | None:
     """Return the kind of a GPU as nvidia-smi reports it, None if it does not."""
-    command = ("nvidia-smi", f"--id={gpu}", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    answer = _nvidia_smi(f"--id={gpu}", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    name, _, mebibytes = answer.strip().partition("\n")[0].rpartition(",")
+    return GpuKind(name.strip(), int(mebibytes) * 2**20) if mebibytes.strip().isdigit() else None
+
+
+def _nvidia_smi(*words: str) -> str:
+    """Return the output of nvidia-smi, "" if it fails."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        name, _, mebibytes = answer.strip().partition("\n")[0].rpartition(",")
-        return GpuKind(name.strip(), int(mebibytes) * 2**20)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+        return subprocess.run(("nvidia-smi", *words), capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _assumed_mfu(parameters: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,7 +40,13 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     known = stage_keys(declared) if keys else set()
     unknown = [key for key in keys if key not in known and (not claimed or claim_path(runs, key).exists())]
     view = SchedulerView(runs)
-    return _distinct(_entry(facts_of(view, key), key, catalogue) for key in unknown)
+    found = []
+    for key in unknown:
+        facts = facts_of(view, key)
+        if facts.get("stage") not in _OF_NO_CELL:
+            with suppress(UnknownCell):
+                found.append(_read(facts, key, catalogue))
+    return _distinct(found)
 
 
 def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]:
@@ -74,14 +81,6 @@ def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:
         engine.dispose()
 
 
-def _entry(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry | None:
-    """Return the cell like `_read`; None if the stage belongs to no cell or its cell cannot be read."""
-    try:
-        return None if facts.get("stage") in _OF_NO_CELL else _read(facts, key, catalogue)
-    except UnknownCell:
-        return None
-
-
 def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
     """Return the cell that a stage's facts describe, with its grid and name.
 
@@ -113,6 +112,6 @@ def _built(kind: type[_T], values: Any) -> _T:
     return made or kind()
 
 
-def _distinct(entries: Iterable[Entry | None]) -> list[Entry]:
+def _distinct(entries: Iterable[Entry]) -> list[Entry]:
     """Return each cell once, even if several of its stages were found."""
-    return list({entry.cell.key: entry for entry in entries if entry is not None}.values())
+    return list({entry.cell.key: entry for entry in entries}.values())

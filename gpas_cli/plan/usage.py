@@ -12,7 +12,6 @@ from pathlib import Path
 from gpas_cli.plan.estimate import makespan
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, by_run
 from gpas_cli.state.usage import NOTHING, Usage, end_of, exit_time, usage_of
-from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
 
@@ -108,17 +107,13 @@ class UsageMeter:
         return used
 
     def _running(self, state: CellStatus, spent: Mapping[str, Usage]) -> Running:
-        asked = _record(AttemptDir(state.directory)) if state.directory else None
-        node = state.job.nodes if state.job else ""
-        if asked is not None:
-            node = node or (asked.slurm.nodes if asked.slurm else "") or asked.submitter.host
-        return Running(state, node, asked.devices if asked else (), _of(state, spent))
-
-
-def _record(attempt: AttemptDir) -> AttemptRecord | None:
-    with suppress(*UNREADABLE):
-        return attempt.read_attempt()
-    return None
+        node, devices = state.job.nodes if state.job else "", tuple[str, ...]()
+        if state.directory:
+            with suppress(*UNREADABLE):
+                asked = AttemptDir(state.directory).read_attempt()
+                devices = asked.devices
+                node = node or (asked.slurm.nodes if asked.slurm else "") or asked.submitter.host
+        return Running(state, node, devices, _of(state, spent))
 
 
 def _of(state: CellStatus, spent: Mapping[str, Usage]) -> Usage:

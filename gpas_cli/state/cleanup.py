@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -150,7 +151,8 @@ def remove(runs: Path, use: StageUse) -> int:
     with locks.locked(claims_lock(runs)):
         if observe(runs, use.key).state != use.state:
             return 0
-        aside = [_set_aside(one.path) for one in use.removable]
+        paths = [one.path for one in use.removable]
+        aside = [path.rename(path.with_name(f".deleted-{path.name}-{os.getpid()}")) for path in paths]
     for path in aside:
         shutil.rmtree(path)
     return sum(one.bytes for one in use.removable)
@@ -169,20 +171,16 @@ def size_of(path: Path) -> int:
     return sum(seen.values())
 
 
-def cutoff(days: float | None) -> float:
-    """Return the unix time `days` ago, or now if `days` is None."""
-    return time.time() - (days or 0) * 86400
-
-
 def _selected(runs: Path, key: str, state: str, needed: Collection[str]) -> Iterator[tuple[str, Path]]:
     """Yield the rule and the path of each checkpoint that some rule selects."""
     yield from ((SUPERSEDED, path) for path in _checkpoints(forgotten_attempts(runs, key)))
     own = _checkpoints(attempts(runs, key))
     if state == "done":
-        last = _last(runs, key)
-        yield from ((SUPERSEDED, path) for path in own if last is not None and path != last)
-        if last is not None and key not in needed:
-            yield FINISHED, last
+        with suppress(GpasError):  # stages without a checkpoint after the last update, or it is gone
+            last = last_checkpoint(runs, key)
+            yield from ((SUPERSEDED, path) for path in own if path != last)
+            if key not in needed:
+                yield FINISHED, last
     elif state in RESULTS:
         yield from ((SUPERSEDED, path) for path in own)
     elif state in _FAILED_STATES:
@@ -191,15 +189,3 @@ def _selected(runs: Path, key: str, state: str, needed: Collection[str]) -> Iter
 
 def _checkpoints(known: Iterable[AttemptDir]) -> list[Path]:
     return [path for path in newest_first(attempt.checkpoints for attempt in known) if path.is_dir()]
-
-
-def _last(runs: Path, key: str) -> Path | None:
-    """Return the checkpoint after the last update; None for stages without one, and if it is gone."""
-    try:
-        return last_checkpoint(runs, key)
-    except GpasError:
-        return None
-
-
-def _set_aside(path: Path) -> Path:
-    return path.rename(path.with_name(f".deleted-{path.name}-{os.getpid()}"))

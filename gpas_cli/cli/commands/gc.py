@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -17,7 +18,7 @@ from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.plan.undeclared import undeclared
-from gpas_cli.state.cleanup import StageUse, cutoff, needed_by, remove, size_of, stage_use
+from gpas_cli.state.cleanup import StageUse, needed_by, remove, size_of, stage_use
 from gpas_cli.state.observe import statuses
 from gpas_cli.words import byte_size, count, listed
 
@@ -91,7 +92,7 @@ def _uses(
     seen = statuses(runs, [*declared, *chosen])
     needed = needed_by(declared, seen)
     keys = dict.fromkeys(stage.key for entry in chosen for stage in entry.cell.stages)
-    before = cutoff(older_than)
+    before = time.time() - (older_than or 0) * 86400
     uses = {key: stage_use(runs, key, seen[key].state, needed=needed, rules=rules, before=before) for key in keys}
     return uses, {key: seen[key].grid for key in keys}
 

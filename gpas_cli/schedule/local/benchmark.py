@@ -105,9 +105,7 @@ def _measure(
         processes=job.resources.processes,
     )
     try:
-        facts = _run(project, lease, asked, lambda doing: notify(f"{job.id}: {doing}"))
-    except _Failed as failed:
-        raise GpasError(f"{job.id} could not be measured: {failed}") from failed
+        facts = _run(project, lease, job.id, asked, notify)
     finally:
         lease.close()
     positions = job.cell.optim.batch * job.cell.data.length
@@ -115,12 +113,10 @@ def _measure(
     return facts | {"positions_per_second": speed, "processes": job.resources.processes}
 
 
-class _Failed(Exception):
-    """The measuring process failed; the message is the last line of its errors."""
-
-
-def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[str], None]) -> dict[str, Any]:
-    """Return the last record that the measuring process printed."""
+def _run(
+    project: Project, lease: Lease, who: str, asked: BenchRequest, notify: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the last record that the process printed which measures the cell `who`. Raises GpasError if it fails."""
     environment = job_environment(_PACKAGE, lease.variables)
     last: dict[str, Any] = {}
     with (
@@ -137,8 +133,9 @@ def _run(project: Project, lease: Lease, asked: BenchRequest, notify: Callable[[
         for line in child.stdout:
             last = json.loads(line)
             if "doing" in last:
-                notify(last["doing"])
+                notify(f"{who}: {last['doing']}")
         if child.wait():
             errors.seek(0)
-            raise _Failed((errors.read().strip().splitlines() or [f"it exited with code {child.returncode}"])[-1])
+            lines = errors.read().strip().splitlines() or [f"it exited with code {child.returncode}"]
+            raise GpasError(f"{who} could not be measured: {lines[-1]}")
     return last

@@ -173,21 +173,13 @@ class Spawner:
             return subprocess.Popen(
                 [*self.command, str(attempt.path)],
                 cwd=self.project.config.parent,
-                env=self._environment(lease.variables),
+                env=job_environment(self.snapshot.path, {**lease.variables, **self.project.variables}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(alive, *lease.fds),
                 start_new_session=True,  # Ctrl-C or closing the terminal does not signal the jobs
             )
-
-    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        places = {
-            "GPAS_CONFIG": str(self.project.config),
-            "GPAS_RUNS_DIR": str(self.project.runs),
-            "GPAS_CACHE": str(self.project.cache),
-        }
-        return job_environment(self.snapshot.path, {**variables, **places})
 
     def _record(self, job: StageJob, lease: Lease) -> AttemptRecord:
         return attempt_of(

@@ -122,14 +122,11 @@ class _SlurmRun:
             self._reporter.notice(f"{count(done.jobs, 'more job')} submitted")
 
     def _snapshot(self) -> RunSnapshot:
-        jobs = self._jobs
-        at = {
-            state: [key for key, seen in self._seen.items() if seen.state == state] for state in ("running", "queued")
-        }
+        jobs = [(job, self._seen[key]) for key, job in self._jobs.items() if key in self._seen]
         return RunSnapshot(
-            running=tuple((jobs[key], self._seen[key]) for key in at["running"]),
+            running=tuple((job, seen) for job, seen in jobs if seen.state == "running"),
             followed=(),
-            waiting=tuple(jobs[key] for key in at["queued"]),
+            waiting=tuple(job for job, seen in jobs if seen.state == "queued"),
             ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
             slots=0,
             starved=False,

@@ -207,9 +207,4 @@ def overriding(script: str) -> set[str]:
 
 def _exports(project: Project, environment: Sequence[str]) -> list[str]:
     pairs = [variable.partition("=")[::2] for variable in environment]
-    pairs += [
-        ("GPAS_CONFIG", str(project.config)),
-        ("GPAS_RUNS_DIR", str(project.runs)),
-        ("GPAS_CACHE", str(project.cache)),
-    ]
-    return [f"export {name}={shlex.quote(value)}" for name, value in pairs]
+    return [f"export {name}={shlex.quote(value)}" for name, value in (*pairs, *project.variables.items())]
