@@ -50,7 +50,6 @@ class _Field:
     absent: bool
     default: Any
     nested: bool  # whether the value may be a dataclass
-    kept: frozenset[type]  # values of these types are right as they are
 
 
 def from_mapping(cls: type[_R], values: Mapping[str, Any], where: Path | str, *, ignored: Set[str] = frozenset()) -> _R:
@@ -103,7 +102,6 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
         absent=bool(field.metadata.get("absent")),
         default=field.default if field.default_factory is missing else field.default_factory(),
         nested=any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint)))),
-        kept=_kept(hint),
     )
 
 
@@ -117,9 +115,6 @@ def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -
     for key, value in values.items():
         field = fields.get(key)
         if field is not None:
-            if type(value) in field.kept:
-                found[key] = value
-                continue
             own = found[key] = field.convert(value, prefix + key)
             if field.nested and (more := _unread(value, own)):
                 unread[key] = more
@@ -165,15 +160,6 @@ def _converter(hint: Any) -> _Convert:
     return _scalar(hint)
 
 
-def _kept(hint: Any) -> frozenset[type]:
-    """Return the types whose values `_converter(hint)` returns unchanged; most values need no more than this check."""
-    if hint == Number:
-        return frozenset({float})
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return frozenset().union(*map(_kept, typing.get_args(hint)))
-    return frozenset({hint}) & _NAMES.keys()
-
-
 def _scalar(cls: type) -> _Convert:
     accepted = (int, float) if cls is float else cls
 
@@ -211,13 +197,12 @@ def _union(options: Sequence[Any]) -> _Convert:
 
 
 def _sequence(hint: Any) -> _Convert:
-    item, kept = _converter(hint), _kept(hint)
+    item = _converter(hint)
 
     def convert(value: Any, name: str) -> Any:
         if not isinstance(value, list | tuple):
             raise _mismatch(name, "a list", value)
-        found = enumerate(value)
-        return tuple([each if type(each) in kept else item(each, f"{name}[{i}]") for i, each in found])
+        return tuple(item(each, f"{name}[{i}]") for i, each in enumerate(value))
 
     return convert
 

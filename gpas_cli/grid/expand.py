@@ -41,18 +41,8 @@ class _Choice:
 
 def _product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
     """Return each draft with each combination of values; the last axis varies fastest."""
-    if _commute([name for axis in axes for name in axis.names]):
-        for axis in axes:  # one after the other, so that drafts share the settings of all but the last
-            choices = [_choice((axis,), (point,)) for point in axis.points]
-            drafts = [_with(draft, choice) for draft in drafts for choice in choices]
-        return list(drafts)
     choices = [_choice(axes, points) for points in product(*(axis.points for axis in axes))]
     return [_with(draft, choice) for draft in drafts for choice in choices]
-
-
-def _commute(names: Sequence[str]) -> bool:
-    """Return whether no setting is replaced after a part of it was set: `gate` after `gate.activation`."""
-    return not any(f"{first}.".startswith(f"{name}.") for i, name in enumerate(names) for first in names[:i])
 
 
 def _choice(axes: Sequence[Axis], points: Sequence[tuple[Value, ...]]) -> _Choice:

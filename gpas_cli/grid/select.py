@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpas_cli.errors import GpasError, UnknownCell, nearest
 from gpas_cli.grid.document import Label, resolve, same, spelled
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.settings import SETTINGS
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import MODEL_PARTS, Cell
-from gpas_cli.spec.stage import TRAINING_PARTS
 from gpas_cli.words import listed
 
 MIN_PREFIX_DIGITS = 4
@@ -126,7 +122,7 @@ def _name(query: str, entries: Sequence[Entry]) -> str:
     axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
     if name := _named(query, axes):
         return name
-    fields = list(dict.fromkeys(".".join(path) for entry in entries for path, _ in _flat((), entry.cell.to_mapping())))
+    fields = list(dict.fromkeys(name for entry in entries for name in parse.flat(entry.cell.to_mapping())))
     if name := _named(query, fields):
         return name
     hint = nearest(query, [*axes, *fields])
@@ -145,28 +141,9 @@ def _named(query: str, names: Sequence[str]) -> str:
 def _values(entry: Entry, name: str) -> list[Label]:
     """Return the label of the axis and the values of the field with this name."""
     labels = [entry.axes[name]] if name in entry.axes else []
-    section, *path = name.split(".")
-    found = [value for at, values in _flat((), _section(entry.cell, section)) if list(at) == path for value in values]
-    return labels + found
-
-
-def _section(cell: Cell, name: str) -> Any:
-    """Return a part of the cell as plain data, an empty mapping if there is no such part."""
-    if name in MODEL_PARTS:
-        return cell.model.to_mapping()["norm"] if name == "norm" else parse.plain(getattr(cell.model, name))
-    if name in TRAINING_PARTS:
-        return parse.plain(getattr(cell, name))
-    found = cell.parameters(name)
-    return parse.plain(found) if found is not None or name in SETTINGS else {}
-
-
-def _flat(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], list[Label]]]:
-    """Yield every field below `path` with its values: one, or the items of a list."""
-    if isinstance(value, dict):
-        for name, below in value.items():
-            yield from _flat((*path, name), below)
-    else:
-        yield path, ["none" if item is None else item for item in (value if isinstance(value, list) else [value])]
+    found = parse.flat(entry.cell.to_mapping()).get(name, ())
+    values = found if isinstance(found, list | tuple) else [found]
+    return labels + ["none" if value is None else value for value in values]
 
 
 def _equals(text: str, label: Label) -> bool:

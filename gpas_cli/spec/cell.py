@@ -142,17 +142,13 @@ class Cell:
 
     def _without_later(self, *, for_key: bool = False) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in TRAINING_PARTS}
-        if for_key:
-            parts = {
-                name: part for name, part in parts.items() if name not in _USUAL_PARTS or part != _USUAL_PARTS[name]
-            }
-        training = {name: _part_as_mapping(part, for_key=for_key) for name, part in parts.items()}
-        return {**self.model.to_mapping(for_key=for_key), **training}
-
-
-def _part_as_mapping(part: Any, *, for_key: bool = False) -> Any:
-    """Return a part of a cell as JSON-ready data."""
-    return part.to_mapping(for_key=for_key) if isinstance(part, Depth) else parse.plain(part, for_key=for_key)
+        for name, usual in _USUAL_PARTS.items() if for_key else ():
+            if parts[name] == usual:
+                del parts[name]
+        plain = {name: parse.plain(part, for_key=for_key) for name, part in parts.items()}
+        if "depth" in plain:
+            plain["depth"] = self.depth.to_mapping(for_key=for_key)
+        return {**self.model.to_mapping(for_key=for_key), **plain}
 
 
 LATER_STAGES = tuple(name for name, kind in STAGE_KINDS.items() if kind.parameters)  # of this package

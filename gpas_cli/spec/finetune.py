@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts
@@ -132,23 +132,9 @@ class Finetune:
         return replace(self, epochs=self.epochs * share)  # type: ignore[arg-type]
 
     def optim(self, steps: int) -> Optim:
-        """Return the recipe of `steps` updates."""
-        return Optim(
-            lr=self.lr,
-            warmup=self.warmup,
-            steps=steps,
-            batch=self.batch,
-            schedule=self.schedule,
-            min_ratio=self.min_ratio,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            optimizer=self.optimizer,
-            schedule_settings=self.schedule_settings,
-            optimizer_settings=self.optimizer_settings,
-        )
+        """Return the recipe of `steps` updates: the settings that this section has, and defaults for the others."""
+        shared = {own.name: getattr(self, own.name) for own in fields(Optim) if hasattr(self, own.name)}
+        return Optim(**shared | {"steps": steps})
 
     def trained_share(self, layers: int) -> float:
         """Return the share of the layers that train in an update."""

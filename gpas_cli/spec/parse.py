@@ -23,7 +23,6 @@ SettingPath = tuple[str | int, ...]
 _MISSING = dataclasses.MISSING
 _CONTROL_CATEGORIES = ("Cc", "Zl", "Zp")
 _DIRECTION_CHANGES = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-_SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 def setting(
@@ -87,15 +86,6 @@ def _dependent(cls: Hashable) -> list[dataclasses.Field[Any]]:
 @cache
 def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-@cache
-def _layout(cls: Hashable) -> tuple[tuple[str, bool, bool, Any], ...]:
-    """Return (name, omit_default_from_key, whether it has settings of another class, default) of each field, cached."""
-    found = dataclasses.fields(typing.cast(Any, cls))
-    return tuple(
-        (f.name, bool(f.metadata.get("omit_default_from_key")), "selector" in f.metadata, f.default) for f in found
-    )
 
 
 def as_json(values: Mapping[str, Any]) -> str:
@@ -247,19 +237,17 @@ def control_character(text: str, allowed: str = "") -> str:
 
 def plain(value: Any, *, for_key: bool = False) -> Any:
     """Return a dataclass as JSON-ready mappings and lists; with `for_key`, without the defaults that keys omit."""
-    if type(value) in _SCALARS:
-        return value
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple | list):
         return [plain(v, for_key=for_key) for v in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     found: dict[str, Any] = {}
-    for name, omitted, dependent, default in _layout(type(value)):
-        own = getattr(value, name)
-        if dependent:
+    for f in dataclasses.fields(value):
+        own = getattr(value, f.name)
+        if "selector" in f.metadata:
             found.update(plain(own, for_key=for_key) if own is not None else {})
-        elif not (for_key and omitted and own == default):
-            found[name] = own if type(own) in _SCALARS else plain(own, for_key=for_key)
+        elif not (for_key and f.metadata.get("omit_default_from_key") and own == f.default):
+            found[f.name] = plain(own, for_key=for_key)
     return found
 
 
