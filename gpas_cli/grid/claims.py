@@ -20,7 +20,7 @@ _COMPARISON_KEYS = (
     *("grids", "subject", "against", "value", "compare", "expect", "by", "over", "best", "across", "test"),
     *("published", "printed"),
 )
-KINDS = ("difference", "ratio", "value")
+_KINDS = ("difference", "ratio", "value")
 _TESTS = (PAIRED_T, EACH_RUN)
 # Words for `expect` by kind of comparison: which side of the neutral number the effect is on.
 _SIDES = {"lower": -1, "higher": 1, "negative": -1, "positive": 1}
@@ -127,7 +127,7 @@ class _Reader:
         for axis, chosen in against.items():
             if len(chosen) > 1:
                 parts["against"].report(f"{axis} has {len(chosen)} labels; a base has one")
-        compare = _choice(parts["compare"], KINDS, "difference" if against else "value")
+        compare = _choice(parts["compare"], _KINDS, "difference" if against else "value")
         if (compare == "value") == bool(against):
             words = "needs 'against': the labels of the base" if not against else "compares values, without 'against'"
             parts["compare"].report(words)

@@ -24,7 +24,7 @@ from gpas_cli.grid.document import Mark, Node, read_document, spelled
 from gpas_cli.grid.readers import Part, root_of
 
 _VERSION = 1
-HEAD = """\
+_HEAD = """\
 # Seeds beyond those in {name}, added by `gpas run claims`. Keep this file beside it, under version control.
 version: 1
 seeds:
@@ -97,7 +97,7 @@ def add_seeds(config: Path, seeds: _NewSeeds) -> bool:
     after = _merged(before, seeds, path.name)
     if after == before:
         return False
-    replace_file(path, HEAD.format(name=config.name) + _written(after))
+    replace_file(path, _HEAD.format(name=config.name) + _written(after))
     return True
 
 

@@ -22,7 +22,7 @@ _WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data", "ob
 # The settings that every cell has.
 CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
 # All settings of a cell. The stages after pretraining are optional, and plugins may add to them.
-SETTINGS = (*CELL_PARTS, *LATER_STAGES)
+_SETTINGS = (*CELL_PARTS, *LATER_STAGES)
 
 
 def children(node: Node | None) -> dict[str, Node]:

@@ -61,7 +61,7 @@ def equations(model: Model) -> list[tuple[int, int, str]]:
     return runs
 
 
-def embedding(model: Model) -> str:
+def _embedding(model: Model) -> str:
     """Return the input of the first layer, with E[t] the token's row: "RMSNorm(E[t])", or "E[t] + P" with positions,
     "N(E[t] + P + T)" in BERT."""
     text = "E[t]"
@@ -105,7 +105,7 @@ def _norm_starts(wiring: Wiring) -> str:
 
 def description(model: Model) -> list[str]:
     """Return the equations of a network line by line: embedding, layers, differences from LLaMA, gate."""
-    lines = [f"{'embedding':<14} x <- {embedding(model)}"] if embedding(model) != "E[t]" else []
+    lines = [f"{'embedding':<14} x <- {_embedding(model)}"] if _embedding(model) != "E[t]" else []
     for first, last, text in equations(model):
         where = f"layers {first}-{last}" if last > first else f"layer {first}"
         lines.append(f"{where:<14} x <- {text}")

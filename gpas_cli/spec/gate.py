@@ -56,7 +56,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
 
 
 @dataclass(frozen=True)
-class Activation:
+class _Activation:
     """An activation by the text of its formula."""
 
     formula: str
@@ -76,9 +76,9 @@ class Activation:
             return math.nan, math.nan
 
 
-def activation(text: str) -> Activation:
+def activation(text: str) -> _Activation:
     """Return the activation of a name in ACTIVATIONS or of a formula."""
-    return Activation(ACTIVATIONS.get(text, text))
+    return _Activation(ACTIVATIONS.get(text, text))
 
 
 @cache
@@ -155,7 +155,7 @@ def _activation_fault(text: str) -> str:
     return f"the formula '{text}' is {same}; write activation: {same}" if same else ""
 
 
-def _equal(one: Activation, other: Activation) -> bool:
+def _equal(one: _Activation, other: _Activation) -> bool:
     return all(math.isclose(one.value(a), other.value(a), rel_tol=1e-12, abs_tol=1e-12) for a in _SAMPLES)
 
 

@@ -91,7 +91,7 @@ def string(value: Any) -> str:
     return str(value).replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def optional(convert: Callable[[Any], Any], value: Any) -> Any:
+def _optional(convert: Callable[[Any], Any], value: Any) -> Any:
     """Return `convert(value)`, or None for None."""
     return None if value is None else convert(value)
 
@@ -101,17 +101,17 @@ def _started(event: events.Started, t: float, changes: Changes) -> None:
     git = event.git or {}
     started = {
         "started": t,
-        "host": optional(string, event.host),
-        "device": optional(string, event.device),
-        "gpu": optional(string, environment.get("gpu")),
-        "threads": optional(integer, event.threads),
-        "precision": optional(string, event.precision),
-        "parameters": optional(lambda n: integer(n, 64), event.parameters),
+        "host": _optional(string, event.host),
+        "device": _optional(string, event.device),
+        "gpu": _optional(string, environment.get("gpu")),
+        "threads": _optional(integer, event.threads),
+        "precision": _optional(string, event.precision),
+        "parameters": _optional(lambda n: integer(n, 64), event.parameters),
         "environment": dict(environment),
-        "git_commit": optional(string, git.get("commit")),
-        "git_dirty": optional(bool, git.get("dirty")),
-        "code": optional(string, event.code),
-        "resumed_from": optional(integer, event.resumed_from),
+        "git_commit": _optional(string, git.get("commit")),
+        "git_dirty": _optional(bool, git.get("dirty")),
+        "code": _optional(string, event.code),
+        "resumed_from": _optional(integer, event.resumed_from),
     }
     # A requeued job continues in the same directory: its first start counts, and its earlier outcome does not.
     first = changes.columns.get("started", started["started"])
@@ -126,8 +126,8 @@ def _phase(event: events.Phase, t: float, changes: Changes) -> None:
 
 def _text_facts(event: events.TextFacts, t: float, changes: Changes) -> None:
     changes.columns |= {
-        "fingerprint": optional(string, event.fingerprint),
-        "validation_fingerprint": optional(string, event.validation_fingerprint),
+        "fingerprint": _optional(string, event.fingerprint),
+        "validation_fingerprint": _optional(string, event.validation_fingerprint),
     }
 
 

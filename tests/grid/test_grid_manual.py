@@ -10,11 +10,11 @@ import yaml
 from documentation import DOCS, hooks
 
 from gpas_cli.grid.claim import Feature
-from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _OUTER_KEYS, _SIDES, _TESTS, KINDS
+from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _KINDS, _OUTER_KEYS, _SIDES, _TESTS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import _TOP_LEVEL_KEYS, load
 from gpas_cli.grid.read import _GRID_KEYS, _RULES
-from gpas_cli.grid.settings import SETTINGS
+from gpas_cli.grid.settings import _SETTINGS
 from gpas_cli.project import packaged
 from gpas_cli.report.claims.measure import DIVERGED, SPIKES
 from gpas_cli.report.metrics import METRICS
@@ -39,11 +39,11 @@ UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective
 NAMES = {
     "top level": set(_TOP_LEVEL_KEYS),
     "grid": set(_GRID_KEYS),
-    "settings": set(SETTINGS),
+    "settings": set(_SETTINGS),
     "axes": {*_RULES, *_RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
     "claim": {*_OUTER_KEYS, *_COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
-    "words of claims": {*KINDS, *_SIDES, *_BOUNDS, *_TESTS, *SPIKES, DIVERGED},
+    "words of claims": {*_KINDS, *_SIDES, *_BOUNDS, *_TESTS, *SPIKES, DIVERGED},
     "metrics": set(METRICS),
     "sources": set(SOURCES),
     "precision": set(PRECISIONS),

@@ -7,7 +7,7 @@ import json
 import pytest
 from golden_networks import GOLDEN
 
-from gpas_cli.spec.equation import embedding, equation, equations, family
+from gpas_cli.spec.equation import _embedding, equation, equations, family
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import parse_model
 
@@ -56,7 +56,7 @@ def test_mix_changes_its_equation_once() -> None:
     ],
 )
 def test_the_input_of_the_first_layer(values: dict, expected: str) -> None:
-    assert embedding(parse_model({"size": "quickstart", **values})) == expected
+    assert _embedding(parse_model({"size": "quickstart", **values})) == expected
 
 
 def test_families_in_words() -> None:
