@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from gpas_cli.errors import GpasError
@@ -116,7 +117,7 @@ def write_folder(folder: Path, network: Llama, files: Mapping[str, str]) -> None
         save_file(weights, aside / "model.safetensors", metadata={"format": "pt"})
         (aside / "model.safetensors").chmod(0o644)  # safetensors writes files that only their owner can read
         aside.replace(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise GpasError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -216,7 +217,8 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
-        raise OSError(str(error)) from error
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
     fsync(path)
     return _sha256(path)
 

@@ -15,7 +15,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Emit, Evaluation, Outcome, Phase, Stop, Warned
-from gpas_cli.permissions import explain
+from gpas_cli.permissions import advise
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import NOT_FINITE
@@ -306,7 +306,7 @@ class _Training:
             )  # fmt: skip
         except OSError as error:
             # A full disk costs a checkpoint, not the run; the previous one is still there.
-            self._unsaved = f"the checkpoint of update {position.step} was not written: {explain(error)}"
+            self._unsaved = f"the checkpoint of update {position.step} was not written: {advise(error)}"
             self.emit(Warned(self._unsaved))
             return
         self._unsaved = ""

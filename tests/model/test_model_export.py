@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from attempts import make_attempt
+from disks import full
 from end_to_end import Toy
 from exporting import Room, needs_transformers, run_alone
 from safetensors.torch import load_file
@@ -20,6 +21,8 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.export import ExportOptions, export
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
+from gpas_cli.model.export import write_folder
+from gpas_cli.model.llama import build
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
@@ -110,6 +113,13 @@ def test_measurements_are_reported_and_recorded(room: Room) -> None:
     assert kept["cell"]["gate"]["activation"] == "silu"
     with pytest.raises(GpasError, match="already exists and is not an empty folder"):
         room.export(room.cell(gate="gpas", seed=6), "described")
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(room: Room, small_disk: Path) -> None:
+    network = build(room.cell(gate="gpas").model)
+    with full(small_disk), pytest.raises(GpasError, match=r"folder cannot be written: .*No space left on device"):
+        write_folder(small_disk / "folder", network, {})
+    assert not list(small_disk.iterdir())
 
 
 def test_each_step_is_announced_and_a_narrow_network_is_compared_in_one_thread(room: Room) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from disks import full
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.permissions import advise
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train import checkpoint, dcp_storage
@@ -124,6 +126,13 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
     assert newest_first([tmp_path]) == [path]
+
+
+def test_a_full_disk_is_an_error_with_the_file(small_disk: Path) -> None:
+    network, adam = pair()
+    with full(small_disk), pytest.raises(OSError, match=r"No space left on device .*\.safetensors") as caught:
+        checkpoint.save(small_disk, KEY, network, adam, Position(step=2))
+    assert "device (os error 28); free space on that file system" in advise(caught.value)
 
 
 def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.files import replace_file
 from gpas_cli.report.figures import heat_map
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import Series
@@ -88,7 +90,9 @@ def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None =
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower())
-            canvas.savefig(path, dpi=200, metadata=dates)
+            drawn = BytesIO()  # matplotlib fails with errors of its own when a disk is full
+            canvas.savefig(drawn, format=path.suffix.lower()[1:], dpi=200, metadata=dates)
+            replace_file(path, drawn.getvalue(), durable=False)
 
 
 def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:

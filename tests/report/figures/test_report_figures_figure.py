@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from disks import full
 from report_cells import entry
 
 from gpas_cli.errors import GpasError
@@ -215,6 +216,13 @@ def test_without_matplotlib_the_remedy_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[figures\]'"):
         save(sheet(), [tmp_path / "x.svg"])
+
+
+@pytest.mark.parametrize("name", ["x.pdf", "x.svg", "x.png"])
+def test_a_full_disk_is_an_error_of_the_system(small_disk: Path, name: str) -> None:
+    with full(small_disk), pytest.raises(OSError, match=r"No space left on device: .*/x\."):
+        save(sheet(), [small_disk / name])
+    assert not list(small_disk.iterdir())
 
 
 @pytest.mark.parametrize(
