@@ -44,10 +44,13 @@ from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 from gpas_cli.structure import to_mapping
 from gpas_cli.words import count, date_and_time, listed
 
-# Why the trainer took its float32 product, by `MatmulChoice.origin`.
+# Why the trainer took its float32 product, by `MatmulChoice.origin`. Early code measured the last three.
 _PRODUCT_ORIGINS = {
     "checkpoint": "as its checkpoint",
     "processor": "the fastest of this processor",
+    "probe": "the fastest of those measured",
+    "record": "as an earlier run on this machine",
+    "unrecorded": "the choice could not be recorded",
 }
 
 

@@ -28,8 +28,14 @@ def test_the_signal_and_the_reason_of_the_retry_are_shown(face: Face) -> None:
 
 def test_the_update_that_an_attempt_resumed_from_is_shown(face: Face) -> None:
     face.attempt("pre-s1", *TRAINED)
-    face.attempt("pre-s1", TRAINED[0], ("phase", {"name": "training", "resumed_from": 4}), ("outcome", end("done")))
+    face.attempt(
+        "pre-s1",
+        TRAINED[0],
+        ("phase", {"name": "training", "resumed_from": 4, "gemm": "medium", "gemm_origin": "probe"}),
+        ("outcome", end("done")),
+    )
     said = face("why", "pre-s1").out
+    assert "float32 products 'medium' (the fastest of those measured)" in said  # attempts of earlier code
     assert said.count("resumed from") == 1
     assert "    resumed from update 4\n" in said.partition("attempt 2")[2]
     tries = face("why", "pre-s1", "--json").json["stages"][0]["attempts"]
