@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -12,9 +11,8 @@ from typing import Any
 
 import pytest
 from attempts import attempt_at
+from recorded import run_main
 
-from gpas_cli.__main__ import main
-from gpas_cli.cli import console, selection
 from gpas_cli.events import event_of
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
@@ -94,19 +92,9 @@ class Face:
 
     def __call__(self, *words: str, expect: int | None = 0) -> Said:
         """Run a command to its end; its exit code must be `expect`, None for any."""
-        selection.experiments.cache_clear()
-        console.STATE.as_json = False
-        self._patch.setattr(sys, "argv", ["gpas", *words])
         self._capture.readouterr()
-        gc.freeze()  # a search through what the command did not make takes most of a second
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = self._capture.readouterr()
-        code = ended.value.code
-        del ended
-        gc.collect()  # as when a process ends: connections to the database are closed
-        gc.unfreeze()
-        said = Said(0 if code is None else int(code), out, err)
+        code = run_main(words)
+        said = Said(code, *self._capture.readouterr())
         assert expect is None or said.code == expect, (words, said.out + said.err)
         return said
 

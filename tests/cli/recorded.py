@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import pytest
 from attempts import attempt_at
 
+from gpas_cli.__main__ import main
+from gpas_cli.cli import console, selection
 from gpas_cli.events import Event, Layers, Outcome, Started, Step
 from gpas_cli.grid import Entry
 from gpas_cli.grid.expand import expand
@@ -31,16 +38,37 @@ def environment(**more: str) -> dict[str, str]:
     return {**clean, "PYTHONPATH": str(REPOSITORY), **more}
 
 
+def run_main(words: Sequence[str]) -> int:
+    """Run `gpas` with these words in this process, and return its exit code."""
+    selection.experiments.cache_clear()
+    console.STATE.config, console.STATE.as_json = None, False
+    gc.freeze()  # a search through what the command did not make takes most of a second
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpas", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    del ended
+    gc.collect()  # as when a process ends: connections to the database are closed
+    gc.unfreeze()
+    return int(code or 0)
+
+
 def gpas(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run `gpas` in `folder` with nothing of this process's GPAS_ settings."""
-    return subprocess.run(
-        [sys.executable, "-m", "gpas_cli", *words],
-        cwd=folder,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    """Run `gpas` in `folder`, in this process and with nothing of its GPAS_ settings."""
+    out, err = io.StringIO(), io.StringIO()
+    before = Path.cwd()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name in [name for name in os.environ if name.startswith("GPAS_")]:
+            patch.delenv(name)
+        for name, value in more.items():
+            patch.setenv(name, value)
+        os.chdir(folder)
+        try:
+            code = run_main(words)
+        finally:
+            os.chdir(before)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def finish(runs: Path, entry: Entry, perplexity: float, host: str = "host", cause: str = "", stop: int = 40) -> None:

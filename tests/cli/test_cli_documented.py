@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from command_list import COMMANDS
 
-from gpas_cli.cli.commands.schema import DOCUMENTS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
@@ -27,12 +26,6 @@ def test_command_is_documented(path: str, command: object) -> None:
     assert f"`{path}`" in OVERVIEW
     for parameter in command.params:
         assert parameter.name in ("help",) or getattr(parameter, "help", None), (path, parameter.name)
-
-
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_a_command_takes_json_exactly_if_it_has_a_schema(path: str, command: object) -> None:
-    options = {option for parameter in command.params for option in parameter.opts}
-    assert ("--json" in options) == (path.removeprefix("gpas ") in DOCUMENTS)
 
 
 def test_cells_of_shipped_grids_in_examples_exist() -> None:

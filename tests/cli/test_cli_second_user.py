@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 from finished import Finished
-from typer.testing import CliRunner
-
-from gpas_cli.cli import selection
-from gpas_cli.cli.app import make_app
 
 NOBODY = 65534
 
@@ -32,12 +28,9 @@ def unprivileged() -> Iterator[Path]:
 
 
 def run(project: Finished, *words: str) -> str:
-    """Return the output of a command run in this process, with the permissions of the test."""
-    selection.experiments.cache_clear()
-    options = ["-c", str(project.folder / "experiments.yaml")]
-    done = CliRunner().invoke(make_app(), [*options, *words], catch_exceptions=True)
-    assert done.exit_code == 0, f"{done.output} {done.exception!r}"
-    return done.output
+    """Return the output of a command, with the permissions of the test."""
+    done = project.gpas(*words)
+    return done.stdout + done.stderr
 
 
 def files(project: Finished) -> dict[str, tuple[int, int]]:

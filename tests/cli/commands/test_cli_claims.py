@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -206,13 +204,6 @@ def test_claims_are_checked_when_the_file_is_read(project: Path, tmp_path: Path)
         "the stage 'importance'",
     ):
         assert words in done.stderr
-
-
-def test_torch_is_not_imported(project: Path) -> None:
-    command = "from gpas_cli.cli.commands.claims import claims; claims(as_json=True)"
-    code = f"import sys; {command}; assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 def test_missing_runs_are_counted_by_state() -> None:

@@ -1,9 +1,8 @@
-"""`gpas data`: a corpus of the user's own, tokenised by two processes, without torch."""
+"""`gpas data`: a corpus of the user's own, tokenised by two processes."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import recorded
 from face import Face
 from rich.console import Console
 
@@ -25,7 +25,6 @@ from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse_cell import cell_from
 
-REPOSITORY = Path(__file__).parents[3]
 EXPERIMENTS = """
 version: 1
 default: mine
@@ -44,8 +43,6 @@ grids:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "text").mkdir()
-    (tmp_path / "block").mkdir()
-    (tmp_path / "block/torch.py").write_text('raise ImportError("torch is not installed here")\n')
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
     write(tmp_path, 400)
     return tmp_path
@@ -58,18 +55,16 @@ def write(folder: Path, number: int) -> None:
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
-    environment = {**clean, "PYTHONPATH": f"{folder / 'block'}{os.pathsep}{REPOSITORY}"}
     command = [sys.executable, "-m", "gpas_cli", "data", *words]
+    environment = recorded.environment()
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def gpas(folder: Path, *words: str) -> tuple[int, str, str]:
-    process = start(folder, *words)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+    done = recorded.gpas(folder, "data", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_prepare_then_status(folder: Path) -> None:

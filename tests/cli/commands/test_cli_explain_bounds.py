@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from attempts import make_attempt
+from recorded import gpas
 
 from gpas_cli.cli.commands.explain import print_theory
 from gpas_cli.evaluate.theory import examine
@@ -24,7 +22,6 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
 
-REPOSITORY = Path(__file__).parents[3]
 EXPERIMENTS = """
 version: 1
 default: small
@@ -41,15 +38,6 @@ grids:
 """
 
 
-def gpas(folder: Path, *words: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "gpas_cli", *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def keep_trained_gates(folder: Path, alpha: float) -> None:
     """Write a run directory with the final checkpoint of the one cell, with its gates at `alpha`."""
     cell = expand(load(folder / "experiments.yaml"), ["small"])[0].cell
@@ -64,7 +52,7 @@ def keep_trained_gates(folder: Path, alpha: float) -> None:
 def test_bounds_as_json(tmp_path: Path) -> None:
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
     keep_trained_gates(tmp_path, 0.7)
-    document = json.loads(gpas(tmp_path, "explain", "opened", "--bounds", "--json"))["cells"][0]["bounds"]
+    document = json.loads(gpas(tmp_path, "explain", "opened", "--bounds", "--json").stdout)["cells"][0]["bounds"]
     assert [layer["layer"] for layer in document["layers"]] == [1, 2]
     for layer in document["layers"]:
         assert layer["attention"]["bound"] >= layer["attention"]["norm"] > 1
