@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpas_cli.events import Checkpoint, Evaluation, Outcome, Phase, Started, Step, Unknown
 from gpas_cli.store import journal as module
 from gpas_cli.store.journal import Journal, decode, encode
 
+# A busy machine makes examples slowly.
+ON_ANY_MACHINE: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -276,7 +278,7 @@ def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
     assert decode(line[:-1]) == event
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12))
 def test_any_truncation_loses_only_the_lines_cut(
     tmp_path_factory: pytest.TempPathFactory, data: Any, count: int
@@ -299,7 +301,7 @@ def test_any_truncation_loses_only_the_lines_cut(
     assert damaged <= 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12), flip=st.integers(1, 255))
 def test_any_byte_flip_loses_only_the_lines_touched(
     tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int
@@ -320,7 +322,7 @@ def test_any_byte_flip_loses_only_the_lines_touched(
     assert tail(path) == found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, **ON_ANY_MACHINE)
 @given(junk=st.binary(max_size=400))
 def test_junk_is_never_an_event_and_never_an_error(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
     path = tmp_path_factory.mktemp("junk") / "j"

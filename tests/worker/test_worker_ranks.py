@@ -60,7 +60,12 @@ class Job:
 
     def end(self) -> int:
         """Return the exit code, negative for a signal; check that no process is left; write exit.json."""
-        code = self.process.wait(20)
+        try:
+            code = self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
         wait(lambda: locks.probe(alive_path(self.attempt)) is locks.Lock.FREE)
         died = {"code": None, "signal": -code} if code < 0 else {"code": code, "signal": None}
         write_json(self.attempt.exit_path, {**died, "t": time.time()})
