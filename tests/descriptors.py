@@ -14,21 +14,23 @@ from pathlib import Path
 import pytest
 
 OPEN = Path("/proc/self/fd")
+KEPT = set[str]()  # numbers of descriptors that stay open until this process ends
 
 
 def descriptors() -> dict[str, str]:
     """Return what each open descriptor of this process refers to, by its number; nothing where there is no /proc.
 
     Left out are files of installed packages, because a library may keep its own open, as matplotlib keeps fonts, and
-    the pipe to multiprocessing's resource tracker, which lives as long as its process.
+    the pipes to processes that live as long as this one, such as multiprocessing's resource tracker.
     """
     found = {}
+    kept = {*KEPT, str(resource_tracker._resource_tracker._fd)}
     for link in OPEN.iterdir() if OPEN.is_dir() else ():
         try:
             target = str(link.readlink())
         except OSError:  # The descriptor with which the folder was read.
             continue
-        if not target.startswith(sys.prefix) and link.name != str(resource_tracker._resource_tracker._fd):
+        if not target.startswith(sys.prefix) and link.name not in kept:
             found[link.name] = target
     return found
 
@@ -51,6 +53,9 @@ def opened_since(before: dict[str, str]) -> list[str]:
         return [target for number, target in descriptors().items() if before.get(number) != target]
 
     if new():
+        gc.collect()
+    if new():
         gc.unfreeze()  # Commands and jobs freeze what they leave behind when they end.
         gc.collect()
+        gc.freeze()
     return new()

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from forks import forks
+
 # The first lines of toy projects' experiments files.
 TOY = """\
 version: 1
@@ -68,9 +70,7 @@ class Toy:
 
     def gpas(self, *words: str, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; its exit code must be `expect`, or anything if that is None."""
-        done = subprocess.run(
-            self.command(*words), cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=240
-        )
+        done = forks().gpas(*words, folder=self.folder, environment=self.environment())
         assert expect is None or done.returncode == expect, done.stdout + done.stderr
         return done
 

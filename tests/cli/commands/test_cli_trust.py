@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from faded_plugin import PLUGIN
+from forks import forks
 
-REPOSITORY = Path(__file__).parents[3]
-GPAS = "import sys; sys.argv[0] = 'gpas'; from gpas_cli.__main__ import main; main()"
 EXPERIMENTS = """\
 version: 1
 plugins: [mine.py]
@@ -35,9 +33,8 @@ class Stranger:
 
     def gpas(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
-        environment = {**clean, "PYTHONPATH": str(REPOSITORY), "XDG_CONFIG_HOME": str(self.home), **variables}
-        command = [sys.executable, "-c", GPAS, *words]
-        return subprocess.run(command, cwd=self.folder / "below", env=environment, capture_output=True, text=True)
+        environment = {**clean, "XDG_CONFIG_HOME": str(self.home), **variables}
+        return forks().gpas(*words, folder=self.folder / "below", environment=environment)
 
 
 @pytest.fixture
