@@ -213,7 +213,7 @@ def rebuild(url: str, runs: Path) -> Ingested:
 def _is_sound(url: str) -> bool:
     """Return whether a file is a whole database of this version. Raises StoreError if it cannot be used now."""
     try:
-        with session.opened(url, create=False) as engine:
+        with session.opened(url, create=False, busy_seconds=session.BUSY_SECONDS) as engine:
             return not _missing_tables(engine) and not list(_integrity(engine))
     except StoreError as error:
         if isinstance(error.__cause__, sqlite3.OperationalError):

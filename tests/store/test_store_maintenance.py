@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import time
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,20 @@ def test_a_rebuild_waits_for_other_writers(
     assert dump(engine) == before
     left = {path.name.split("-")[0] for path in tmp_path.iterdir()}
     assert left <= {"runs", "gpas.db"}
+
+
+def test_a_file_that_another_process_holds_is_not_moved_away(
+    connect: Connect, sqlite_url: str, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connect(sqlite_url)
+    grown(engine, life)
+    engine.dispose()
+    monkeypatch.setattr(maintenance.session, "BUSY_SECONDS", 0.2)
+    with closing(sqlite3.connect(tmp_path / "gpas.db", isolation_level=None)) as other:
+        other.executescript("PRAGMA journal_mode = DELETE; BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=r"held the lock for 0\.2 s; nothing is lost"):
+            rebuild(sqlite_url, life.runs)
+    assert not list(tmp_path.glob("*.replaced-*"))
 
 
 def test_a_database_in_memory_is_rebuilt_in_one_transaction(life: Life) -> None:
