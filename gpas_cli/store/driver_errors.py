@@ -18,7 +18,7 @@ _TRUTH = "the run directories hold everything that the database does"
 _LOCKED = "another process has held the lock for {busy:g} s; nothing is lost: run the command again"
 # Messages of SQLite -> what they mean and what to do.
 _SQLITE = {
-    "database is locked": _LOCKED,
+    "database is locked": f"{_LOCKED}; if no other process is at work, its file system has no locks: set GPAS_DB",
     "readonly database": (
         "you cannot write to it, or to its folder, where SQLite keeps a log; "
         "ask its owner for write access, or name your own database with GPAS_DB"
