@@ -70,8 +70,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -83,6 +83,8 @@ from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Block, Llama, SubLayer, observed_inputs
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model, Size
+
+_Map = Callable[[Tensor], Tensor]
 
 # The largest slope of an activation, equations (27) and (29). That of GELU in the tanh form is at x = 1.42.
 SLOPES = {"silu": 1.1, "gelu": 1.13, "relu": 1.0}
@@ -113,13 +115,8 @@ class FeedForwardSigmas:
 
     def jacobian(self, s: float = 1.0) -> float:
         """Return the bound of the Jacobian: equation (43) for a SwiGLU, else (28), with the slope of the activation."""
-        swiglu = self.swiglu(s)
-        return self.slope * self.identity() if swiglu is None else swiglu
-
-    def swiglu(self, s: float = 1.0) -> float | None:
-        """Return the bound of a SwiGLU's Jacobian, equation (43); None for other networks."""
         if self.sigma_v is None:
-            return None
+            return self.slope * self.identity()
         c_swiglu = (SLOPES["silu"] + 1) * self.c_ffn * math.sqrt(2 * self.d * math.log(self.d_ffn))
         return s * self.sigma_v * self.sigma_1 * self.sigma_2 * c_swiglu
 
@@ -151,57 +148,35 @@ class AttentionSigmas:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The parts around a module in the residual formula, as factors of spectral norms.
+    """The parts around a module in the residual formula, as factors of spectral norms, and s of the module's input.
 
     `in_norm`, `branch_norm`, `out_norm`: gain / sigma of the norm's input, equation (14); 1 for an absent norm.
-    `gates`: 1 for an empty slot or a gate with stop-gradient, else |1 - act(alpha)|.
+    `gates`: 1 for a gate with stop-gradient, else |1 - act(alpha)|, by slot.
     """
 
     in_norm: float = 1.0
     branch_norm: float = 1.0
     out_norm: float = 1.0
     skip: float = 1.0
-    gates: tuple[tuple[str, float], ...] = ()
+    gates: Mapping[str, float] = field(default_factory=dict)
+    s: float = 1.0
 
     def bound(self, module: float) -> float:
         """Return the bound of a sub-layer's Jacobian, given its module's, by sub-additivity and sub-multiplicativity.
 
-        For x + f(N(x)) it is 1 + module / sigma_x: equation (9), (17), and thus (15), (20), (44).
+        For x + f(N(x)) it is 1 + module / sigma_x: equation (9), (17), and thus (15), (20), (29), (44).
         """
-        gate = dict(self.gates)
+        gate = self.gates
         branch = gate.get("branch", 1.0) * self.branch_norm * module * gate.get("in", 1.0) * self.in_norm
         total = self.skip * gate.get("skip", 1.0) + branch
         return gate.get("out", 1.0) * self.out_norm * gate.get("sum", 1.0) * total * gate.get("entry", 1.0)
 
 
-def identity_bound(network: FeedForwardSigmas, sigma_x: float) -> float:
-    """Return equation (15): 1 + sigma_1 sigma_2 / sigma_x' C_ffn."""
-    return Surroundings(in_norm=1 / sigma_x).bound(network.identity())
-
-
-def slope_bound(network: FeedForwardSigmas, sigma_x: float) -> float:
-    """Return equation (29): 1 + slope sigma_1 sigma_2 / sigma_x' C_ffn, for a network without a gate."""
-    return Surroundings(in_norm=1 / sigma_x).bound(network.slope * network.identity())
-
-
-def swiglu_bound(network: FeedForwardSigmas, sigma_x: float) -> float | None:
-    """Return equation (44): 1 + sigma_V sigma_1 sigma_2 / sigma_x' C_swiglu; None for a network without a gate."""
-    module = network.swiglu()
-    return None if module is None else Surroundings(in_norm=1 / sigma_x).bound(module)
-
-
-def attention_bound(attention: AttentionSigmas, sigma_x: float) -> float:
-    """Return equation (20): 1 + sigma_O / sigma_x C_Attn, with ||J^Z|| of equation (75)."""
-    return Surroundings(in_norm=1 / sigma_x).bound(attention.jacobian())
-
-
 _LANCZOS_STEPS = 24
 NOT_COMPOSED = "the bounds apply only to layers of attention followed by a feed-forward network"
 
-Chosen = Callable[[Tensor], Tensor]
 
-
-def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = _LANCZOS_STEPS) -> float:
+def spectral_norm(f: _Map, x: Tensor, steps: int = _LANCZOS_STEPS) -> float:
     """Return the largest singular value of f's Jacobian at x, by Lanczos on J^T J: a lower bound, exact once `steps`
     reaches the number of elements of x. Stop-gradients count as in autograd."""
     with sdpa_kernel(SDPBackend.MATH):  # the only attention kernel that can be differentiated twice
@@ -218,7 +193,7 @@ def spectral_norm(f: Callable[[Tensor], Tensor], x: Tensor, steps: int = _LANCZO
         return math.sqrt(_largest_eigenvalue(normal, x, steps))
 
 
-def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int) -> float:
+def _largest_eigenvalue(apply: _Map, like: Tensor, steps: int) -> float:
     """Return the largest eigenvalue of a symmetric operator on tensors shaped like `like`, by Lanczos."""
     steps = min(steps, like.numel())
     basis = like.new_zeros(steps + 1, like.numel())
@@ -240,10 +215,10 @@ def _largest_eigenvalue(apply: Callable[[Tensor], Tensor], like: Tensor, steps: 
 
 
 @contextmanager
-def _module_inputs(modules: list[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
-    """Collect the input of each of `modules` in the forward pass inside the context."""
+def inputs_of(modules: Iterable[nn.Module], reduce: _Map = lambda x: x) -> Iterator[dict[nn.Module, Tensor]]:
+    """Collect the input of each of `modules`, reduced, in the forward pass inside the context."""
     seen: dict[nn.Module, Tensor] = {}
-    with observed_inputs(modules, seen.__setitem__):
+    with observed_inputs(modules, lambda module, x: seen.__setitem__(module, reduce(x))):
         yield seen
 
 
@@ -252,15 +227,7 @@ def deviation(x: Tensor) -> float:
     return x.square().mean().sqrt().item()
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The parts around a module, and s, the standard deviation of the module's input."""
-
-    around: Surroundings
-    s: float
-
-
-def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
+def readings(sublayer: SubLayer, x: Tensor) -> tuple[Surroundings, Surroundings]:
     """Return the surroundings of a sub-layer for the stream `x`, with sigmas over all tokens, as in the paper, and
     with those of the worst token. A spectral norm over a sequence is at least that of any token."""
     with torch.no_grad(), mean_squares([sublayer]) as seen:
@@ -268,27 +235,23 @@ def readings(sublayer: SubLayer, x: Tensor) -> tuple[Reading, Reading]:
     return reading(sublayer, seen, torch.mean, torch.mean), reading(sublayer, seen, torch.min, torch.max)
 
 
-@contextmanager
-def mean_squares(sublayers: Iterable[SubLayer]) -> Iterator[dict[nn.Module, Tensor]]:
+def mean_squares(sublayers: Iterable[SubLayer]) -> AbstractContextManager[dict[nn.Module, Tensor]]:
     """Collect the mean square over features, (1, time), of the input of each norm and module of `sublayers` in the
     forward pass inside the context."""
-    seen: dict[nn.Module, Tensor] = {}
     modules = [part for one in sublayers for part in (*_norms(one), one.module)]
-    with observed_inputs(modules, lambda module, x: seen.__setitem__(module, x.square().mean(-1))):
-        yield seen
+    return inputs_of(modules, lambda x: x.square().mean(-1))
 
 
 def _norms(sublayer: SubLayer) -> tuple[nn.Module, nn.Module, nn.Module]:
     return sublayer.residual.in_norm, sublayer.residual.branch_norm, sublayer.residual.out_norm
 
 
-def reading(sublayer: SubLayer, seen: Mapping[nn.Module, Tensor], of_norms: Chosen, of_module: Chosen) -> Reading:
+def reading(sublayer: SubLayer, seen: Mapping[nn.Module, Tensor], of_norms: _Map, of_module: _Map) -> Surroundings:
     """Return the surroundings of a sub-layer for the mean squares `seen`, each reduced to one number."""
     residual = sublayer.residual
-    gates = tuple((slot, _gate_factor(gate)) for slot, gate in residual.gates.items() if isinstance(gate, GpasGate))
+    gates = {slot: _gate_factor(gate) for slot, gate in residual.gates.items() if isinstance(gate, GpasGate)}
     inside, branch, out = (_norm_factor(norm, of_norms(seen[norm])) for norm in _norms(sublayer))
-    around = Surroundings(inside, branch, out, residual.skip, gates)
-    return Reading(around, of_module(seen[sublayer.module]).sqrt().item())
+    return Surroundings(inside, branch, out, residual.skip, gates, of_module(seen[sublayer.module]).sqrt().item())
 
 
 def _norm_factor(norm: nn.Module, square: Tensor) -> float:
@@ -332,7 +295,7 @@ def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, 
     tokens: (1, time). Raises GpasError for layers that are not the composition of their two sub-layers.
     """
     decoder = network.model
-    with torch.no_grad(), _module_inputs([*decoder.layers, decoder.norm]) as seen:
+    with torch.no_grad(), inputs_of([*decoder.layers, decoder.norm]) as seen:
         decoder(tokens)
         entering = [seen[module] for module in (*decoder.layers, decoder.norm)]
         positions = decoder.positions(entering[0])
@@ -397,23 +360,16 @@ def gate_alphas(network: Llama) -> list[list[float]]:
     return [alphas[start : start + per_layer] for start in range(0, len(alphas), per_layer)]
 
 
-@contextmanager
-def _gradients_through_gates(network: Llama, through: bool) -> Iterator[None]:
-    """Use naive scaling (`through`) or stop-gradient in every gate inside the context."""
+def both_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return `stream_gradients` with naive scaling and with stop-gradient, by autograd."""
     before = [(gate, gate.stop_gradient) for gate in network.gates()]
+    found = []
     try:
-        for gate, _ in before:
-            gate.stop_gradient = not through
-        yield
+        for stop in (False, True):
+            for gate, _ in before:
+                gate.stop_gradient = stop
+            found.append(stream_gradients(network, tokens, targets))
     finally:
         for gate, stop in before:
             gate.stop_gradient = stop
-
-
-def both_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return `stream_gradients` with naive scaling and with stop-gradient, by autograd."""
-    with _gradients_through_gates(network, True):
-        naive = stream_gradients(network, tokens, targets)
-    with _gradients_through_gates(network, False):
-        preserved = stream_gradients(network, tokens, targets)
-    return naive, preserved
+    return found[0], found[1]

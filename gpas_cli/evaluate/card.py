@@ -41,20 +41,33 @@ class TrainingOrigin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Facts about the exported weights. `perplexity` is measured on `tokens` held-out tokens, None if the text was not
-    available; `code`: whether the folder has a modeling_gpas.py; `local_text`: whether the cell's text is a file of
-    this machine rather than a data set of the hub."""
+class Comparison:
+    """The exported network compared with the cell's, both in float32.
 
+    The errors are max |difference| / max |logit|; None without held-out text, or if the network is exported unchanged.
+    A perplexity is None without held-out text, or if it is not finite.
+    """
+
+    random_error: float | None = None
+    held_out_error: float | None = None
+    held_out_tokens: int = 0
+    perplexity: float | None = None
+    exported_perplexity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport:
+    """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates."""
+
+    form: str
+    reason: str
+    checkpoint: Path
     step: int
     steps: int
     parameters: int
     dtype: str
-    code: bool
-    tokenizer: bool
-    perplexity: float | None
-    tokens: int
-    local_text: bool = False
+    measured: Comparison
+    notes: tuple[str, ...]
 
 
 def check_license(name: str) -> str:
@@ -64,29 +77,45 @@ def check_license(name: str) -> str:
     return name.lower()
 
 
-def card(cell: Cell, origin: TrainingOrigin, facts: Facts, folder: Path, license_id: str = "") -> str:
-    """Return the text of README.md for the export of `cell` to `folder`."""
-    title = f"{cell.model.norm.title}{' + GPAS' if cell.model.gate else ''}, {facts.parameters:,} parameters"
+def card(
+    cell: Cell,
+    origin: TrainingOrigin,
+    written: ExportReport,
+    folder: Path,
+    *,
+    tokenizer: bool,
+    local_text: bool = False,
+    license_id: str = "",
+) -> str:
+    """Return the text of README.md for the export of `cell` to `folder`.
+
+    tokenizer: whether the folder has one. local_text: whether the cell's text is a file of this machine rather than a
+    data set of the hub.
+    """
+    title = f"{cell.model.norm.title}{' + GPAS' if cell.model.gate else ''}, {written.parameters:,} parameters"
+    code = written.form == "bundled"
     sections = {
         f"# {title}": _summary(cell, origin),
-        "## Load": _load(folder, facts),
-        "## Network": _network(cell, facts),
-        **_trainings(cell, origin, facts),
-        "## Evaluation": _evaluation(origin, facts),
+        "## Load": _load(folder, code=code, tokenizer=tokenizer),
+        "## Network": _network(cell, code=code),
+        **_trainings(cell, origin, written),
+        "## Evaluation": _evaluation(origin, written.measured),
         "## Licence": _license(license_id),
     }
-    head = yaml.safe_dump(_front_matter(cell, facts, license_id), sort_keys=False, allow_unicode=True)
+    head = yaml.safe_dump(
+        _front_matter(cell, license_id, code=code, local_text=local_text), sort_keys=False, allow_unicode=True
+    )
     return f"---\n{head}---\n\n" + "\n\n".join(f"{name}\n\n{text}" for name, text in sections.items()) + "\n"
 
 
-def _front_matter(cell: Cell, facts: Facts, license_id: str) -> dict[str, Any]:
+def _front_matter(cell: Cell, license_id: str, *, code: bool, local_text: bool) -> dict[str, Any]:
     scheme = re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")
-    datasets = [] if facts.local_text else _datasets(cell.data)
+    datasets = [] if local_text else _datasets(cell.data)
     return {
         **({"license": license_id} if license_id else {}),
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": [scheme, *(["gpas"] if cell.model.gate else []), *(["custom_code"] if facts.code else [])],
+        "tags": [scheme, *(["gpas"] if cell.model.gate else []), *(["custom_code"] if code else [])],
         **({"datasets": datasets} if datasets else {}),
     }
 
@@ -107,36 +136,34 @@ def _summary(cell: Cell, origin: TrainingOrigin) -> str:
     )
 
 
-def _load(folder: Path, facts: Facts) -> str:
-    trust = ", trust_remote_code=True" if facts.code else ""
-    lines = [] if facts.tokenizer else ["import torch"]
-    lines += [f"from transformers import AutoModelForCausalLM{', AutoTokenizer' * facts.tokenizer}", ""]
+def _load(folder: Path, *, code: bool, tokenizer: bool) -> str:
+    trust = ", trust_remote_code=True" if code else ""
+    lines = [] if tokenizer else ["import torch"]
+    lines += [f"from transformers import AutoModelForCausalLM{', AutoTokenizer' * tokenizer}", ""]
     lines += [f"folder = {json.dumps(folder.name)}"]
     lines += [f"model = AutoModelForCausalLM.from_pretrained(folder{trust})"]
-    if facts.tokenizer:
+    if tokenizer:
         # Without the argument, transformers asks whether to run the folder's code, which the tokenizer does not need.
         lines += [f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})"]
         lines += ['inputs = tokenizer("The", return_tensors="pt")']
         lines += ["print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"]
     else:
         lines += ["print(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20))"]
-    needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if facts.code else "")
+    needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if code else "")
     return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
-def _network(cell: Cell, facts: Facts) -> str:
-    form = (
-        "its own code" if facts.code else "plain LLaMA: scales, gates and embedding stages are folded into the weights"
-    )
+def _network(cell: Cell, *, code: bool) -> str:
+    form = "its own code" if code else "plain LLaMA: scales, gates and embedding stages are folded into the weights"
     legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
     equations = "\n".join(description(cell.model))
     return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."
 
 
-def _trainings(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]:
+def _trainings(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[str, str]:
     """Return a section about pretraining and one about each later training. The last of them made the weights."""
-    done = f"{facts.step:,} of {facts.steps:,}, "
-    weights = _weights(cell, origin, facts)
+    done = f"{written.step:,} of {written.steps:,}, "
+    weights = _weights(cell, origin, written)
     later = [stage for stage in cell.later if stage.kind.trains]
     if not later:
         return {"## Training": _bullets({**_pretraining(cell, done), **weights})}
@@ -183,12 +210,12 @@ def _finetuning(spec: Finetune, cell: Cell, text: TextFacts, updates: str) -> di
     }
 
 
-def _weights(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]:
+def _weights(cell: Cell, origin: TrainingOrigin, written: ExportReport) -> dict[str, str]:
     """Return the facts about the training that made the weights."""
     text = origin.text
     commit = f"`{origin.commit}`{' with local changes' if origin.dirty else ''}" if origin.commit else ""
     return {
-        "precision": f"{cell.trained_precision}; these weights are {facts.dtype}",
+        "precision": f"{cell.trained_precision}; these weights are {written.dtype}",
         "text fingerprint": f"`{text.fingerprint}`" if text.fingerprint else "",
         "validation fingerprint": f"`{text.validation_fingerprint}`" if text.validation_fingerprint else "",
         "tokenizer": f"`{text.tokenizer}`" if text.tokenizer else "",
@@ -197,12 +224,13 @@ def _weights(cell: Cell, origin: TrainingOrigin, facts: Facts) -> dict[str, str]
     }
 
 
-def _evaluation(origin: TrainingOrigin, facts: Facts) -> str:
-    if facts.perplexity is None:
+def _evaluation(origin: TrainingOrigin, measured: Comparison) -> str:
+    perplexity = measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity
+    if perplexity is None:
         lines = ["Not evaluated at export: the held-out text was not available."]
     else:
-        where = f"the first {facts.tokens:,} tokens of the held-out text"
-        lines = [f"Perplexity {facts.perplexity:.6g} on {where}, measured with these weights."]
+        where = f"the first {measured.held_out_tokens:,} tokens of the held-out text"
+        lines = [f"Perplexity {perplexity:.6g} on {where}, measured with these weights."]
     if origin.evaluation is not None and (text := _in_training(origin.evaluation)):
         lines.append(text)
     return "\n\n".join([*lines, *([_scores(origin.scores)] if origin.scores else [])])

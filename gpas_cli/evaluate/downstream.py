@@ -15,15 +15,11 @@ from pathlib import Path
 from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.harness import score_official
 from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
-from gpas_cli.evaluate.task_score import MissingTask, NothingFits, TaskScore
+from gpas_cli.evaluate.task_score import MissingTask, NothingFits, Progress, Report, TaskScore, scored_in_turn
 from gpas_cli.evaluate.tasks import Task, direct_task
 from gpas_cli.spec.downstream import SKIPPED, Downstream
-
-# Called with the task, its place among the tasks (from 0), the requests that are done, and their total.
-TaskProgress = Callable[[str, int, int, int], None]
 
 
 def score_tasks(
@@ -33,7 +29,7 @@ def score_tasks(
     root: Path,
     *,
     skip: Iterable[str] = (),
-    progress: TaskProgress | None = None,
+    progress: Progress | None = None,
     stop: Callable[[], bool] = never,
 ) -> Iterator[list[TaskScore] | MissingTask]:
     """Yield the scores of each task of the section but those of `skip`, or why it could not be scored.
@@ -42,17 +38,19 @@ def score_tasks(
 
     `root`: the folder of experiments.yaml. Raises ScoringStopped after `stop`.
     """
-    done = frozenset(skip)
-    for place, name in enumerate(section.tasks):
-        if name in done:
-            continue
-        report = _reporter(progress, name, place)
+
+    def scores_of(name: str, report: Report | None) -> list[TaskScore]:
         try:
-            yield score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
+            return score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
         except NothingFits as error:
-            yield [_all_skipped(name, error.questions, section.shots)]
-        except GpasError as error:
-            yield MissingTask(name, str(error))
+            return [
+                TaskScore(
+                    task=name, metric=SKIPPED, value=error.questions, stderr=None, examples=0, task_version="",
+                    harness=f"gpas_cli {__version__}", shots=section.shots,
+                )
+            ]  # fmt: skip
+
+    return scored_in_turn(section.tasks, scores_of, skip, progress)
 
 
 def score_task(
@@ -62,7 +60,7 @@ def score_task(
     tokenizer: Tokenizer,
     root: Path,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report | None = None,
     stop: Callable[[], bool] = never,
 ) -> list[TaskScore]:
     """Return the scores of one task. Raises TaskUnavailable, DownstreamMissing, or ScoringStopped after `stop`."""
@@ -79,7 +77,7 @@ def score_directly(
     tokenizer: Tokenizer,
     *,
     limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report | None = None,
     stop: Callable[[], bool] = never,
 ) -> list[TaskScore]:
     """Return `acc` and `acc_norm` of the first `limit` questions of a task, without lm-evaluation-harness.
@@ -87,7 +85,7 @@ def score_directly(
     Questions with a choice that the scorer cannot take are left out, and their number is the metric `skipped`. Raises
     NothingFits if no question is left.
     """
-    asked = [(question, _requests_of([question], tokenizer)) for question in task.questions()[:limit]]
+    asked = [(question, _requests_of(question, tokenizer)) for question in task.questions()[:limit]]
     fitting = [(question, own) for question, own in asked if all(map(scorer.fits, own))]
     if not fitting:
         raise NothingFits(len(asked), scorer.max_length)
@@ -102,36 +100,17 @@ def score_directly(
         values[SKIPPED] = (len(asked) - len(fitting), None)
     return [
         TaskScore(
-            task=task.name,
-            metric=metric,
-            value=value,
-            stderr=stderr,
-            examples=len(fitting),
-            task_version=task.version,
-            harness=f"gpas_cli {__version__}",
+            task=task.name, metric=metric, value=value, stderr=stderr, examples=len(fitting),
+            task_version=task.version, harness=f"gpas_cli {__version__}",
         )
         for metric, (value, stderr) in values.items()
-    ]
+    ]  # fmt: skip
 
 
-def _all_skipped(task: str, questions: int, shots: int) -> TaskScore:
-    return TaskScore(
-        task=task,
-        metric=SKIPPED,
-        value=questions,
-        stderr=None,
-        examples=0,
-        task_version="",
-        harness=f"gpas_cli {__version__}",
-        shots=shots,
-    )
-
-
-def _requests_of(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Request]:
-    """Return a request for each choice of each question, in order."""
+def _requests_of(question: Question, tokenizer: Tokenizer) -> list[Request]:
+    """Return a request for each choice of a question, in order."""
     return [
         Request.of_text(tokenizer, question.context_of(number), question.delimiter + choice)
-        for question in questions
         for number, choice in enumerate(question.choices)
     ]
 
@@ -150,9 +129,3 @@ def standard_error(hits: Sequence[bool]) -> float | None:
         return None
     share = sum(hits) / count
     return math.sqrt(share * (1 - share) / (count - 1))
-
-
-def _reporter(progress: TaskProgress | None, name: str, place: int) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(name, place, done, total)

@@ -16,7 +16,7 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.data.loader import Batch, validation_batches
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
+from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin, card, check_license
 from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
 from gpas_cli.model.fold import fold, logit_difference, obstacle
 from gpas_cli.model.llama import Llama
@@ -33,41 +33,6 @@ from gpas_cli.train.trained import load_trained
 _MAX_ERROR = 1e-3  # of logits, relative to the largest
 _HELD_OUT_TOKENS = 4096
 _RANDOM_ROWS = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """The exported network compared with the cell's, both in float32.
-
-    The errors are max |difference| / max |logit|; None without held-out text, or if the network is exported unchanged.
-    A perplexity is None without held-out text, or if it is not finite.
-    """
-
-    random_error: float | None = None
-    held_out_error: float | None = None
-    held_out_tokens: int = 0
-    perplexity: float | None = None
-    exported_perplexity: float | None = None
-
-    @property
-    def worst(self) -> float:
-        """The larger error; NaN if one is NaN."""
-        return _largest(error for error in (0.0, self.random_error, self.held_out_error) if error is not None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportReport:
-    """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates."""
-
-    form: str
-    reason: str
-    checkpoint: Path
-    step: int
-    steps: int
-    parameters: int
-    dtype: str
-    measured: Comparison
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +84,12 @@ def export(
         notes=tuple(notes),
     )
     tokens, tokenizer_files = _tokens(cell, corpus)
-    about = {
-        "gpas.json": _origin(cell, written),
-        "README.md": _card(cell, options, written, origin or TrainingOrigin(), root, bool(tokenizer_files)),
-    }
+    readme = card(
+        cell, origin or TrainingOrigin(), written, options.folder, tokenizer=bool(tokenizer_files),
+        local_text=bool(cell.data.path) and (root / cell.data.path).exists(),
+        license_id=check_license(options.license_id),
+    )  # fmt: skip
+    about = {"gpas.json": _origin(cell, written), "README.md": readme}
     own_files = bundled_files(network, tokens) if reason else llama_files(network, tokens)
     notify(f"writing {options.folder}")
     write_folder(options.folder, network, {**own_files, **tokenizer_files, **about})
@@ -149,24 +116,6 @@ def _folded(
     measured = _measure(cell, ours, plain_llama, corpus, notify)
     _refuse_above(max_error, measured)
     return plain_llama, measured
-
-
-def _card(
-    cell: Cell, options: ExportOptions, written: ExportReport, origin: TrainingOrigin, root: Path, tokenizer: bool
-) -> str:
-    measured = written.measured
-    facts = Facts(
-        step=written.step,
-        steps=written.steps,
-        parameters=written.parameters,
-        dtype=written.dtype,
-        code=written.form == "bundled",
-        tokenizer=tokenizer,
-        perplexity=measured.perplexity if measured.exported_perplexity is None else measured.exported_perplexity,
-        tokens=measured.held_out_tokens,
-        local_text=bool(cell.data.path) and (root / cell.data.path).exists(),
-    )
-    return card(cell, origin, facts, options.folder, check_license(options.license_id))
 
 
 def _text(
@@ -253,10 +202,11 @@ def _largest(errors: Iterable[float]) -> float:
 
 
 def _refuse_above(bound: float, measured: Comparison) -> None:
+    worst = _largest(error for error in (0.0, measured.random_error, measured.held_out_error) if error is not None)
     # "not <=" rather than ">", so that NaN is refused too.
-    if not measured.worst <= bound:
+    if not worst <= bound:
         raise GpasError(
-            f"folding into plain LLaMA weights changes the logits by {measured.worst:.2g} of the largest one, more "
+            f"folding into plain LLaMA weights changes the logits by {worst:.2g} of the largest one, more "
             f"than --max-error {bound:g}: the gates scale the stream so much that the norms' eps matters; "
             "--bundled exports the network exactly, with its own code"
         )

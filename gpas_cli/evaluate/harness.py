@@ -20,19 +20,19 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from gpas_cli.data.files import read_lines
 from gpas_cli.data.hub import first_line
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError, GpasError, nearest
+from gpas_cli.errors import GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
-from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
-from gpas_cli.files import parse_json
+from gpas_cli.evaluate.task_score import Report, TaskScore, TaskUnavailable
 from gpas_cli.spec.downstream import SKIPPED
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
@@ -49,31 +49,16 @@ FOLDERS = {
     "wikitext": "wikitext",
     "lambada_openai": "lambada",
 }
-_SUFFIXES = (".jsonl", ".json")
 _FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
 _BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; that of a mean is computed exactly
 _CONNECT_SECONDS = 3.0
+# Keeps the harness's bootstrap in this process: forking one that has computed with torch can hang.
+_WITHOUT_POOL = patch.dict(os.environ, DISABLE_MULTIPROC="1")
 _NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
 
 
 class DownstreamMissing(GpasError):
     """lm-evaluation-harness is not installed."""
-
-
-def _require_harness() -> None:
-    """Raise DownstreamMissing if lm-evaluation-harness is not installed."""
-    if find_spec("lm_eval") is None:
-        raise DownstreamMissing(
-            "this task needs lm-evaluation-harness, which is not installed: pip install 'gpas-cli[downstream]'"
-        )
-
-
-def _harness_version() -> str:
-    """Return the name and version of the installed harness."""
-    from importlib.metadata import version
-
-    _require_harness()
-    return f"lm_eval {version('lm_eval')}"
 
 
 def score_official(
@@ -82,33 +67,33 @@ def score_official(
     tokenizer: Tokenizer,
     *,
     shots: int = 0,
-    folder: Path | None = None,
     limit: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Report | None = None,
     stop: Callable[[], bool] = never,
 ) -> list[TaskScore]:
     """Return the metrics of the harness's own task of that name.
 
     For a group with a score of its own (mmlu) they are the group's, for another group (ai2_arc) those of each task.
 
-    `folder`, if given, may have the task's documents in the harness's own format, as `TASK.jsonl` or `TASK.json`, and
-    documents for the solved examples as `TASK.train.jsonl`; otherwise the harness downloads them, or finds them in the
-    cache of `datasets`. `limit`: documents per task. Raises DownstreamMissing without the harness, TaskUnavailable if
-    the documents are unavailable, NothingFits if none fits, ScoringStopped after `stop`, and GpasError for an unknown
-    task.
+    The harness downloads the documents, or finds them in the cache of `datasets`. `limit`: documents per task. Raises
+    DownstreamMissing without the harness, TaskUnavailable if the documents are unavailable, NothingFits if none fits,
+    ScoringStopped after `stop`, and GpasError for an unknown task.
     """
-    _require_harness()
-    with _quiet() as aloud, _random_state_kept(), _without_pool(), _offline_if_unreachable():
+    if find_spec("lm_eval") is None:
+        raise DownstreamMissing(
+            "this task needs lm-evaluation-harness, which is not installed: pip install 'gpas-cli[downstream]'"
+        )
+    with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL, _offline_if_unreachable():
         from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
 
-        loaded = _load(task, shots, folder)
+        loaded = _load(task, {"num_fewshot": shots})
         model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
         found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES)
     return _scores(task, shots, found, skipped)
 
 
-def _load(task: str, shots: int, folder: Path | None) -> Any:
-    """Return the definition and documents of the task, as `evaluate` of the harness takes them."""
+def _load(task: str, fields: Mapping[str, Any]) -> Any:
+    """Return a task with `fields` replaced and its documents, as `evaluate` of the harness takes them."""
     import lm_eval.tasks
     from lm_eval.tasks._factory import TaskFactory
 
@@ -119,14 +104,10 @@ def _load(task: str, shots: int, folder: Path | None) -> Any:
     )
     if task not in manager.task_index:
         raise GpasError(f"lm-evaluation-harness has no task '{task}'; {nearest(task, manager.all_tasks)}")
-    files = _files(folder, task) if folder else {}
-    fields = {"num_fewshot": shots, **_overrides(task, files, shots)}
     try:
         # `load` alone cannot replace fields of a group's tasks.
-        built = TaskFactory().build(manager.task_index[task], overrides=fields, registry=manager.task_index)
+        built = TaskFactory().build(manager.task_index[task], overrides=dict(fields), registry=manager.task_index)
         loaded = manager.load(built if isinstance(built, list) else [built])
-    except GpasError:
-        raise
     except Exception as error:
         # `datasets`, the hub and the disk raise many classes of exceptions here.
         raise TaskUnavailable(
@@ -136,71 +117,6 @@ def _load(task: str, shots: int, folder: Path | None) -> Any:
     for each in loaded["tasks"].values():
         each.set_fewshot_seed(seed=_FEWSHOT_SEED)
     return loaded
-
-
-def _files(folder: Path, task: str) -> dict[str, Path]:
-    """Return the files of the folder with the task's documents ("test") and those for solved examples ("train")."""
-    names = {"test": task, "train": f"{task}.train"}
-    candidates = {
-        split: [path for suffix in _SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
-        for split, name in names.items()
-    }
-    return {split: paths[0] for split, paths in candidates.items() if paths}
-
-
-def _overrides(task: str, files: Mapping[str, Path], shots: int) -> dict[str, Any]:
-    """Return the fields with which a definition takes its documents from `files`; none without such files."""
-    if "test" not in files:
-        return {}
-    if shots and "train" not in files:
-        path = files["test"]
-        raise TaskUnavailable(f"{task}: solved examples for the prompts need {path.with_name(f'{task}.train.jsonl')}")
-    train = "train" if shots else None
-    fields = {"training_split": train, "validation_split": None, "test_split": "test", "fewshot_split": train}
-    return {**fields, "custom_dataset": _Documents(task, files).datasets}
-
-
-class _Documents:
-    """The documents of local files."""
-
-    def __init__(self, task: str, files: Mapping[str, Path]):
-        self.task = task
-        self.splits = {split: _read(path) for split, path in files.items()}
-
-    def datasets(self, config_source: str = "", **_rest: Any) -> Any:
-        """Return the documents by split. The harness calls it once for each task of a group."""
-        from datasets import Dataset
-
-        part = Path(config_source).stem.removeprefix(f"{self.task}_")
-        splits = {split: self._of_part(documents, part) for split, documents in self.splits.items()}
-        return {split: Dataset.from_list(documents) for split, documents in splits.items()}
-
-    def _of_part(self, documents: list[dict[str, Any]], part: str) -> list[dict[str, Any]]:
-        """Return the documents of one subject of MMLU; for other tasks, all documents."""
-        if self.task != "mmlu":
-            return documents
-        chosen = [document for document in documents if document.get("subject") == part]
-        if not chosen:
-            raise TaskUnavailable(f"the file with the documents of {self.task} has none of the subject {part}")
-        return chosen
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON array, or of the lines of a .jsonl file. Raises TaskUnavailable with the place."""
-    where = str(path)
-    try:
-        if path.suffix == ".jsonl":
-            documents = []
-            for number, line in enumerate(read_lines(path), start=1):
-                where = f"{path}:{number}"
-                documents.append(parse_json(line))
-        else:
-            documents = parse_json(path.read_bytes())
-    except (DataError, OSError, ValueError) as error:
-        raise TaskUnavailable(f"{where}: {error}") from error
-    if not isinstance(documents, list) or not documents or not all(isinstance(one, dict) for one in documents):
-        raise TaskUnavailable(f"{path}: not a list of documents")
-    return documents
 
 
 def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> list[TaskScore]:
@@ -218,7 +134,7 @@ def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> li
         facts: dict[str, Any] = {
             "examples": _total(name, counts, counts),
             "task_version": str(found["versions"].get(name, "")),
-            "harness": _harness_version(),
+            "harness": f"lm_eval {version('lm_eval')}",
         }
         for metric, value, stderr in metrics:
             scores.append(TaskScore(task=name, metric=metric, value=value, stderr=stderr, shots=shots, **facts))
@@ -250,13 +166,13 @@ def _number(value: object) -> float | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[Callable[[Callable[[int, int], None]], Callable[[int, int], None]]]:
+def _quiet() -> Iterator[Callable[[Report], Report]]:
     """Discard what the harness prints and logs; functions wrapped by the context's value still print."""
     shown = (sys.stdout, sys.stderr)
     loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]
 
-    def aloud(function: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    def aloud(function: Report) -> Report:
         def report(done: int, total: int) -> None:
             with redirect_stdout(shown[0]), redirect_stderr(shown[1]):
                 function(done, total)
@@ -284,26 +200,6 @@ def _random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables inside the context."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
-
-
-def _without_pool() -> Any:
-    """Keep the harness's bootstrap in this process: forking one that has computed with torch can hang."""
-    return _environment(DISABLE_MULTIPROC="1")
-
-
-@contextmanager
 def _offline_if_unreachable() -> Iterator[None]:
     """Let the hub's libraries use only their cache if the hub cannot be reached: they would retry for minutes."""
     if _reachable():
@@ -313,12 +209,11 @@ def _offline_if_unreachable() -> Iterator[None]:
     import datasets.config
     import huggingface_hub.constants
 
-    before = (huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
-    huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
+    with (
+        patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
+        patch.object(datasets.config, "HF_HUB_OFFLINE", True),
+    ):
         yield
-    finally:
-        huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def _reachable() -> bool:

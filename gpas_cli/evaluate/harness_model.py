@@ -15,7 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.likelihood import Request, Scorer, never
-from gpas_cli.evaluate.task_score import NothingFits
+from gpas_cli.evaluate.task_score import NothingFits, Report
 
 _REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
 
@@ -56,7 +56,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self,
         scorer: Scorer,
         tokenizer: Tokenizer,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Report | None = None,
         stop: Callable[[], bool] = never,
     ):
         super().__init__()

@@ -21,16 +21,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpas_cli.evaluate.bounds import attention_numbers
+from gpas_cli.evaluate.bounds import attention_numbers, inputs_of
 from gpas_cli.evaluate.stability import power
 from gpas_cli.evaluate.theory import initial_network, random_text, skeleton
-from gpas_cli.model.llama import Llama, build, observed_inputs
+from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
@@ -89,11 +88,10 @@ def _squares(network: Llama, tokens: Tensor, paths: Sequence[ActiveLayers]) -> l
     """Return |y|^2 / d of the stream before layer 1 and after each layer, averaged over tokens and paths."""
     total = np.zeros(network.spec.size.layers + 1)
     for path in paths:
-        streams: list[float] = []
-        keep = partial(_keep, streams)
         modules = [*(network.model.layers[layer - 1] for layer in path.layers), network.model.norm]
-        with suitable_threads(network.spec.size), torch.no_grad(), observed_inputs(modules, keep):
+        with suitable_threads(network.spec.size), torch.no_grad(), inputs_of(modules, _mean_square) as seen:
             network.model(tokens, active=path)
+        streams = [seen[module].item() for module in modules]
         after = dict(zip((0, *path.layers), streams, strict=True))
         stream = streams[0]
         for layer in range(len(total)):
@@ -102,8 +100,8 @@ def _squares(network: Llama, tokens: Tensor, paths: Sequence[ActiveLayers]) -> l
     return [float(square) for square in total]
 
 
-def _keep(streams: list[float], _module: nn.Module, x: Tensor) -> None:
-    streams.append(x.square().mean().item())
+def _mean_square(x: Tensor) -> Tensor:
+    return x.square().mean()
 
 
 def _network_of_the_proof(cell: Cell) -> Llama:
@@ -158,7 +156,7 @@ def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> LengthLaw:
         x = torch.randn(rows, length, size.hidden, generator=generator, dtype=torch.float64)
         positions = network.model.positions(x)
         with suitable_threads(size), torch.no_grad():
-            measured = attention.module(x, positions)[:, -1].square().mean().sqrt().item()
+            measured = _mean_square(attention.module(x, positions)[:, -1]).sqrt().item()
         numbers = attention_numbers(attention.module, size, length)
         predicted = numbers.sigma_o * numbers.sigma_v * size.hidden / length**0.5
         points.append(LengthPoint(length, predicted, measured))

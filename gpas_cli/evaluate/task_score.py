@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gpas_cli.errors import GpasError
+
+# Called with the requests that are done, and their total.
+Report = Callable[[int, int], None]
+# Called with the task or text, its place among them (from 0), the requests that are done, and their total.
+Progress = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +53,20 @@ class NothingFits(TaskUnavailable):
             f"every question has a choice of more than max_length, {max_length} tokens; allow more of them"
         )
         self.questions = questions
+
+
+def scored_in_turn(
+    names: Sequence[str],
+    score: Callable[[str, Report | None], list[TaskScore]],
+    skip: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> Iterator[list[TaskScore] | MissingTask]:
+    """Yield what `score` returns for each of `names` but those of `skip`, or the message of its GpasError."""
+    done = frozenset(skip)
+    for place, name in enumerate(names):
+        if name in done:
+            continue
+        try:
+            yield score(name, partial(progress, name, place) if progress else None)
+        except GpasError as error:
+            yield MissingTask(name, str(error))

@@ -14,15 +14,12 @@ from pathlib import Path
 from gpas_cli import __version__
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.likelihood import Request, Scorer, never
-from gpas_cli.evaluate.task_score import MissingTask, TaskScore
-from gpas_cli.spec.downstream import Texts, text_name
+from gpas_cli.evaluate.task_score import MissingTask, Progress, Report, TaskScore, scored_in_turn
+from gpas_cli.spec.downstream import Texts
 from gpas_cli.train.evaluate import perplexity
 
 _PROGRAM = f"gpas-cli {__version__}"
-# Called with the text, its place among the texts (from 0), the requests that are done, and their total.
-TextProgress = Callable[[str, int, int, int], None]
 
 
 def score_texts(
@@ -32,23 +29,19 @@ def score_texts(
     root: Path,
     *,
     skip: Iterable[str] = (),
-    progress: TextProgress | None = None,
+    progress: Progress | None = None,
     stop: Callable[[], bool] = never,
 ) -> Iterator[list[TaskScore] | MissingTask]:
     """Yield the scores of each text whose name is not in `skip`, or why it has none. `root` is where paths start.
 
     The perplexity by word comes last. Raises ScoringStopped once `stop` returns true.
     """
-    passed = set(skip)
-    for place, text in enumerate(section.texts):
-        name = text_name(text)
-        if name in passed:
-            continue
-        report = None if progress is None else _about(progress, name, place)
-        try:
-            yield _scores_of(name, read_text(text, root, section.limit), scorer, tokenizer, report, stop)
-        except GpasError as error:
-            yield MissingTask(name, str(error))
+    paths = dict(zip(section.names, section.texts, strict=True))
+
+    def scores_of(name: str, report: Report | None) -> list[TaskScore]:
+        return _scores_of(name, read_text(paths[name], root, section.limit), scorer, tokenizer, report, stop)
+
+    return scored_in_turn(section.names, scores_of, skip, progress)
 
 
 def _scores_of(
@@ -56,8 +49,8 @@ def _scores_of(
     text: ScoredText,
     scorer: Scorer,
     tokenizer: Tokenizer,
-    progress: Callable[[int, int], None] | None = None,
-    stop: Callable[[], bool] = never,
+    progress: Report | None,
+    stop: Callable[[], bool],
 ) -> list[TaskScore]:
     """Return the loss in nats per token, the bits per byte and the perplexity by word of one text."""
     by_document = [list(requests(document, tokenizer, scorer.max_length)) for document in text.documents]
@@ -96,7 +89,3 @@ def windows(tokens: Sequence[int], max_length: int) -> Iterator[Request]:
         # The inputs of a window are its context and all but the last of its tokens.
         earliest = max(0, end - 1 - max_length)
         yield Request(tuple(tokens[earliest:start]), tuple(tokens[start:end]))
-
-
-def _about(progress: TextProgress, name: str, place: int) -> Callable[[int, int], None]:
-    return lambda done, total: progress(name, place, done, total)

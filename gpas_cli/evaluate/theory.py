@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -243,12 +243,11 @@ def examine(
         )
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is that of queries and keys without norms; family.qk_norm is not none")
-    device = choose_device()
     with suitable_threads(cell.model.size):
-        _check_cost(cell.model, device, force=force)
         notify("building the network in float64")
-        sample = _on(device, own_text(cell, cache, root) or random_text(cell))
-        network = build(cell.model, seed=cell.seed, dtype=torch.float64, device=device)
+        network, device = initial_network(cell, force=force)
+        text = own_text(cell, cache, root) or random_text(cell)
+        sample = replace(text, tokens=text.tokens.to(device), targets=text.targets.to(device))
         layers = tuple(bounds_of(network, sample, notify))
         gates = ""
         preserved = list[Preserved]()
@@ -283,7 +282,7 @@ def identity_bounds(
     ):
         network.model(tokens)
     return [
-        reading(part, seen, torch.mean, torch.mean).around.bound(
+        reading(part, seen, torch.mean, torch.mean).bound(
             feed_forward_numbers(part.module, cell.model, drawn.deviation).identity()
         )
         for part in parts
@@ -299,10 +298,10 @@ def announced(layers: int, notify: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def initial_network(cell: Cell) -> tuple[Llama, torch.device]:
-    """Return the cell's network in float64 at initialisation, and its device. Raises GpasError without the memory."""
+def initial_network(cell: Cell, *, force: bool = True) -> tuple[Llama, torch.device]:
+    """Return the cell's network in float64 at initialisation, and its device. Raises GpasError as `examine`."""
     device = choose_device()
-    _check_cost(cell.model, device, force=True)
+    _check_cost(cell.model, device, force=force)
     return build(cell.model, seed=cell.seed, dtype=torch.float64, device=device), device
 
 
@@ -339,10 +338,6 @@ def random_text(cell: Cell) -> Sample:
     generator = torch.Generator().manual_seed(cell.seed)
     row = torch.randint(0, cell.model.size.vocab - 1, (1, width), generator=generator)
     return Sample(row[:, :-1], row[:, 1:], "random tokens, since the cell's text is not tokenised here")
-
-
-def _on(device: torch.device, sample: Sample) -> Sample:
-    return Sample(sample.tokens.to(device), sample.targets.to(device), sample.origin)
 
 
 def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
@@ -388,7 +383,7 @@ def _is_papers(model: Model, layer: int) -> bool:
 
 def _attention_bound(sublayer: SubLayer, x: Tensor, model: Model) -> SubLayerBound:
     numbers = attention_numbers(sublayer.module, model.size, x.shape[1])
-    mean, worst = (reading.around.bound(numbers.jacobian(reading.s)) for reading in readings(sublayer, x))
+    mean, worst = (around.bound(numbers.jacobian(around.s)) for around in readings(sublayer, x))
     return SubLayerBound(deviation(x), mean, worst, spectral_norm(sublayer.apply, x))
 
 
@@ -397,10 +392,10 @@ def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> FeedForw
     mean, worst = readings(sublayer, x)
     return FeedForwardBound(
         stream_std=deviation(x),
-        bound=mean.around.bound(numbers.jacobian(mean.s)),
-        worst=worst.around.bound(numbers.jacobian(worst.s)),
+        bound=mean.bound(numbers.jacobian(mean.s)),
+        worst=worst.bound(numbers.jacobian(worst.s)),
         norm=spectral_norm(sublayer.apply, x),
-        identity=mean.around.bound(numbers.identity()),
+        identity=mean.bound(numbers.identity()),
         swiglu=numbers.sigma_v is not None,
         slope=numbers.slope,
     )

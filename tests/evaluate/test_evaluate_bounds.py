@@ -16,13 +16,10 @@ from gpas_cli.evaluate.bounds import (
     SLOPES,
     AttentionSigmas,
     FeedForwardSigmas,
-    attention_bound,
-    identity_bound,
-    slope_bound,
+    Surroundings,
     spectral_norm,
     stream_gradients,
     sublayer_inputs,
-    swiglu_bound,
 )
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
 from gpas_cli.model.layers import FFN_ACTIVATIONS
@@ -55,30 +52,34 @@ def linear(layers: Sequence[LayerBounds]) -> list[float]:
     return [layer.feed_forward.identity for layer in layers]
 
 
+def bound(module: float, sigma_x: float) -> float:
+    """Return the bound of x + f(N(x)) for that of the Jacobian of f."""
+    return Surroundings(in_norm=1 / sigma_x).bound(module)
+
+
 def test_equation_15_at_1700_million_parameters() -> None:
     """Section 4: sigma = sqrt(2/(5d)), W_2 divided by sqrt(2N), and the stream as short, or sqrt(2/5), or 1."""
     sigma = math.sqrt(2 / (5 * 2304))
     ffn = FeedForwardSigmas(2304, 9216, sigma, sigma / math.sqrt(48))
     assert ffn.c_ffn == pytest.approx(48**2 * 9)
-    assert identity_bound(ffn, sigma) == pytest.approx(1 + sigma / math.sqrt(48) * 20736)
-    assert identity_bound(ffn, math.sqrt(2 / 5)) == pytest.approx(1.8216, abs=1e-4)
-    assert identity_bound(ffn, 1.0) == pytest.approx(1.5196, abs=1e-4)
-    assert swiglu_bound(ffn, 1.0) is None
+    assert bound(ffn.identity(), sigma) == pytest.approx(1 + sigma / math.sqrt(48) * 20736)
+    assert bound(ffn.identity(), math.sqrt(2 / 5)) == pytest.approx(1.8216, abs=1e-4)
+    assert bound(ffn.identity(), 1.0) == pytest.approx(1.5196, abs=1e-4)
+    assert ffn.jacobian() == ffn.identity()
 
 
 def test_equations_44_and_20_as_printed() -> None:
     ffn = FeedForwardSigmas(16, 64, 0.1, 0.2, sigma_v=0.3)
-    assert swiglu_bound(ffn, 0.5) == pytest.approx(1 + 0.006 / 0.5 * 2.1 * 144 * math.sqrt(32 * math.log(64)))
+    assert bound(ffn.jacobian(), 0.5) == pytest.approx(1 + 0.006 / 0.5 * 2.1 * 144 * math.sqrt(32 * math.log(64)))
     attention = AttentionSigmas(16, 4, 25, 0.1, 0.1, 0.1, 0.2)
     heads = 4 * ((5 + 2 + 1 / 5) * 1e-3 * math.sqrt(16**3 * 4) + 0.1 * (4 + 2))
     assert attention.heads_jacobian() == pytest.approx(heads)
-    assert attention_bound(attention, 0.5) == pytest.approx(1 + 0.2 / 0.5 * 2 * 4 * heads)
+    assert bound(attention.jacobian(), 0.5) == pytest.approx(1 + 0.2 / 0.5 * 2 * 4 * heads)
 
 
 def test_equation_29_has_the_slope_of_the_activation() -> None:
     ffn = FeedForwardSigmas(16, 64, 0.1, 0.2, slope=1.1)
-    assert slope_bound(ffn, 0.5) == pytest.approx(1 + 1.1 * 0.02 / 0.5 * 144)
-    assert ffn.jacobian() == pytest.approx(1.1 * ffn.identity())
+    assert bound(ffn.jacobian(), 0.5) == pytest.approx(1 + 1.1 * 0.02 / 0.5 * 144)
 
 
 @pytest.mark.parametrize("ffn", SLOPES)

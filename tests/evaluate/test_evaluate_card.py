@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import Facts, TrainingOrigin, card, check_license
+from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin, card, check_license
 from gpas_cli.events import Evaluation, Score, TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
@@ -18,9 +18,10 @@ from gpas_cli.spec.parse_cell import cell_from
 OPTIM = {"lr": 0.01, "warmup": 3, "steps": 24, "batch": 4}
 TEXT = TextFacts(fingerprint="f00d", validation_fingerprint="beef", tokenizer="70ce")
 ORIGIN = TrainingOrigin(name="small/mix-gpas-s1", code="c0de", commit="a" * 40, dirty=True, text=TEXT)
-FACTS = Facts(
-    step=24, steps=24, parameters=12345, dtype="float32", code=True, tokenizer=True, perplexity=12.5, tokens=500
-)
+WRITTEN = ExportReport(
+    form="bundled", reason="", checkpoint=Path(), step=24, steps=24, parameters=12345, dtype="float32", notes=(),
+    measured=Comparison(perplexity=12.5, held_out_tokens=500),
+)  # fmt: skip
 
 
 def cell(**values: Any) -> Cell:
@@ -37,7 +38,7 @@ def front_matter(text: str) -> dict[str, Any]:
 
 def test_the_card_has_cell_equation_numbers_and_origin() -> None:
     own = cell()
-    text = card(own, ORIGIN, FACTS, Path("out/mix"), "mit")
+    text = card(own, ORIGIN, WRITTEN, Path("out/mix"), tokenizer=True, license_id="mit")
     assert front_matter(text) == {
         "license": "mit",
         "library_name": "transformers",
@@ -63,8 +64,9 @@ def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
         Score(task="a|b", metric="text_perplexity", value=12.5, examples=3),
     )
     evaluation = Evaluation(step=60, loss=1.5, perplexity=4.48, answer_loss=0.75)
-    facts = replace(FACTS, step=60, steps=63)
-    card_text = card(own, replace(ORIGIN, text=text, evaluation=evaluation, scores=scores), facts, Path("x"))
+    written = replace(WRITTEN, step=60, steps=63)
+    origin = replace(ORIGIN, text=text, evaluation=evaluation, scores=scores)
+    card_text = card(own, origin, written, Path("x"), tokenizer=True)
     pretraining, _, finetuning = card_text.partition("## Pretraining\n")[2].partition("## Finetuning\n")
     assert "- updates: 24, each of 4 rows of" in pretraining
     assert "- precision: fp32\n" in pretraining
@@ -82,7 +84,7 @@ def test_the_card_of_a_finetuned_network_separates_both_trainings() -> None:
 
 
 def test_a_licence_is_the_users_choice() -> None:
-    text = card(cell(), ORIGIN, FACTS, Path("mix"))
+    text = card(cell(), ORIGIN, WRITTEN, Path("mix"), tokenizer=True)
     assert "license" not in front_matter(text)
     assert "gpas export --license ID" in text
     assert check_license("Apache-2.0") == "apache-2.0"
@@ -100,14 +102,13 @@ def test_a_licence_is_the_users_choice() -> None:
     ],
 )
 def test_only_data_sets_of_the_hub_are_named(data: dict[str, str], named: list[str] | None) -> None:
-    assert front_matter(card(cell(size="71m", data=data), TrainingOrigin(), FACTS, Path("x"))).get("datasets") == named
+    text = card(cell(size="71m", data=data), TrainingOrigin(), WRITTEN, Path("x"), tokenizer=True)
+    assert front_matter(text).get("datasets") == named
 
 
 def test_unknown_facts_are_omitted() -> None:
-    facts = Facts(
-        step=3, steps=24, parameters=1, dtype="float32", code=False, tokenizer=False, perplexity=None, tokens=0
-    )
-    text = card(cell(norm="pre", gate=None), TrainingOrigin(), facts, Path("x"))
+    written = replace(WRITTEN, form="llama", step=3, parameters=1, measured=Comparison())
+    text = card(cell(norm="pre", gate=None), TrainingOrigin(), written, Path("x"), tokenizer=False)
     assert "Not evaluated" in text
     assert "3 of 24" in text
     assert "None" not in text.split("## Licence")[0]

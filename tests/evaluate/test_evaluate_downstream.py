@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exporting import CPU, Room
+from local_documents import score_local, write
 from test_evaluate_harness import DOCUMENTS
 
 from gpas_cli.data.questions import Question
@@ -45,23 +44,16 @@ def ours(room: Room) -> tuple[Scorer, Tokenizer]:
     return Scorer(network, CPU, max_length=64), tokenizer
 
 
-def write(path: Path, documents: Sequence[Any]) -> Path:
-    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
-    return path
-
-
 @needs_harness
 @pytest.mark.parametrize("name", sorted(DOCUMENTS.keys() & FORMS.keys()))
 def test_the_scores_are_those_of_the_harness_on_the_same_documents(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path, name: str
 ) -> None:
-    from gpas_cli.evaluate.harness import score_official
-
     source = write(tmp_path / f"{name}.jsonl", [DOCUMENTS[name]() for _ in range(25)])
     task = direct_task(import_task(source, name, tmp_path).name, tmp_path)
     assert task is not None
     direct = {score.metric: score for score in score_directly(task, *ours)}
-    for theirs in score_official(name, *ours, folder=tmp_path):
+    for theirs in score_local(name, *ours, tmp_path):
         mine = direct[theirs.metric]
         assert (mine.value, mine.examples, mine.shots) == (theirs.value, theirs.examples, theirs.shots)
         assert mine.stderr == pytest.approx(theirs.stderr)
@@ -106,20 +98,18 @@ LONG = {"goal": "cut", "sol1": "gate " * 100, "sol2": "norm", "label": 0}
 def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path, limit: int | None
 ) -> None:
-    from gpas_cli.evaluate.harness import score_official
-
     documents = [DOCUMENTS["piqa"]() for _ in range(9)]
     fitting, whole = tmp_path / "fitting", tmp_path / "whole"
     for folder, lines in ((fitting, documents), (whole, [documents[0], LONG, *documents[1:8], LONG, documents[8]])):
         folder.mkdir()
         write(folder / "piqa.jsonl", lines)
     scored = 9 if limit is None else 5
-    expected = {s.metric: s for s in score_official("piqa", *ours, folder=fitting, limit=scored)}
+    expected = {s.metric: s for s in score_local("piqa", *ours, fitting, limit=scored)}
     task = direct_task(import_task(whole / "piqa.jsonl", "piqa", whole).name, whole)
     assert task is not None
     for found in (
         score_directly(task, *ours, limit=limit),
-        score_official("piqa", *ours, folder=whole, limit=limit),
+        score_local("piqa", *ours, whole, limit=limit),
     ):
         scores = {score.metric: score for score in found}
         assert scores.keys() == {"acc", "acc_norm", "skipped"}
@@ -134,11 +124,9 @@ def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
 def test_a_task_without_a_question_that_fits_has_their_number_and_the_others_are_scored(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path
 ) -> None:
-    from gpas_cli.evaluate.harness import score_official
-
     source = write(tmp_path / "piqa.jsonl", [LONG, LONG])
     with pytest.raises(TaskUnavailable, match="every question has a choice of more than max_length, 64 tokens"):
-        score_official("piqa", *ours, folder=tmp_path)
+        score_local("piqa", *ours, tmp_path)
     name = import_task(source, "piqa", tmp_path).name
     other = import_task(
         write(tmp_path / "own.jsonl", [{"context": "a", "choices": ["b", "c"], "answer": 0}]), "own", tmp_path

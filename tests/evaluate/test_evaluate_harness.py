@@ -15,6 +15,7 @@ import pytest
 import torch
 from end_to_end import WORDS
 from exporting import CPU, Room, needs_transformers, run_alone
+from local_documents import score_local, write
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
@@ -99,10 +100,6 @@ def folder(room: Room) -> Path:
     return folder
 
 
-def write(path: Path, documents: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
-
-
 def trained(room: Room, cell: Cell) -> tuple[Scorer, Tokenizer]:
     network = build(cell.model)
     checkpoint.load(room.checkpoint(cell), cell.key, network, None)
@@ -122,7 +119,7 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
 ) -> None:
     before = random_states()
     seen: list[tuple[int, int]] = []
-    scores = score_official(task, *ours, folder=folder, progress=lambda done, total: seen.append((done, total)))
+    scores = score_local(task, *ours, folder, progress=lambda done, total: seen.append((done, total)))
     assert {score.metric for score in scores} == METRICS.get(task, {"acc", "acc_norm"})
     for score in scores:
         assert (score.task, score.examples, score.shots) == (task, 30, 0)
@@ -153,7 +150,7 @@ def test_accuracy_is_that_of_the_likeliest_choice_after_the_harness_prompt(
         answer = "ABCD".index(document["answerKey"])
         right += totals.index(max(totals)) == answer
         right_by_length += by_length.index(max(by_length)) == answer
-    scores = {score.metric: score.value for score in score_official("arc_easy", scorer, tokenizer, folder=folder)}
+    scores = {score.metric: score.value for score in score_local("arc_easy", scorer, tokenizer, folder)}
     assert scores == {"acc": pytest.approx(right / 30), "acc_norm": pytest.approx(right_by_length / 30)}
 
 
@@ -172,7 +169,7 @@ def test_word_perplexity_scores_every_token_of_a_page_longer_than_the_context_on
         end = min(start + MAX_LENGTH, len(ids) - 1)
         first = max(0, end - MAX_LENGTH) if start else 0
         total += scorer.score([Request(ids[first : start + 1], ids[start + 1 : end + 1])])[0].total
-    scores = {score.metric: score for score in score_official("wikitext", scorer, tokenizer, folder=tmp_path)}
+    scores = {score.metric: score for score in score_local("wikitext", scorer, tokenizer, tmp_path)}
     assert scores["word_perplexity"].value == pytest.approx(math.exp(-total / 150))
     assert scores["bits_per_byte"].value == pytest.approx(-total / len(page) / math.log(2))
     assert scores["word_perplexity"].stderr is None
@@ -194,7 +191,7 @@ def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer,
         for _ in range(1 + number % 3)
     ]  # fmt: skip
     write(tmp_path / "mmlu.jsonl", documents)
-    (score,) = score_official("mmlu", *ours, folder=tmp_path)
+    (score,) = score_local("mmlu", *ours, tmp_path)
     assert (score.task, score.metric, score.examples) == ("mmlu", "acc", len(documents))
     scorer, tokenizer = ours
     right = 0
@@ -216,17 +213,17 @@ def test_a_group_of_tasks_without_a_score_of_its_own_gives_the_scores_of_its_tas
 ) -> None:
     monkeypatch.setitem(harness.FOLDERS, "ai2_arc", "arc")
     (tmp_path / "ai2_arc.jsonl").write_bytes((folder / "arc_easy.jsonl").read_bytes())
-    scores = score_official("ai2_arc", *ours, folder=tmp_path)
-    alone = score_official("arc_easy", *ours, folder=folder)
+    scores = score_local("ai2_arc", *ours, tmp_path)
+    alone = score_local("arc_easy", *ours, folder)
     assert {score.task for score in scores} == {"arc_easy", "arc_challenge"}
     assert [score for score in scores if score.task == "arc_easy"] == alone
 
 
 @needs_harness
-def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer], folder: Path, tmp_path: Path) -> None:
+def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
     scorer, tokenizer = ours
     longer = Scorer(scorer.network, CPU, max_length=4 * MAX_LENGTH)
-    (none, *_) = score_official("arc_easy", longer, tokenizer, folder=folder)
+    (none, *_) = score_local("arc_easy", longer, tokenizer, folder)
     asked: list[Request] = []
 
     class Spy(Scorer):
@@ -235,21 +232,18 @@ def test_solved_examples_come_before_the_question(ours: tuple[Scorer, Tokenizer]
             return super().score(requests, *rest)
 
     spy = Spy(scorer.network, CPU, max_length=4 * MAX_LENGTH)
-    (two, *_) = score_official("arc_easy", spy, tokenizer, shots=2, folder=folder)
+    (two, *_) = score_local("arc_easy", spy, tokenizer, folder, shots=2)
     assert (none.shots, two.shots) == (0, 2)
     assert all(tokenizer.decode(request.context).count("Question:") == 3 for request in asked)
     assert not any(tokenizer.eos_id in request.context + request.continuation for request in asked)
-    (tmp_path / "arc_easy.jsonl").write_bytes((folder / "arc_easy.jsonl").read_bytes())
-    with pytest.raises(TaskUnavailable, match=r"solved examples .* need .*arc_easy\.train\.jsonl"):
-        score_official("arc_easy", spy, tokenizer, shots=2, folder=tmp_path)
 
 
 @needs_harness
 def test_a_limit_and_a_stop_end_a_task_early(ours: tuple[Scorer, Tokenizer], folder: Path) -> None:
-    scores = score_official("piqa", *ours, folder=folder, limit=7)
+    scores = score_local("piqa", *ours, folder, limit=7)
     assert {score.examples for score in scores} == {7}
     with pytest.raises(ScoringStopped):
-        score_official("piqa", *ours, folder=folder, stop=lambda: True)
+        score_local("piqa", *ours, folder, stop=lambda: True)
 
 
 @needs_harness
@@ -258,18 +252,6 @@ def test_a_task_that_generates_text_is_refused(ours: tuple[Scorer, Tokenizer]) -
 
     with pytest.raises(GpasError, match="generate"):
         HarnessModel(*ours).generate_until([])
-
-
-@needs_harness
-def test_documents_that_cannot_be_read_are_reported_with_their_place(
-    ours: tuple[Scorer, Tokenizer], tmp_path: Path
-) -> None:
-    (tmp_path / "piqa.jsonl").write_text('{"goal": "a"}\n{"goal": \n')
-    with pytest.raises(TaskUnavailable, match=r"piqa\.jsonl:2: Expecting value"):
-        score_official("piqa", *ours, folder=tmp_path)
-    (tmp_path / "boolq.json").write_text("{}")
-    with pytest.raises(TaskUnavailable, match=r"boolq\.json: not a list"):
-        score_official("boolq", *ours, folder=tmp_path)
 
 
 @needs_harness
@@ -375,7 +357,7 @@ def test_likelihoods_and_scores_agree_with_the_hf_backend_on_an_exported_network
     # The backend adds up a text's likelihoods in float32.
     assert model.loglikelihood_rolling(pages) == pytest.approx(theirs["rolling"], abs=1e-4, rel=1e-6)
 
-    scores: list[TaskScore] = [one for task in SHARED for one in score_official(task, scorer, tokenizer, folder=folder)]
+    scores: list[TaskScore] = [one for task in SHARED for one in score_local(task, scorer, tokenizer, folder)]
     for score in scores:
         assert score.value == theirs["scores"][score.task][score.metric]
         assert score.stderr == theirs["scores"][score.task][f"{score.metric}_stderr"]

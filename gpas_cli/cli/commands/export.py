@@ -15,7 +15,7 @@ from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import TrainingOrigin
+from gpas_cli.evaluate.card import ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.archive import Archive
@@ -24,7 +24,7 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
-    from gpas_cli.evaluate.export import ExportOptions, ExportReport
+    from gpas_cli.evaluate.export import ExportOptions
 
 _NAMED = 10  # the most names in the output that could not be removed
 _Words = Annotated[
