@@ -56,7 +56,7 @@ class SourceRecord(NamedTuple):
 Parser = Callable[[SourceRecord], Document | None]
 
 
-def parse_text(record: SourceRecord) -> Document | None:
+def _parse_text(record: SourceRecord) -> Document | None:
     """Return the document of a record whose `raw` is its text."""
     assert isinstance(record.raw, str)
     return Document(record.id, record.raw)
@@ -98,7 +98,7 @@ class Source(ABC):
     @property
     def parser(self) -> Parser:
         """The function that parses this source's records. It raises DataError for an invalid record."""
-        return parse_text
+        return _parse_text
 
     def documents(self, split: str, after: str = "") -> Iterator[Document]:
         """Yield the documents of `split`, or those after `after`. Raises DataError if the text is unavailable."""

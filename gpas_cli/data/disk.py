@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from gpas_cli.errors import DataError
 from gpas_cli.files import parse_json, replace_file
 
-TEMPORARY_PREFIX = ".tmp-"
+_TEMPORARY_PREFIX = ".tmp-"
 _STALE_SECONDS = 86_400  # age at which a temporary file is abandoned
 POLL_SECONDS = 1.0  # between two calls of `until` while waiting for a lock
 
@@ -34,7 +34,7 @@ def write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A cache is shared by everyone who may enter its folder.
-        replace_file(path, content, mode=0o644, prefix=TEMPORARY_PREFIX)
+        replace_file(path, content, mode=0o644, prefix=_TEMPORARY_PREFIX)
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror or error}; free space there, or set GPAS_CACHE to another folder"
@@ -97,7 +97,7 @@ def _acquire(lock: FileLock, until: Callable[[], bool]) -> bool:
 def _sweep(folder: Path) -> None:
     """Remove temporary files of killed writers, a day old or more: on a file system without locks, younger ones may
     still be written to."""
-    for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
+    for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
         try:
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()

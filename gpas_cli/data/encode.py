@@ -27,7 +27,7 @@ from gpas_cli.errors import DataError
 
 TOKEN = np.dtype("<u2")
 # Records are encoded in groups of about this many characters; the tokenizer uses several threads for a group.
-GROUP_CHARACTERS = 1_000_000
+_GROUP_CHARACTERS = 1_000_000
 _GROUPS_PER_WORKER = 4  # that may be encoded before the one that is next in order: bounds the memory
 _MOST_DEATHS = 3  # of workers while no group is finished
 
@@ -90,13 +90,13 @@ def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int 
 
 
 def groups(records: Iterable[SourceRecord]) -> Iterator[Group]:
-    """Yield the records in lists of about GROUP_CHARACTERS characters."""
+    """Yield the records in lists of about _GROUP_CHARACTERS characters."""
     group: Group = []
     size = 0
     for record in records:
         group.append(record)
         size += len(record.raw)
-        if size >= GROUP_CHARACTERS:
+        if size >= _GROUP_CHARACTERS:
             yield group
             group = []
             size = 0

@@ -32,7 +32,7 @@ from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 
 _SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
-MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of many gigabytes
+_MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of many gigabytes
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
 _EXAMPLE = "it is a glob: * matches any name, ** any folders"
 
@@ -157,10 +157,6 @@ class TextField:
         return Document(record.id, raw) if self.keep_blank or raw.strip() else None
 
 
-def _is_divided(files: dict[str, Path], name: str) -> bool:
-    return name.endswith(".txt") and is_divided(files[name], alone=len(files) == 1)
-
-
 def _whole(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -200,9 +196,9 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, decompressed if its name ends in .gz. Raises DataError if it cannot be read."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while line := file.readline(MOST_LINE_BYTES):
-                if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
-                    raise DataError(f"{path}: a line is longer than {MOST_LINE_BYTES:,} bytes")
+            while line := file.readline(_MOST_LINE_BYTES):
+                if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
+                    raise DataError(f"{path}: a line is longer than {_MOST_LINE_BYTES:,} bytes")
                 yield line
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
@@ -279,12 +275,14 @@ _LINE_END = re.compile(r"\n")
 _SPACE = re.compile(r"\s")
 
 
-def is_divided(path: Path, *, alone: bool) -> bool:
-    """Return whether a .txt file is divided; `alone`: it is the only file of its corpus. Raises DataError."""
+def _is_divided(files: dict[str, Path], name: str) -> bool:
+    """Return whether the file of that name is divided. Raises DataError."""
+    if not name.endswith(".txt"):
+        return False
     try:
-        return path.stat().st_size > (_DIVIDED_BYTES_ALONE if alone else _DIVIDED_BYTES)
+        return files[name].stat().st_size > (_DIVIDED_BYTES_ALONE if len(files) == 1 else _DIVIDED_BYTES)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{files[name]}: cannot be read: {error.strerror or error}") from error
 
 
 def _length_of(size: int) -> int:

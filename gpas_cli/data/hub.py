@@ -31,7 +31,7 @@ from gpas_cli.data.files import TextField, read_lines
 from gpas_cli.errors import DataError, nearest
 
 # The line of a C4 file at which the download of the next one starts, late enough that a short run needs only one file.
-FETCH_NEXT_LINE = 100_000
+_FETCH_NEXT_LINE = 100_000
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -152,7 +152,7 @@ class C4(Source):
             path = download(self.repo, name, self.revision)
             skipped = int(last_line) if name == last_file else 0
             for number, line in enumerate(read_lines(path), start=1):
-                if number == FETCH_NEXT_LINE and following:
+                if number == _FETCH_NEXT_LINE and following:
                     self._fetch_ahead(following)
                 if number > skipped:
                     yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")

@@ -42,7 +42,7 @@ _ENCODED_AT_ONCE = 10_000  # records
 
 
 @dataclass(frozen=True)
-class Examples:
+class _Examples:
     """Tokenised records: the ids of all, end tokens included; the tokens of each; and those of each prompt."""
 
     fingerprint: str
@@ -73,7 +73,7 @@ class Examples:
 class InstructionRows:
     """The examples cut into rows of at most `length` tokens to predict (`pack`), or to read (`pad`)."""
 
-    def __init__(self, examples: Examples, spec: Finetune, pad_id: int):
+    def __init__(self, examples: _Examples, spec: Finetune, pad_id: int):
         self.examples = examples
         self.layout = spec.layout
         self.width = spec.length + 1 if spec.layout == "pack" else spec.length
@@ -184,7 +184,7 @@ def prepare_instructions(
     return Instructions(tokenizer, rows, held_out if held_out is not None and len(held_out) else None)
 
 
-def _examples(source: RecordSource, spec: Finetune, tokenizer: Tokenizer, cache: Path, notify: Notify) -> Examples:
+def _examples(source: RecordSource, spec: Finetune, tokenizer: Tokenizer, cache: Path, notify: Notify) -> _Examples:
     """Return the examples of a source, from `cache` or after tokenising them. Raises DataError."""
     assert spec.template is not None
     facts = {
@@ -208,7 +208,7 @@ def _examples(source: RecordSource, spec: Finetune, tokenizer: Tokenizer, cache:
     return found
 
 
-def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenizer, fingerprint: str) -> Examples:
+def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenizer, fingerprint: str) -> _Examples:
     """Return the tokenised records, each with an end token."""
     ids: list[NDArray[Any]] = [np.zeros(0, TOKEN)]
     lengths: list[int] = []
@@ -222,7 +222,7 @@ def encode(records: Sequence[FinetuneRecord], template: str, tokenizer: Tokenize
             ids.append(np.asarray(whole.ids, TOKEN))
             lengths.append(len(whole.ids))
             prompts.append(_common(head.ids[:-1], whole.ids))
-    return Examples(fingerprint, np.concatenate(ids), np.array(lengths, np.uint32), np.array(prompts, np.uint32))
+    return _Examples(fingerprint, np.concatenate(ids), np.array(lengths, np.uint32), np.array(prompts, np.uint32))
 
 
 def _common(head: Sequence[int], whole: Sequence[int]) -> int:
@@ -231,7 +231,7 @@ def _common(head: Sequence[int], whole: Sequence[int]) -> int:
     return next(differing, min(len(head), len(whole)))
 
 
-def _write(folder: Path, examples: Examples) -> None:
+def _write(folder: Path, examples: _Examples) -> None:
     content = io.BytesIO()
     np.savez(content, ids=examples.ids, lengths=examples.lengths, prompts=examples.prompts)
     disk.write(folder / "examples.npz", content.getvalue())
@@ -239,7 +239,7 @@ def _write(folder: Path, examples: Examples) -> None:
     disk.write_json(folder / "examples.json", {**facts, "sha256": hashlib.sha256(content.getvalue()).hexdigest()})
 
 
-def _read(folder: Path, fingerprint: str) -> Examples | None:
+def _read(folder: Path, fingerprint: str) -> _Examples | None:
     """Return the cached examples, None if they are missing or differ from their checksum. Raises DataError."""
     recorded = disk.read_json(folder / "examples.json")
     if recorded is None:
@@ -249,7 +249,7 @@ def _read(folder: Path, fingerprint: str) -> Examples | None:
         if hashlib.sha256(content).hexdigest() != recorded.get("sha256"):
             return None
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return Examples(fingerprint, *(arrays[name] for name in ("ids", "lengths", "prompts")))
+            return _Examples(fingerprint, *(arrays[name] for name in ("ids", "lengths", "prompts")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:

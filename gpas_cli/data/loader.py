@@ -26,13 +26,13 @@ from gpas_cli.data.order import Draw, order, permutation
 from gpas_cli.data.rows import Ints, Rows
 
 T = TypeVar("T")
-Flags = NDArray[np.bool_]
+_Flags = NDArray[np.bool_]
 
 IGNORED = -100
 # The seed of the order of validation rows, the same in every run.
 VALIDATION_SEED = 0
 # Batches prepared in advance: one hides the reading behind an update, a second one absorbs variations.
-PREFETCHED_BATCHES = 2
+_PREFETCHED_BATCHES = 2
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Batch:
     inputs: Ints
     targets: Ints
     prefix: Ints | None = None
-    starts: Flags | None = None
+    starts: _Flags | None = None
 
     @property
     def predicted(self) -> int:
@@ -110,7 +110,7 @@ class CausalReader:
         return Batch(inputs, targets, starts=None if self.end_id is None else _after(inputs, self.end_id))
 
 
-def _after(inputs: Ints, end_id: int) -> Flags:
+def _after(inputs: Ints, end_id: int) -> _Flags:
     """Return which tokens begin a document or a row: those after an end, and the first."""
     starts = np.ones(inputs.shape, np.bool_)
     starts[:, 1:] = inputs[:, :-1] == end_id
@@ -166,7 +166,7 @@ class PrefetchedBatches:
     """
 
     def __init__(self, at: Callable[[int], Batch], first: int, last: int):
-        self._ahead = Prefetcher(((step, at(step)) for step in range(first, last)), PREFETCHED_BATCHES)
+        self._ahead = Prefetcher(((step, at(step)) for step in range(first, last)), _PREFETCHED_BATCHES)
 
     def at(self, step: int) -> Batch:
         """Return the batch of update `step`, which must be the next one."""

@@ -1,7 +1,7 @@
 """The order of the rows in an epoch, a pure function of (seed, epoch, number of rows), and random numbers for each row.
 
-Up to MAX_ROWS_IN_MEMORY rows it is a permutation held in memory. For more, such as the 51 million documents of a 1B run
-on C4, it is computed row by row: a Feistel network permutes all numbers of the necessary bits, and is applied again to
+Up to a million rows it is a permutation held in memory. For more, such as the 51 million documents of a 1B run on C4,
+it is computed row by row: a Feistel network permutes all numbers of the necessary bits, and is applied again to
 a number outside the range until it falls inside (Black and Rogaway, Ciphers with arbitrary finite domains, 2002).
 
 The random numbers of a row (`Draw`) are a pure function of (seed, update, row): they do not depend on which process
@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-MAX_ROWS_IN_MEMORY = 2**20  # a permutation of this many takes 8 MB
+_MAX_ROWS_IN_MEMORY = 2**20  # a permutation of this many takes 8 MB
 _ROUNDS = 8
 
 
-class Order(Protocol):
+class _Order(Protocol):
     """Maps positions in the epoch to row numbers."""
 
     def __getitem__(self, places: Ints, /) -> Ints: ...
 
 
-def order(seed: int, epoch: int, size: int) -> Order:
+def order(seed: int, epoch: int, size: int) -> _Order:
     """Return the order of `size` rows in an epoch."""
-    return permutation(seed, epoch, size) if size <= MAX_ROWS_IN_MEMORY else KeyedOrder(seed, epoch, size)
+    return permutation(seed, epoch, size) if size <= _MAX_ROWS_IN_MEMORY else KeyedOrder(seed, epoch, size)
 
 
 def permutation(seed: int, epoch: int, size: int) -> Ints:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 _MOST_CODE_LINES = 8  # before a question
 _CHOICES = 4
-BRACKETS = (")", "]", ":")
+_BRACKETS = (")", "]", ":")
 _SHORTEST_NAME = 3
 _NAME = re.compile(r"(?<![\w'\"])[A-Za-z]\w*")
 _WORD = re.compile(r"[A-Za-z]+")
@@ -99,7 +99,7 @@ def _bracket(before: Sequence[str], line: str) -> Iterator[Question]:
     found = _CLOSING.search(line)
     if found is not None:
         context = "\n".join([*before, line[: found.start()]])
-        yield Question(context, BRACKETS, BRACKETS.index(found.group()), delimiter="")
+        yield Question(context, _BRACKETS, _BRACKETS.index(found.group()), delimiter="")
 
 
 KINDS: dict[str, Callable[[Sequence[str], str], Iterator[Question]]] = {

@@ -31,8 +31,8 @@ _COMMONSENSE_URL = (
     "https://raw.githubusercontent.com/AGI-Edgerunners/LLM-Adapters/main/ft-training_set/commonsense_170k.json"
 )
 _TIMEOUT_SECONDS = 60
-HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
-EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; change it when the questions change
+_HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
+_EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; change it when the questions change
 _SAMPLE_BYTES = 1_000_000  # read for an estimate of how many records files have
 _JSON_BYTES = 48  # of a record in a file that are not its text: names, quotation marks, braces
 _FIELDS = ("instruction", "input", "output")
@@ -77,7 +77,7 @@ class RecordSource:
     def fingerprint(self, cache: Path) -> str:
         """Return a digest of the records: equal ones mean equal records. Reads the files. Raises DataError."""
         if self.name == EMBEDDED:
-            return disk.digest([EMBEDDED_RECIPE, self.part, cached_survey(Stdlib(), cache).fingerprint])
+            return disk.digest([_EMBEDDED_RECIPE, self.part, cached_survey(Stdlib(), cache).fingerprint])
         return disk.digest([hashlib.sha256(_content(path)).hexdigest() for path in self.paths])
 
     def records(self) -> list[FinetuneRecord]:
@@ -297,7 +297,7 @@ def _commonsense(cache: Path, notify: Notify) -> Path:
 def embedded(split: str) -> list[FinetuneRecord]:
     """Return questions about source files of the standard library with their right choices, all kinds in turn."""
     documents = [document.text for document in Stdlib().documents(split) if document.id.startswith("lib/")]
-    share = (EMBEDDED_EXAMPLES if split == "train" else HELD_OUT_EXAMPLES) // len(KINDS)
+    share = (EMBEDDED_EXAMPLES if split == "train" else _HELD_OUT_EXAMPLES) // len(KINDS)
     # Each kind takes its questions from different documents.
     texts = [documents[number :: len(KINDS)] for number in range(len(KINDS))]
     by_kind = [_spread([_asked(text, kind) for text in own], share) for kind, own in zip(KINDS, texts, strict=True)]

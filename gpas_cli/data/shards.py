@@ -73,7 +73,7 @@ class Totals:
         return Totals(documents, tokens, self.bytes + other.bytes, other.final, text_bytes)
 
 
-Enough = Callable[[Totals], bool]
+_Enough = Callable[[Totals], bool]
 Progress = Callable[[Totals], None]
 
 
@@ -172,7 +172,7 @@ class TokenCache:
         return self.cache / "tokens" / f"{self.source.name}-{disk.digest(self.spec)}"
 
     def ensure(
-        self, split: str, enough: Enough, notify: Notify, *, workers: int = 1, progress: Progress = _unwatched
+        self, split: str, enough: _Enough, notify: Notify, *, workers: int = 1, progress: Progress = _unwatched
     ) -> list[Shard]:
         """Return the first shards of `split` that are `enough` together, or all of them, building missing ones.
 
@@ -202,12 +202,12 @@ class TokenCache:
             shards, complete = self._present(split, enough)
         return shards
 
-    def built(self, split: str, enough: Enough) -> list[Shard] | None:
+    def built(self, split: str, enough: _Enough) -> list[Shard] | None:
         """Return what `ensure` would return without building anything, or None if it would have to build."""
         shards, complete = self._present(split, enough)
         return shards if complete else None
 
-    def _complete(self, split: str, enough: Enough, notify: Notify, workers: int, progress: Progress) -> None:
+    def _complete(self, split: str, enough: _Enough, notify: Notify, workers: int, progress: Progress) -> None:
         """Build the missing shards, while holding the lock."""
         shards, complete = self._present(split, enough)
         if not complete:
@@ -222,7 +222,7 @@ class TokenCache:
                     f"{self.folder}: a new shard disappeared; check whether another program deletes files there"
                 )
 
-    def _present(self, split: str, enough: Enough) -> tuple[list[Shard], bool]:
+    def _present(self, split: str, enough: _Enough) -> tuple[list[Shard], bool]:
         """Return the complete shards from the first on, as many as needed, and whether they suffice."""
         shards: list[Shard] = []
         totals = Totals()
@@ -247,7 +247,7 @@ class TokenCache:
             disk.write_json(self.folder / "made_by.json", made_by | {"time": time.time()})
 
     def _build(
-        self, split: str, enough: Enough, shards: list[Shard], notify: Notify, workers: int, progress: Progress
+        self, split: str, enough: _Enough, shards: list[Shard], notify: Notify, workers: int, progress: Progress
     ) -> None:
         """Write the shards after `shards` until they are enough or a complete one already exists."""
         totals = sum_of(shards)

@@ -21,8 +21,8 @@ from gpas_cli.errors import DataError
 from gpas_cli.files import replace_file
 from gpas_cli.words import byte_size
 
-MIN_DOCUMENTS = 200
-MIN_BYTES = 4_000_000
+_MIN_DOCUMENTS = 200
+_MIN_BYTES = 4_000_000
 _SHORTEST_BYTES = 400  # of a document
 _LONGEST_BYTES = 400_000
 
@@ -74,11 +74,11 @@ class Stdlib(Source):
         raw += [(f"topic/{name}", text) for name, text in self._topic_texts().items()]
         documents = list(_distinct(Document(identity, _normalise(text)) for identity, text in sorted(raw)))
         size = sum(len(d.text.encode()) for d in documents)
-        if len(documents) < MIN_DOCUMENTS or size < MIN_BYTES:
+        if len(documents) < _MIN_DOCUMENTS or size < _MIN_BYTES:
             raise DataError(
                 f"data.source: stdlib needs the source files of Python's standard library, and {self.folder} has only "
-                f"{len(documents)} documents with {byte_size(size)} (at least {MIN_DOCUMENTS} and "
-                f"{byte_size(MIN_BYTES)} are needed); "
+                f"{len(documents)} documents with {byte_size(size)} (at least {_MIN_DOCUMENTS} and "
+                f"{byte_size(_MIN_BYTES)} are needed); "
                 "use data.source: files with data.path: a glob of your own .txt or .jsonl files"
             )
         return documents

@@ -30,7 +30,7 @@ PAD, EOS, UNK = "<pad>", "</s>", "<unk>"
 _OTHER_EOS = ("<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
 _SMALLEST_BPE = 259  # 256 bytes and three special tokens
 # Merges are learned from at most this many bytes of the training text; more changes them little and takes longer.
-TRAINING_BYTES = 64_000_000
+_TRAINING_BYTES = 64_000_000
 # Tokenizers of the Hugging Face hub, by the name of the setting: the repository that has their definition.
 _HUB_REPOSITORIES = {"t5": "google-t5/t5-base", "gpt2": "openai-community/gpt2"}
 _HUB_FILE = "tokenizer.json"
@@ -45,7 +45,7 @@ def bytes_per_token(vocab: int) -> float:
     return max(1.0, 0.4 * (math.log2(vocab) - 4))
 
 
-class EncodedDocument(NamedTuple):
+class _EncodedDocument(NamedTuple):
     """The ids of a document, end token included, and the UTF-8 bytes (`size`) of the text they stand for."""
 
     ids: list[int]
@@ -93,7 +93,7 @@ class Tokenizer:
         """Return the text of `ids`, without special tokens."""
         return str(self.backend.decode(list(ids)))
 
-    def encode_documents(self, texts: Sequence[str], limit: int | None = None) -> list[EncodedDocument]:
+    def encode_documents(self, texts: Sequence[str], limit: int | None = None) -> list[_EncodedDocument]:
         """Return the ids of each text and the end token, at most `limit` in all: later ids are dropped."""
         if limit is None:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -136,13 +136,13 @@ class Tokenizer:
             "tokenizer_config.json": json.dumps(config, indent=2),
         }
 
-    def _whole(self, encoding: Encoding, text: str) -> EncodedDocument:
-        return EncodedDocument([*self._below(encoding.ids), self.eos_id], _size(text))
+    def _whole(self, encoding: Encoding, text: str) -> _EncodedDocument:
+        return _EncodedDocument([*self._below(encoding.ids), self.eos_id], _size(text))
 
-    def _cut(self, encoding: Encoding, text: str, limit: int) -> EncodedDocument:
+    def _cut(self, encoding: Encoding, text: str, limit: int) -> _EncodedDocument:
         ids = encoding.ids[: limit - 1]
         kept = text if len(ids) == len(encoding.ids) else text[: encoding.offsets[len(ids) - 1][1]]
-        return EncodedDocument([*self._below(ids), self.eos_id], _size(kept))
+        return _EncodedDocument([*self._below(ids), self.eos_id], _size(kept))
 
     def _below(self, ids: list[int]) -> list[int]:
         if self._all_fit:
@@ -191,7 +191,7 @@ def make_tokenizer(
 def tokenizer_path(setting: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:
     """Return the path in `cache` of a tokenizer that is trained or downloaded; None for the user's own file."""
     if setting == "bpe":
-        recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": TRAINING_BYTES, "text": source.normalisation}
+        recipe = {"recipe": _RECIPE, "vocab": vocab, "bytes": _TRAINING_BYTES, "text": source.normalisation}
         name = disk.digest({**recipe, "source": source.name, "fingerprint": survey.fingerprint})
     elif setting in _HUB_REPOSITORIES:
         name = disk.digest({"repository": _HUB_REPOSITORIES[setting], "file": _HUB_FILE})
@@ -228,7 +228,7 @@ def _trained(path: Path, vocab: int, source: Source, notify: Notify) -> Backend:
         with disk.locked(path.parent):
             if not path.is_file():
                 notify(f"training a tokenizer of {vocab} ids on {source.title}")
-                backend = train_bpe(_first(source.documents("train"), TRAINING_BYTES), vocab)
+                backend = train_bpe(_first(source.documents("train"), _TRAINING_BYTES), vocab)
                 disk.write(path, backend.to_str(pretty=True).encode())
     return _parse(path.read_bytes(), str(path))
 

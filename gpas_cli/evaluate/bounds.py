@@ -87,14 +87,14 @@ from gpas_cli.spec.model import Model, Size
 _Map = Callable[[Tensor], Tensor]
 
 # The largest slope of an activation, equations (27) and (29). That of GELU in the tanh form is at x = 1.42.
-SLOPES = {"silu": 1.1, "gelu": 1.13, "relu": 1.0}
+_SLOPES = {"silu": 1.1, "gelu": 1.13, "relu": 1.0}
 
 
 @dataclass(frozen=True)
 class FeedForwardSigmas:
     """Standard deviations and shape of a feed-forward network; `sigma_v` is None without a gate.
 
-    slope: the largest slope of the activation, one of SLOPES; 1 for the identity.
+    slope: the largest slope of the activation, one of _SLOPES; 1 for the identity.
     """
 
     d: int
@@ -117,7 +117,7 @@ class FeedForwardSigmas:
         """Return the bound of the Jacobian: equation (43) for a SwiGLU, else (28), with the slope of the activation."""
         if self.sigma_v is None:
             return self.slope * self.identity()
-        c_swiglu = (SLOPES["silu"] + 1) * self.c_ffn * math.sqrt(2 * self.d * math.log(self.d_ffn))
+        c_swiglu = (_SLOPES["silu"] + 1) * self.c_ffn * math.sqrt(2 * self.d * math.log(self.d_ffn))
         return s * self.sigma_v * self.sigma_1 * self.sigma_2 * c_swiglu
 
 
@@ -280,7 +280,7 @@ def feed_forward_numbers(
     names = {name for name, _ in module.named_children()}
     up, down = (sigma(module.get_parameter(f"{name}.weight")) for name in ("up_proj", "down_proj"))
     if "gate_proj" not in names:
-        return FeedForwardSigmas(size.hidden, size.ffn, up, down, slope=SLOPES.get(model.family.ffn, 1.0))
+        return FeedForwardSigmas(size.hidden, size.ffn, up, down, slope=_SLOPES.get(model.family.ffn, 1.0))
     gate = sigma(module.get_parameter("gate_proj.weight"))
     return FeedForwardSigmas(size.hidden, size.ffn, gate, down, sigma_v=up)
 

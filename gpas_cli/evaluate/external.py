@@ -134,7 +134,7 @@ def _digest(paths: list[Path]) -> str:
 class OpenedModel:
     """A loaded network with its tokenizer. `parameters`: their number."""
 
-    network: TransformersNetwork
+    network: _TransformersNetwork
     precision: Precision
     tokenizer: Tokenizer
     parameters: int
@@ -160,7 +160,7 @@ def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel
         words = AutoTokenizer.from_pretrained(model.folder, **options)
         half = next(loaded.parameters()).dtype == torch.bfloat16
         precision = Precision("pure_bf16" if half else "fp32", choose_device())
-        network = TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
+        network = _TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
         tokenizer = _tokenizer(words, network.vocab, model.source)
     except GpasError:
         raise
@@ -184,7 +184,7 @@ def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:
         raise GpasError(f"the tokenizer of {error}") from error
 
 
-class TransformersNetwork(nn.Module):
+class _TransformersNetwork(nn.Module):
     """A causal language model of transformers with the call signature of `model.llama.Llama`.
 
     A hook captures the input of the head, so that logits are computed only where they are read.

@@ -36,7 +36,7 @@ from gpas_cli.evaluate.task_score import Report, TaskScore, TaskUnavailable
 from gpas_cli.spec.downstream import SKIPPED
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
-FOLDERS = {
+_FOLDERS = {
     "mmlu": "mmlu/default",
     "winogrande": "winogrande",
     "piqa": "piqa",
@@ -98,7 +98,7 @@ def _load(task: str, fields: Mapping[str, Any]) -> Any:
     from lm_eval.tasks._factory import TaskFactory
 
     definitions = Path(lm_eval.tasks.__file__).parent
-    chosen = FOLDERS.get(task)
+    chosen = _FOLDERS.get(task)
     manager = lm_eval.tasks.TaskManager(
         include_path=str(definitions / chosen) if chosen else None, include_defaults=not chosen
     )

@@ -20,7 +20,7 @@ from gpas_cli.evaluate.task_score import NothingFits, Report
 _REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
 
 
-class ChoicesTooLong(Exception):
+class _ChoicesTooLong(Exception):
     """Some documents have a continuation that is longer than `max_length`: their numbers, from 0, by task."""
 
     def __init__(self, documents: dict[str, set[int]]):
@@ -35,7 +35,7 @@ def evaluate_fitting(model: HarnessModel, loaded: Any, limit: int | None, **opti
     """
     try:
         return evaluate(model, loaded, limit=limit, log_samples=False, **options), {}
-    except ChoicesTooLong as error:
+    except _ChoicesTooLong as error:
         skipped = error.documents
     sizes = {name: min(len(task.eval_docs), limit or sys.maxsize) for name, task in loaded["tasks"].items()}
     fitting = {name: sorted({*range(size)} - skipped.get(name, set())) for name, size in sizes.items()}
@@ -79,7 +79,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [*start, *self._encode(string)]
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """Return log p of each continuation. Raises ChoicesTooLong before anything is computed."""
+        """Return log p of each continuation. Raises _ChoicesTooLong before anything is computed."""
         self._instances = requests
         return super().loglikelihood(requests, disable_tqdm=True)
 
@@ -92,7 +92,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             if not self.scorer.fits(request):
                 too_long.setdefault(instance.task_name, set()).add(instance.doc_id)
         if too_long:
-            raise ChoicesTooLong(too_long)
+            raise _ChoicesTooLong(too_long)
         return [(one.total, one.greedy) for one in self.scorer.score(asked, self.progress, self.stop)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:

@@ -33,7 +33,7 @@ _SCORES = "importance_score"
 
 
 @dataclass
-class RemovalScores:
+class _RemovalScores:
     """A network, the tasks that it is scored at, and the scores so far, by layer and task.
 
     unavailable: the tasks that could not be scored, and why. skipped: the tasks with questions left out, and how many.
@@ -58,7 +58,7 @@ class RemovalScores:
         root: Path,
         checkpoint: str,
         earlier: Iterable[RemovalScore],
-    ) -> RemovalScores:
+    ) -> _RemovalScores:
         """Take over the scores of `earlier` of the same checkpoint."""
         section = cell.parameters("importance").downstream()
         scorer = Scorer(loaded.network, loaded.precision, max_length=cell.model.family.row_length(section.max_length))
@@ -160,7 +160,7 @@ def measure(
     losses = RemovalLosses.prepare(
         cell, loaded, corpus, world, checkpoint, (one for one in known if isinstance(one, Removal))
     )
-    scores = RemovalScores.prepare(
+    scores = _RemovalScores.prepare(
         cell, loaded, corpus.tokenizer, root, checkpoint, (one for one in known if isinstance(one, RemovalScore))
     )
     attempt = _Attempt(losses, scores, emit, stop, world)
@@ -195,7 +195,7 @@ def _mean_and_least(name: str, values: Sequence[float]) -> dict[str, float]:
     return {f"mean_{name}": sum(values) / len(values), f"least_{name}": min(values)}
 
 
-def _cause(scores: RemovalScores) -> str:
+def _cause(scores: _RemovalScores) -> str:
     """Return which tasks could not be scored, and why; "" if all were."""
     tasks = scores.unavailable
     if not tasks:
@@ -210,7 +210,7 @@ class _Attempt:
     """The measurements that an attempt still has to do."""
 
     losses: RemovalLosses
-    scores: RemovalScores
+    scores: _RemovalScores
     emit: Emit
     stop: Stop
     world: World

@@ -128,7 +128,7 @@ _MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class LengthPoint:
+class _LengthPoint:
     """The standard deviation of attention's output at one length, by equation (48) and measured."""
 
     length: int
@@ -137,14 +137,14 @@ class LengthPoint:
 
 
 @dataclass(frozen=True)
-class LengthLaw:
+class _LengthLaw:
     """The standard deviations by length. exponent: that of the length in the measured variance; -1 in (48)."""
 
-    points: tuple[LengthPoint, ...]
+    points: tuple[_LengthPoint, ...]
     exponent: float
 
 
-def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> LengthLaw:
+def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> _LengthLaw:
     """Return equation (48) and the measured values of the first layer's attention. Only that layer is built."""
     network = skeleton(cell.model, cell.seed, layers=1)
     size = cell.model.size
@@ -159,5 +159,5 @@ def length_law(cell: Cell, lengths: Sequence[int] = _LENGTHS) -> LengthLaw:
             measured = _mean_square(attention.module(x, positions)[:, -1]).sqrt().item()
         numbers = attention_numbers(attention.module, size, length)
         predicted = numbers.sigma_o * numbers.sigma_v * size.hidden / length**0.5
-        points.append(LengthPoint(length, predicted, measured))
-    return LengthLaw(tuple(points), power([(point.length, point.measured**2) for point in points]))
+        points.append(_LengthPoint(length, predicted, measured))
+    return _LengthLaw(tuple(points), power([(point.length, point.measured**2) for point in points]))

@@ -61,7 +61,7 @@ _NORMS = "stream_norm"
 _TOKENS = 4096  # the most tokens of each process whose outputs are compared
 
 
-class LayerStability:
+class _LayerStability:
     """The outputs of a whole network, kept to be compared with those without a layer.
 
     `whole` watches an evaluation of the whole network, `dropped` one without a layer, over the same rows.
@@ -234,10 +234,10 @@ class RemovalLosses:
     rows: int
     world: World
     removals: dict[int, Removal]
-    stability: LayerStability = field(init=False)
+    stability: _LayerStability = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stability = LayerStability(self.network)
+        self.stability = _LayerStability(self.network)
 
     @classmethod
     def prepare(

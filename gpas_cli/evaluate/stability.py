@@ -39,7 +39,7 @@ _DEPTHS = 12  # at which norms and gaps are measured
 
 
 @dataclass(frozen=True)
-class Kind:
+class _Kind:
     """A kind of linear network: whether it has residual connections, and norms."""
 
     title: str
@@ -52,9 +52,9 @@ class Kind:
         return not self.norm
 
 
-BOTH = Kind("residual connection and norm", residual=True, norm=True)
-NO_RESIDUAL = Kind("no residual connection", residual=False, norm=True)
-NO_NORM = Kind("no norm", residual=True, norm=False)
+BOTH = _Kind("residual connection and norm", residual=True, norm=True)
+_NO_RESIDUAL = _Kind("no residual connection", residual=False, norm=True)
+_NO_NORM = _Kind("no norm", residual=True, norm=False)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Law:
 class Simulation:
     """A simulated network: means over inputs. `norms`, `gaps`: (depth, mean). `psi`: (l, mean) at the last depth."""
 
-    kind: Kind
+    kind: _Kind
     tau: float
     norms: tuple[tuple[int, float], ...]
     psi: tuple[tuple[int, float], ...]
@@ -95,36 +95,36 @@ class Simulation:
 
 
 @dataclass(frozen=True)
-class Statement:
+class _Statement:
     """A statement of the paper about one kind of network, with the printed exponents of norm, Psi and gap."""
 
     name: str
-    kind: Kind
+    kind: _Kind
     tau: float
     norm: Printed | None
     psi: Printed | None
     gap: Printed | None
 
 
-def statements(taus: Sequence[float] = _TAUS) -> list[Statement]:
+def statements(taus: Sequence[float] = _TAUS) -> list[_Statement]:
     """Return what the paper states: Lemma 4.3, Lemma G.2, and Figure 3 for each tau."""
     lemma = [
-        Statement("Lemma 4.3 (a)", BOTH, 0.0, _at_least(0.5), _at_most(0.5), _at_most(-0.5)),
-        Statement("Lemma 4.3 (b)", NO_RESIDUAL, 0.0, _at_most(0), _at_least(0), _at_least(0)),
-        Statement("Lemma 4.3 (c)", NO_NORM, 0.0, _at_most(0.5), _at_least(0.5), _at_least(0)),
-        Statement("Lemma G.2 (a)", BOTH, 1.0, _at_least(1), _at_most(0), _at_most(-1)),
-        Statement("Lemma G.2 (b)", NO_RESIDUAL, 1.0, _at_most(0), None, _at_most(-1)),
-        Statement("Lemma G.2 (c)", NO_NORM, 1.0, _at_most(1), _at_least(1), _at_least(0)),
+        _Statement("Lemma 4.3 (a)", BOTH, 0.0, _at_least(0.5), _at_most(0.5), _at_most(-0.5)),
+        _Statement("Lemma 4.3 (b)", _NO_RESIDUAL, 0.0, _at_most(0), _at_least(0), _at_least(0)),
+        _Statement("Lemma 4.3 (c)", _NO_NORM, 0.0, _at_most(0.5), _at_least(0.5), _at_least(0)),
+        _Statement("Lemma G.2 (a)", BOTH, 1.0, _at_least(1), _at_most(0), _at_most(-1)),
+        _Statement("Lemma G.2 (b)", _NO_RESIDUAL, 1.0, _at_most(0), None, _at_most(-1)),
+        _Statement("Lemma G.2 (c)", _NO_NORM, 1.0, _at_most(1), _at_least(1), _at_least(0)),
     ]
     return [*lemma, *(_figure_3(tau) for tau in taus)]
 
 
-def _figure_3(tau: float) -> Statement:
+def _figure_3(tau: float) -> _Statement:
     """Return Figure 3 for one tau. Its exponents are printed for tau in (0, 1); at 0 and 1 the lemmas hold."""
     name = f"Figure 3, tau {tau:g}"
     if not 0 < tau < 1:
-        return Statement(name, BOTH, tau, None, None, None)
-    return Statement(name, BOTH, tau, _at_least(0.88), Printed(0.5, "about"), _at_most(-0.5))
+        return _Statement(name, BOTH, tau, None, None, None)
+    return _Statement(name, BOTH, tau, _at_least(0.88), Printed(0.5, "about"), _at_most(-0.5))
 
 
 def _at_least(value: float) -> Printed:
@@ -136,7 +136,7 @@ def _at_most(value: float) -> Printed:
 
 
 def simulate(
-    kind: Kind,
+    kind: _Kind,
     tau: float,
     *,
     layers: int = _LAYERS,
@@ -178,7 +178,7 @@ def _weights(tau: float, dimension: int, random: np.random.Generator) -> Callabl
 
 
 def _outputs(
-    kind: Kind, inputs: Array, weights: Callable[[], Array], layers: int
+    kind: _Kind, inputs: Array, weights: Callable[[], Array], layers: int
 ) -> Iterator[tuple[int, Array, Array]]:
     """Yield depth, output (samples, d) and the outputs without each of the layers (depth, samples, d)."""
     samples, dimension = inputs.shape
@@ -199,7 +199,7 @@ def _length(vectors: Array) -> Array:
     return np.asarray(np.sqrt(np.einsum("...i,...i->...", vectors, vectors))[..., None])
 
 
-def laws(statement: Statement, found: Simulation) -> tuple[Law, ...]:
+def laws(statement: _Statement, found: Simulation) -> tuple[Law, ...]:
     """Return the exponents of norm, Psi and gap, fitted to a simulation, beside those of a statement about it."""
     last = found.norms[-1][0]
     if found.kind.exponential:

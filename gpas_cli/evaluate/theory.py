@@ -8,7 +8,7 @@ covariance std^2 X X^T between tokens. `Drawn` replaces each product by such a d
 n x m. It is exact in distribution, since every matrix is used once in a forward pass. Norms, gates, activations,
 attention's weights and learned positions are computed as ever.
 
-Matrices of up to MOST_ELEMENTS elements are drawn themselves, with the numbers that training starts from: networks of
+Matrices of up to _MOST_ELEMENTS elements are drawn themselves, with the numbers that training starts from: networks of
 such matrices give what they give when they are built, up to rounding. Larger ones give what another seed could give.
 Measured on networks of 384 features, 6 layers and 256 tokens, of six schemes and initialisations with three seeds each:
 if no matrix is drawn itself, the bounds of equation (15) differ from those of the built network by 1.5 % on average and
@@ -58,7 +58,7 @@ from gpas_cli.train.precision import choose_device, suitable_threads, threads
 from gpas_cli.train.run import prepare_text
 from gpas_cli.words import byte_size
 
-MOST_ELEMENTS = 1_000_000
+_MOST_ELEMENTS = 1_000_000
 # Added to the diagonal of X X^T, as a share of its mean, so that equal tokens leave it positive definite.
 _RIDGE = 1e-10
 
@@ -81,7 +81,7 @@ class Drawn(TorchFunctionMode):
 
     def deviation(self, weight: Tensor) -> float:
         """Return the standard deviation of a matrix: that of its elements where they are drawn, else the expected."""
-        known = weight.numel() > MOST_ELEMENTS
+        known = weight.numel() > _MOST_ELEMENTS
         return self._stds[self._names[weight]] if known else deviation(self._normal(weight, weight.shape).double())
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,7 +90,7 @@ class Drawn(TorchFunctionMode):
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         """x: (1, time, n) -> x W^T, (1, time, m)."""
-        if weight.numel() <= MOST_ELEMENTS:
+        if weight.numel() <= _MOST_ELEMENTS:
             return x @ self._normal(weight, weight.shape).to(x).T
         # In float32, in which the numbers are drawn: twice as fast as in float64.
         return (self._root(x) @ self._normal(weight, (x.shape[1], len(weight)))).to(x)[None]
@@ -104,7 +104,7 @@ class Drawn(TorchFunctionMode):
         return self._last[1]
 
     def _rows(self, tokens: Tensor, table: Tensor) -> Tensor:
-        if table.numel() > MOST_ELEMENTS:  # the rows of these tokens alone
+        if table.numel() > _MOST_ELEMENTS:  # the rows of these tokens alone
             own, index = torch.unique(tokens, return_inverse=True)
             rows = self._normal(table, (len(own), table.shape[1]))[index]
         else:
@@ -133,9 +133,9 @@ def skeleton(model: Model, seed: int, layers: int = 0) -> Llama:
 # Measured tokens: a row of the reference. Attention's bound and its Jacobian depend on their number.
 _TOKENS = 256
 # Built in float32 (4) and then copied to float64 (8).
-BYTES_PER_PARAMETER = 12
+_BYTES_PER_PARAMETER = 12
 # Assumed speed of a CPU thread: parameters of layers, times tokens, whose spectral norms it computes per second.
-THREAD_RATE = 1.2e8
+_THREAD_RATE = 1.2e8
 _MAX_SECONDS = 120.0
 
 
@@ -149,7 +149,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class SubLayerBound:
+class _SubLayerBound:
     """One sub-layer. `bound`: equation (20), (44), or (29) for a feed-forward network without a gate, for a stream of
     standard deviation `stream_std`; `worst`: the same for the token with the largest bound; `norm`: the measured
     spectral norm of the Jacobian over all tokens together."""
@@ -161,7 +161,7 @@ class SubLayerBound:
 
 
 @dataclass(frozen=True)
-class FeedForwardBound(SubLayerBound):
+class _FeedForwardBound(_SubLayerBound):
     """`identity`: equation (15), as in Figure 2. `swiglu`: whether `bound` and `worst` are (44). `slope`: the factor of
     the activation in (29) otherwise."""
 
@@ -176,8 +176,8 @@ class LayerBounds:
 
     layer: int
     equation: bool
-    attention: SubLayerBound
-    feed_forward: FeedForwardBound
+    attention: _SubLayerBound
+    feed_forward: _FeedForwardBound
     gradient_ratio: float
 
     @property
@@ -342,7 +342,7 @@ def random_text(cell: Cell) -> Sample:
 
 def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
     network = build(model, device="meta")
-    needed = BYTES_PER_PARAMETER * sum(p.numel() for p in network.parameters())
+    needed = _BYTES_PER_PARAMETER * sum(p.numel() for p in network.parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     sizes = f"about {byte_size(needed)}, and {byte_size(free)} are free"
     need = f"the bounds need this network in float64, {sizes}"
@@ -350,7 +350,7 @@ def _check_cost(model: Model, device: torch.device, *, force: bool) -> None:
     if needed > free:
         raise GpasError(f"{need}; {smaller}")
     inside = _TOKENS * sum(p.numel() for p in network.model.layers.parameters())
-    seconds = 0.0 if device.type == "cuda" else inside / (THREAD_RATE * torch.get_num_threads())
+    seconds = 0.0 if device.type == "cuda" else inside / (_THREAD_RATE * torch.get_num_threads())
     if not force and (2 * needed > free or seconds > _MAX_SECONDS):
         time_needed = f", and take about {max(1, round(seconds / 60))} min here" if seconds else ""
         raise GpasError(f"{need}{time_needed}; {smaller}, or use --force")
@@ -381,16 +381,16 @@ def _is_papers(model: Model, layer: int) -> bool:
     return bare and (model.gate is None or model.gate.stop_gradient)
 
 
-def _attention_bound(sublayer: SubLayer, x: Tensor, model: Model) -> SubLayerBound:
+def _attention_bound(sublayer: SubLayer, x: Tensor, model: Model) -> _SubLayerBound:
     numbers = attention_numbers(sublayer.module, model.size, x.shape[1])
     mean, worst = (around.bound(numbers.jacobian(around.s)) for around in readings(sublayer, x))
-    return SubLayerBound(deviation(x), mean, worst, spectral_norm(sublayer.apply, x))
+    return _SubLayerBound(deviation(x), mean, worst, spectral_norm(sublayer.apply, x))
 
 
-def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> FeedForwardBound:
+def _feed_forward_bound(sublayer: SubLayer, x: Tensor, model: Model) -> _FeedForwardBound:
     numbers = feed_forward_numbers(sublayer.module, model)
     mean, worst = readings(sublayer, x)
-    return FeedForwardBound(
+    return _FeedForwardBound(
         stream_std=deviation(x),
         bound=mean.bound(numbers.jacobian(mean.s)),
         worst=worst.bound(numbers.jacobian(worst.s)),

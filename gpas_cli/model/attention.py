@@ -220,8 +220,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, positions: Positions, bounds: Ten
 
 
 # Rows of different lengths in one stream, by FlashAttention's kernel for GPUs.
-HALF = (torch.bfloat16, torch.float16)
-CAUSAL_WINDOW = (-1, 0)
+_HALF = (torch.bfloat16, torch.float16)
+_CAUSAL_WINDOW = (-1, 0)
 # Relative to the largest value: a few roundings to bfloat16. Attention to the wrong tokens errs by far more.
 TOLERANCE = 5e-2
 
@@ -233,12 +233,12 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: i
     longest: tokens in a row, at most.
     """
     kernel = torch.nn.attention.varlen.varlen_attn
-    return kernel(q, k, v, bounds, bounds, longest, longest, window_size=CAUSAL_WINDOW)  # type: ignore[return-value]
+    return kernel(q, k, v, bounds, bounds, longest, longest, window_size=_CAUSAL_WINDOW)  # type: ignore[return-value]
 
 
 def suits_ragged(x: Tensor, head_dim: int) -> bool:
     """Return whether the kernel takes heads of this width, on x's device and in the dtype in which x is multiplied."""
-    half = x.dtype in HALF or torch.is_autocast_enabled(x.device.type)
+    half = x.dtype in _HALF or torch.is_autocast_enabled(x.device.type)
     return x.is_cuda and half and head_dim % 8 == 0 and head_dim <= 256
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
-Name = tuple[str, str]  # a module and a name defined in it
-Import = tuple[str, str, str]  # a module, the imported name ("" for the module itself), the local name
+_PACKAGE = Path(__file__).parents[1]
+_Name = tuple[str, str]  # a module and a name defined in it
+_Import = tuple[str, str, str]  # a module, the imported name ("" for the module itself), the local name
 
 
 @dataclass
@@ -27,8 +27,8 @@ class _Module:
 
     name: str
     definitions: dict[str, ast.stmt] = field(default_factory=dict)
-    ours: dict[str, Name] = field(default_factory=dict)  # local name -> its definition in this package
-    outside: dict[str, Import] = field(default_factory=dict)  # local name -> its import from elsewhere
+    ours: dict[str, _Name] = field(default_factory=dict)  # local name -> its definition in this package
+    outside: dict[str, _Import] = field(default_factory=dict)  # local name -> its import from elsewhere
 
     def __post_init__(self) -> None:
         for statement in self.tree.body:
@@ -63,7 +63,7 @@ class _Module:
 
     def _import(self, module: str, alias: ast.alias) -> None:
         bound = alias.asname or alias.name
-        if module.split(".")[0] == PACKAGE.name:
+        if module.split(".")[0] == _PACKAGE.name:
             self.ours[bound] = (module, alias.name)
         elif module != "__future__":
             self.outside[bound] = (module, alias.name, bound)
@@ -75,8 +75,8 @@ class Bundle:
     def __init__(self, root: str):
         self.root = root
         self._modules: dict[str, _Module] = {}
-        self._needed: set[Name] = set()
-        self._imports: set[Import] = set()
+        self._needed: set[_Name] = set()
+        self._imports: set[_Import] = set()
         for name in self._module(root).definitions:
             self._need((root, name))
         self._renamed = self._clashes()
@@ -100,13 +100,13 @@ class Bundle:
             self._modules[name] = _Module(name)
         return self._modules[name]
 
-    def _need(self, name: Name) -> None:
+    def _need(self, name: _Name) -> None:
         if name in self._needed:
             return
         self._needed.add(name)
         module = self._module(name[0])
         for node in ast.walk(module.definitions[name[1]]):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE.name):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE.name):
                 raise ValueError(f"{name[0]}.{name[1]} cannot be bundled: it imports {node.module} inside its body")
             if isinstance(node, ast.Name) and node.id in module.outside:
                 self._imports.add(module.outside[node.id])
@@ -114,7 +114,7 @@ class Bundle:
             if reference is not None:
                 self._need(reference)
 
-    def _reference(self, module: _Module, node: ast.AST) -> Name | None:
+    def _reference(self, module: _Module, node: ast.AST) -> _Name | None:
         """Return what a name (`X`) or an attribute of a module (`parse.X`) refers to in this package."""
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in module.ours:
             imported = ".".join(module.ours[node.value.id])
@@ -127,12 +127,12 @@ class Bundle:
             return self._origin(module.ours[node.id])
         return None
 
-    def _origin(self, name: Name) -> Name:
+    def _origin(self, name: _Name) -> _Name:
         """Return where a name that a module imports is defined."""
         module = self._module(name[0])
         return name if name[1] in module.definitions else self._origin(module.ours[name[1]])
 
-    def _clashes(self) -> dict[Name, str]:
+    def _clashes(self) -> dict[_Name, str]:
         count = Counter(name for _, name in self._needed)
         home = self._module(self.root).room
         renamed = {}
@@ -143,7 +143,7 @@ class Bundle:
         final = [renamed.get(name, name[1]) for name in self._needed]
         bound = [local for _, _, local in self._imports]
         if twice := [name for name, times in Counter([*final, *bound]).items() if times > 1]:
-            raise ValueError(f"two modules of {PACKAGE.name} define {', '.join(sorted(twice))}")
+            raise ValueError(f"two modules of {_PACKAGE.name} define {', '.join(sorted(twice))}")
         return renamed
 
     def _visit(self, name: str, order: dict[str, _Module]) -> None:
@@ -190,7 +190,7 @@ class Bundle:
                 yield node.lineno - 1, node.col_offset, old, new
 
 
-def _import_blocks(imports: set[Import]) -> Iterator[str]:
+def _import_blocks(imports: set[_Import]) -> Iterator[str]:
     """Yield the imports of the standard library, then all others; `import X` before `from X import`, like isort."""
     for standard in (True, False):
         own = sorted(i for i in imports if (i[0].split(".")[0] in sys.stdlib_module_names) == standard)
@@ -207,12 +207,12 @@ def _import_blocks(imports: set[Import]) -> Iterator[str]:
 def _comment(module: _Module) -> str:
     """Return the path and the docstring of a module as a comment."""
     docstring = ast.get_docstring(module.tree, clean=False) or ""
-    lines = [_path(module.name).relative_to(PACKAGE.parent).as_posix(), *docstring.strip().splitlines()]
+    lines = [_path(module.name).relative_to(_PACKAGE.parent).as_posix(), *docstring.strip().splitlines()]
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
 def _path(module: str) -> Path:
-    return PACKAGE.parent / (module.replace(".", "/") + ".py")
+    return _PACKAGE.parent / (module.replace(".", "/") + ".py")
 
 
 def _is_module(name: str) -> bool:

@@ -31,7 +31,7 @@ from gpas_cli.spec.parse_cell import parse_model
 
 def obstacle(model: Model) -> str:
     """Return why `model` cannot be folded into a plain LLaMA, or "" if it can."""
-    llama = plain_model(model)
+    llama = _plain_model(model)
     for layer in range(1, model.size.layers + 1):
         if _without_factors(model.wiring(layer)) != llama.wiring(layer):
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
@@ -48,7 +48,7 @@ def _without_factors(wiring: Wiring) -> Wiring:
     return replace(wiring, in_norm=norm, skip=Wiring().skip, home=Wiring().home)
 
 
-def plain_model(model: Model) -> Model:
+def _plain_model(model: Model) -> Model:
     """Return LLaMA, that is Pre-LN, of the same shape; Qwen3 if queries and keys are normalised by head."""
     by_head = {"family": {"qk_norm": "head"}} if model.family.qk_norm == "head" else {}
     return parse_model({"size": plain(model.size), **by_head})
@@ -67,7 +67,7 @@ def fold(network: Llama) -> Llama:
         stream = _fold_layer(cast(Block, layer), f"model.layers.{number}", weights, stream)
     weights["model.norm.weight"] = cast(Tensor, network.model.norm.weight) * math.copysign(1, stream)
     with torch.device("meta"):
-        folded = Llama(plain_model(network.spec))
+        folded = Llama(_plain_model(network.spec))
     folded.load_state_dict({name: w.detach().float() for name, w in weights.items()}, assign=True)
     return folded
 

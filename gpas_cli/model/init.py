@@ -18,46 +18,46 @@ from gpas_cli.model.dtensors import fill
 from gpas_cli.model.layers import GpasGate, LayerNorm, RMSNorm
 from gpas_cli.spec.model import Init, Model, small_std
 
-Std = Callable[[Tensor], float]
+_Std = Callable[[Tensor], float]
 # Patterns of parameter names.
-OUTPUTS = r"(o_proj|down_proj)\.weight$"
-PROJECTIONS = r"_proj\.weight$"
-QUERY_KEY = r"[qk]_proj\.weight$"
-HEAD_WEIGHT = r"^lm_head\.weight$"
-EMBEDDING_WEIGHT = r"embed_tokens\.weight$"
-POSITIONS = r"embed_(positions|types)\.weight$"  # what is added to the embedding
-BIASES = r"_proj\.bias$"
+_OUTPUTS = r"(o_proj|down_proj)\.weight$"
+_PROJECTIONS = r"_proj\.weight$"
+_QUERY_KEY = r"[qk]_proj\.weight$"
+_HEAD_WEIGHT = r"^lm_head\.weight$"
+_EMBEDDING_WEIGHT = r"embed_tokens\.weight$"
+_POSITIONS = r"embed_(positions|types)\.weight$"  # what is added to the embedding
+_BIASES = r"_proj\.bias$"
 
 
-def _constant(std: float) -> Std:
+def _constant(std: float) -> _Std:
     return lambda _: std
 
 
-def _xavier(gain: float) -> Std:
+def _xavier(gain: float) -> _Std:
     """Xavier normal: gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
     return lambda weight: gain * math.sqrt(2 / sum(weight.shape))
 
 
-def matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, Std]]:
+def _matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, _Std]]:
     """Return (pattern of the parameter's name, standard deviation) for every matrix and bias, first match first."""
     small = small_std(hidden)
     residual = math.sqrt(2 * layers)
-    body: dict[str, list[tuple[str, Std]]] = {
-        "normal": [(PROJECTIONS, _constant(init.std))],
-        "scaled": [(OUTPUTS, _constant(init.std / residual)), (PROJECTIONS, _constant(init.std))],
+    body: dict[str, list[tuple[str, _Std]]] = {
+        "normal": [(_PROJECTIONS, _constant(init.std))],
+        "scaled": [(_OUTPUTS, _constant(init.std / residual)), (_PROJECTIONS, _constant(init.std))],
         "small": [
-            (OUTPUTS, _constant(small / residual)),
-            *((pattern, _constant(small)) for pattern in (PROJECTIONS, HEAD_WEIGHT, POSITIONS)),
+            (_OUTPUTS, _constant(small / residual)),
+            *((pattern, _constant(small)) for pattern in (_PROJECTIONS, _HEAD_WEIGHT, _POSITIONS)),
         ],
-        "xavier": [(PROJECTIONS, _xavier(1.0))],
-        "deepnorm": [(QUERY_KEY, _xavier(1.0)), (PROJECTIONS, _xavier((8 * layers) ** -0.25))],
+        "xavier": [(_PROJECTIONS, _xavier(1.0))],
+        "deepnorm": [(_QUERY_KEY, _xavier(1.0)), (_PROJECTIONS, _xavier((8 * layers) ** -0.25))],
     }
     if init.everywhere:
-        ends = [(pattern, _xavier(1.0)) for pattern in (HEAD_WEIGHT, POSITIONS, EMBEDDING_WEIGHT)]
+        ends = [(pattern, _xavier(1.0)) for pattern in (_HEAD_WEIGHT, _POSITIONS, _EMBEDDING_WEIGHT)]
     else:
-        stds = [(HEAD_WEIGHT, init.std), (POSITIONS, init.std), (EMBEDDING_WEIGHT, init.embed_std)]
+        stds = [(_HEAD_WEIGHT, init.std), (_POSITIONS, init.std), (_EMBEDDING_WEIGHT, init.embed_std)]
         ends = [(pattern, _constant(std)) for pattern, std in stds]
-    return [*body[init.preset], (BIASES, _constant(0.0)), *ends]
+    return [*body[init.preset], (_BIASES, _constant(0.0)), *ends]
 
 
 def initialise(network: nn.Module, model: Model, seed: int) -> None:
@@ -65,7 +65,7 @@ def initialise(network: nn.Module, model: Model, seed: int) -> None:
 
     Raises LookupError for a parameter that neither a rule nor a module initialises.
     """
-    rules = matrix_rules(model.init, model.size.hidden, model.size.layers)
+    rules = _matrix_rules(model.init, model.size.hidden, model.size.layers)
     started = _start_modules(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -78,11 +78,11 @@ def initialise(network: nn.Module, model: Model, seed: int) -> None:
 
 def standard_deviations(network: nn.Module, model: Model) -> dict[str, float]:
     """Return the standard deviation that each matrix of `network` is drawn with, by name."""
-    rules = matrix_rules(model.init, model.size.hidden, model.size.layers)
+    rules = _matrix_rules(model.init, model.size.hidden, model.size.layers)
     return {name: _std(rules, name, matrix) for name, matrix in network.named_parameters() if matrix.dim() == 2}
 
 
-def _std(rules: list[tuple[str, Std]], name: str, parameter: Tensor) -> float:
+def _std(rules: list[tuple[str, _Std]], name: str, parameter: Tensor) -> float:
     for pattern, std in rules:
         if re.search(pattern, name):
             return std(parameter)

@@ -3,7 +3,7 @@ matrices) and the GPAS gate with its activations.
 
 Matrix products have the form that GPUs compute fastest: few of them, and no row that is not aligned. On a GPU the
 linear maps of one input are one product with their joined weights, and the width of a feed-forward network is padded
-with zeros to a multiple of ALIGNED_WIDTH. Zero rows and columns add nothing: silu, gelu and relu of 0 are 0. Weights
+with zeros to a multiple of _ALIGNED_WIDTH. Zero rows and columns add nothing: silu, gelu and relu of 0 are 0. Weights
 are joined and padded when they are used, which is fused with the cast of a compiled layer under autocast; the
 parameters, their names and their gradients stay as they are. The head's matrix gets rows of zeros in the same way, for
 vocabularies such as GPT-2's of 50,257. On a CPU none of this is worthwhile, so nothing changes.
@@ -104,17 +104,17 @@ class LayerNorm(nn.Module):
 
 
 # Name of a family's norm -> module.
-NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+_NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
 
 
 def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm") -> nn.Module:
-    """Return the module of a norm slot, of `kind` in NORM_MODULES; the identity if the slot is absent."""
-    return NORM_MODULES[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()
+    """Return the module of a norm slot, of `kind` in _NORM_MODULES; the identity if the slot is absent."""
+    return _NORM_MODULES[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()
 
 
 # A row of bfloat16 is then a multiple of 128 bytes. The fastest products need 16; the 1B of the papers has 5,461.
-ALIGNED_WIDTH = 64
-WIDEST_JOINED = 1024  # inputs; with more of them, several products are about as fast as a joined one
+_ALIGNED_WIDTH = 64
+_WIDEST_JOINED = 1024  # inputs; with more of them, several products are about as fast as a joined one
 
 
 def prefers_wide(x: Tensor) -> bool:
@@ -128,7 +128,7 @@ def joins(x: Tensor, weight: Tensor) -> bool:
     Where autocast makes a copy anyway, it is. Other copies would keep most of what FSDP has gathered, 9 GB at 7B.
     """
     cast = weight.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type)
-    return cast or x.shape[-1] <= WIDEST_JOINED
+    return cast or x.shape[-1] <= _WIDEST_JOINED
 
 
 def outputs(x: Tensor, maps: Sequence[nn.Linear], multiple: int = 1) -> Sequence[Tensor]:
@@ -157,8 +157,8 @@ def with_inputs(weight: Tensor, width: int) -> Tensor:
 
 def aligned_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `weight`, (out, in), in `dtype`; where that makes the products of its outputs faster, with rows of zeros
-    up to a multiple of ALIGNED_WIDTH."""
-    rows = -(-len(weight) // ALIGNED_WIDTH) * ALIGNED_WIDTH
+    up to a multiple of _ALIGNED_WIDTH."""
+    rows = -(-len(weight) // _ALIGNED_WIDTH) * _ALIGNED_WIDTH
     if rows == len(weight) or dtype.itemsize > 2 or not prefers_wide(weight):
         return weight.to(dtype)
     padded = weight.new_zeros(rows, weight.shape[1], dtype=dtype)
@@ -186,7 +186,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
-        gate, up = outputs(x, (self.gate_proj, self.up_proj), ALIGNED_WIDTH)
+        gate, up = outputs(x, (self.gate_proj, self.up_proj), _ALIGNED_WIDTH)
         down = with_inputs(self.down_proj.weight, gate.shape[-1])
         return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -221,7 +221,7 @@ def _silu_backward(d_y: Tensor, x: Tensor) -> Tensor:
     return d_y * share * (1 + x * (1 - share))
 
 
-class PlainMLP(nn.Module):
+class _PlainMLP(nn.Module):
     """down( act(up x) ): W_2 and W_1 of Spike No More, equation 3."""
 
     def __init__(self, size: Size, family: Family):
@@ -232,7 +232,7 @@ class PlainMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
-        (up,) = outputs(x, (self.up_proj,), ALIGNED_WIDTH)
+        (up,) = outputs(x, (self.up_proj,), _ALIGNED_WIDTH)
         return F.linear(self.activation(up), with_inputs(self.down_proj.weight, up.shape[-1]), self.down_proj.bias)
 
 
@@ -244,9 +244,9 @@ FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 assert {"swiglu", *FFN_ACTIVATIONS} == set(FFNS)
 
 
-def feed_forward(size: Size, family: Family) -> MLP | PlainMLP:
+def feed_forward(size: Size, family: Family) -> MLP | _PlainMLP:
     """Return the feed-forward network of one layer."""
-    return MLP(size, family) if family.ffn == "swiglu" else PlainMLP(size, family)
+    return MLP(size, family) if family.ffn == "swiglu" else _PlainMLP(size, family)
 
 
 _NAMED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -71,7 +71,7 @@ def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
     return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)
 
 
-class TokenTypes(nn.Module):
+class _TokenTypes(nn.Module):
     """A vector for each of `types` token types, added to the embedding; weight (types, d). All tokens have the first:
     text is one segment."""
 
@@ -84,7 +84,7 @@ class TokenTypes(nn.Module):
         return x + self.weight[0]
 
 
-class LearnedPositions(nn.Module):
+class _LearnedPositions(nn.Module):
     """One vector for each of `context` positions, added to the embedding (Radford et al. 2018); weight (context, d)."""
 
     def __init__(self, context: int, hidden: int):
@@ -135,7 +135,7 @@ class Residual:
         return gate["out"](self.out_norm(gate["sum"](total)))  # type: ignore[no-any-return]
 
 
-def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
+def _gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
     """Return a module for every gate slot: `gate` in `slot`, the identity in all others."""
     slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
     if slot is not None and gate is not None:
@@ -179,14 +179,14 @@ class Block(nn.Module):
         gates = self._add_gates(model, layer)
         slot = model.gate_slot(layer)
         self._attention = Residual(
-            self.input_layernorm, self.attn_branch_norm, self.attn_out_norm, wiring.skip, gates_in(slot, gates[0])
+            self.input_layernorm, self.attn_branch_norm, self.attn_out_norm, wiring.skip, _gates_in(slot, gates[0])
         )
         self._feed_forward = Residual(
             self.post_attention_layernorm,
             self.mlp_branch_norm,
             self.mlp_out_norm,
             wiring.skip,
-            gates_in(slot, gates[1]),
+            _gates_in(slot, gates[1]),
         )
 
     def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
@@ -232,8 +232,8 @@ class Decoder(nn.Module):
         rotary = family.positions == "rotary"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
         self.embed_stages = embed_stages(model.embed, size)
-        self.embed_positions = None if rotary else LearnedPositions(family.context, size.hidden)
-        self.embed_types = TokenTypes(family.token_types, size.hidden) if family.token_types else nn.Identity()
+        self.embed_positions = None if rotary else _LearnedPositions(family.context, size.hidden)
+        self.embed_types = _TokenTypes(family.token_types, size.hidden) if family.token_types else nn.Identity()
         self.embed_norm = _norm(model, Norm() if family.input_norm else None)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
@@ -297,7 +297,7 @@ def _scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
     return torch.lerp(x.to(wide), y.to(wide), factor)
 
 
-class HeadTransform(nn.Module):
+class _HeadTransform(nn.Module):
     """N(gelu(W x + b)): what BERT's head does to the final states before it compares them with the embedding table."""
 
     def __init__(self, model: Model):
@@ -318,7 +318,7 @@ class Llama(nn.Module):
         self.spec = model
         self.model = Decoder(model)
         tied = model.family.tied
-        self.head_transform = HeadTransform(model) if model.family.head_transform else nn.Identity()
+        self.head_transform = _HeadTransform(model) if model.family.head_transform else nn.Identity()
         self.lm_head = None if tied else nn.Linear(model.size.hidden, model.size.vocab, bias=False)
 
     def forward(

@@ -23,11 +23,11 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.model import Family, Model, Size
 from gpas_cli.spec.norm import Wiring
 
-ROPE_STEP = 256  # number of positions by which the rotary tables grow during generation
+_ROPE_STEP = 256  # number of positions by which the rotary tables grow during generation
 
 
 @dataclass(frozen=True)
-class FixedWiring:
+class _FixedWiring:
     """A scheme given by the wiring of every layer, first layer first, instead of by a rule."""
 
     layers: tuple[Wiring, ...]
@@ -72,14 +72,14 @@ class GpasConfig(PretrainedConfig):  # type: ignore[misc]
 
     def to_model(self) -> Model:
         """Return the specification of the network."""
-        scheme = FixedWiring(tuple(restore(Wiring, layer) for layer in self.wiring))
+        scheme = _FixedWiring(tuple(restore(Wiring, layer) for layer in self.wiring))
         rest = {"scheme": self.network["norm"]["scheme"], "norm": scheme}
         model: Model = restore(Model, {**self.network, **rest})
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedPositions(Positions):
+class _CachedPositions(Positions):
     """The positions of new tokens after those in a cache.
 
     `slots`, (new,), int64: their positions in the cache. `real`, (batch, all), bool: false at padding; None if there is
@@ -104,7 +104,7 @@ class CachedPositions(Positions):
         return (seen & real) | (keys == self.slots[:, None])
 
 
-class CachedAttention(Attention):
+class _CachedAttention(Attention):
     """Attention over the tokens of this and of earlier calls. `layer` counts from 0."""
 
     def __init__(self, size: Size, family: Family, layer: int):
@@ -113,7 +113,7 @@ class CachedAttention(Attention):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, new, hidden) -> same shape."""
-        assert isinstance(positions, CachedPositions)
+        assert isinstance(positions, _CachedPositions)
         assert positions.tables is not None
         q, k, v = self.projected(x, None)
         q = rotate(q, positions.tables)
@@ -139,7 +139,7 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         network = Llama(config.to_model())
         assert network.lm_head is not None  # networks with a tied head are not exported
         for number, layer in enumerate(network.model.blocks()):
-            layer.self_attn = CachedAttention(network.spec.size, network.spec.family, number)
+            layer.self_attn = _CachedAttention(network.spec.size, network.spec.family, number)
         self.model = network.model
         self.lm_head = network.lm_head
         self.post_init()
@@ -188,23 +188,23 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         states[-1] = self.model.norm(states[-1])
         return states
 
-    def _positions(self, x: Tensor, before: int, attention_mask: Tensor | None, cache: Any) -> CachedPositions:
+    def _positions(self, x: Tensor, before: int, attention_mask: Tensor | None, cache: Any) -> _CachedPositions:
         rows, new = x.shape[:2]
         everything = before + new
         slots = torch.arange(before, everything, device=x.device)
         assert self.model.rope is not None
-        tables = self.model.rope(-(-everything // ROPE_STEP) * ROPE_STEP, x.device, x.dtype)
+        tables = self.model.rope(-(-everything // _ROPE_STEP) * _ROPE_STEP, x.device, x.dtype)
         if attention_mask is None:
-            return CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
+            return _CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
         if tuple(attention_mask.shape) != (rows, everything):
             shape = tuple(attention_mask.shape)
             raise ValueError(f"attention_mask has shape {shape}; this call needs {(rows, everything)}")
         real = attention_mask.bool()
         if before == 0 and not bool((real[:, 1:] & ~real[:, :-1]).any()):  # padding on the right
-            return CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
+            return _CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
         # Padding on the left takes no positions: a row has the same positions as without padding.
         indices = (real.long().cumsum(1) - 1).clamp(min=0)[:, before:]
-        return CachedPositions(tables=_at(tables, indices), slots=slots, real=real, cache=cache)
+        return _CachedPositions(tables=_at(tables, indices), slots=slots, real=real, cache=cache)
 
     def prepare_inputs_for_generation(
         self,

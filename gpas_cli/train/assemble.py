@@ -26,8 +26,8 @@ from gpas_cli.train.precision import MatmulChoice, Precision, choose_device, cho
 from gpas_cli.train.strategy import choose_layout
 
 # Logits of one micro-batch on the CPU: 256 MB of float32. More rows at once are no faster there.
-CPU_LOGITS = 2**26
-CGROUP = Path("/sys/fs/cgroup")
+_CPU_LOGITS = 2**26
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def micro_batch_rows(
@@ -51,7 +51,7 @@ def micro_batch_rows(
     usable = int(USABLE_FRACTION * free_bytes(precision.device)) - reserved
     if precision.device.type == "cpu":
         usable //= processes
-        most = min(most, max(1, CPU_LOGITS // (cell.data.length * cell.model.size.vocab)))
+        most = min(most, max(1, _CPU_LOGITS // (cell.data.length * cell.model.size.vocab)))
     logits = logits_at_once(precision.device)
     return fitting_rows(cell, most, usable, strategy=strategy, recompute=recompute, logits=logits)
 
@@ -60,7 +60,7 @@ def free_bytes(device: torch.device) -> int:
     """Return the bytes of memory that this process can still allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(int(psutil.virtual_memory().available), _left_in_container(CGROUP))
+    return min(int(psutil.virtual_memory().available), _left_in_container(_CGROUP))
 
 
 def _left_in_container(folder: Path) -> int:

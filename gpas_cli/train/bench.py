@@ -28,8 +28,8 @@ from gpas_cli.train.precision import choose_device
 from gpas_cli.words import byte_size
 
 # About half of C4's documents fill a row of 256 under T5's tokenizer, and 76 % of all positions hold a token.
-FULL_ROWS_FRACTION = 0.5
-SHORTEST_TOKENS = 20
+_FULL_ROWS_FRACTION = 0.5
+_SHORTEST_TOKENS = 20
 # Not timed: the first update compiles the layers and creates the optimizer's state; in the second one the allocator
 # still gets memory, as padded batches differ in size.
 WARMUP_UPDATES = 2
@@ -57,9 +57,9 @@ class SyntheticBatches:
         """Return the rows' lengths: full ones, then short ones spread evenly, so that all batches are equally full."""
         rows, time = self._shape
         lengths = np.full(rows, time)
-        short = rows - math.ceil(FULL_ROWS_FRACTION * rows)
+        short = rows - math.ceil(_FULL_ROWS_FRACTION * rows)
         fractions = (np.arange(short) + generator.random(short)) / max(1, short)
-        shortest = min(SHORTEST_TOKENS, time)
+        shortest = min(_SHORTEST_TOKENS, time)
         lengths[rows - short :] = shortest + fractions * (time + 1 - shortest)
         return lengths
 

@@ -26,14 +26,14 @@ from gpas_cli.trust import first_fault
 
 # From this many FLOPs on, compiling pays on a CPU: such trainings take hours, of which it saves 5 to 10 %, and it costs
 # half a minute at the start of each attempt.
-WORTHWHILE_FLOPS = 1e15
+_WORTHWHILE_FLOPS = 1e15
 # All layers share one code object, with a graph for each kind of layer, for full and for packed rows, for a single row,
 # for rows with a mask, with and without gradients. PyTorch's own limit is 8; one more graph is an error.
-MAX_GRAPHS = 64
+_MAX_GRAPHS = 64
 # Of a compiled network's gradients, relative to the largest of a parameter: roundings of float32 in another order.
 TOLERANCE = 1e-3
 
-KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 
 Forward = Callable[..., Tensor]
 
@@ -51,7 +51,7 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
     import torch._dynamo  # takes a second to import
 
     keep_kernels_private()
-    torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(_MAX_GRAPHS, torch._dynamo.config.recompile_limit)
 
     def compiled(forward: Forward) -> Forward:
         return torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)
@@ -71,13 +71,13 @@ def keep_kernels_private() -> None:
 
     torch executes what it finds there, and its default is a name in /tmp that another user may have taken before.
     """
-    if KERNELS in os.environ:
+    if _KERNELS in os.environ:
         return
     folder = Path(tempfile.gettempdir(), f"gpas-kernels-{os.geteuid()}")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     own = not folder.is_symlink() and first_fault([folder]) is None
-    os.environ[KERNELS] = str(folder if own else tempfile.mkdtemp(prefix="gpas-kernels-"))
+    os.environ[_KERNELS] = str(folder if own else tempfile.mkdtemp(prefix="gpas-kernels-"))
 
 
 def reuse_kernels_of(training: str) -> None:
@@ -140,7 +140,7 @@ def worth_compiling(device: torch.device, flops: float) -> bool:
     On a CPU only a long training should; the machine must be able to, which takes a C++ compiler and Python's headers;
     and this version of torch must compute the same gradients. Warns with the reason if one of these two is not so.
     """
-    return (device.type != "cpu" or flops >= WORTHWHILE_FLOPS) and _can_compile(device)
+    return (device.type != "cpu" or flops >= _WORTHWHILE_FLOPS) and _can_compile(device)
 
 
 @functools.cache

@@ -36,8 +36,8 @@ from torch.futures import Future
 
 from gpas_cli.files import fsync, parse_json, replace_file
 
-MANIFEST = "manifest.json"
-FORMAT = 1
+_MANIFEST = "manifest.json"
+_FORMAT = 1
 
 
 class DamagedCheckpoint(Exception):
@@ -84,13 +84,13 @@ class Writer(StorageWriter):
         """Write the manifest, then rename the folder. Raises OSError."""
         written = [result for part in results for result in part]
         content = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "facts": dict(self.facts),
             "files": dict(sorted({result.storage_data for result in written})),
             "tensors": _tensors(metadata, {result.index: result.storage_data[0] for result in written}),
         }
         text = json.dumps({**content, "sha256": _digest_of(content)})
-        replace_file(self.aside / MANIFEST, text)
+        replace_file(self.aside / _MANIFEST, text)
         fsync(self.aside)
         if self.path.exists():  # damaged, and written again by a later attempt
             shutil.rmtree(self.path)
@@ -172,15 +172,15 @@ def read_manifest(path: Path) -> Manifest:
     if path.suffix == ".safetensors":
         raise DamagedCheckpoint(f"{path} is a checkpoint in one file, as older versions wrote them; it cannot be read")
     try:
-        content = parse_json((path / MANIFEST).read_bytes())
+        content = parse_json((path / _MANIFEST).read_bytes())
         recorded = content.pop("sha256")
-        if content["format"] != FORMAT:
-            raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads format {FORMAT}")
+        if content["format"] != _FORMAT:
+            raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads format {_FORMAT}")
         manifest = Manifest(content["facts"], content["files"], content["tensors"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
     if recorded != _digest_of(content):
-        raise DamagedCheckpoint(f"{path}: {MANIFEST} does not have the checksum it was written with")
+        raise DamagedCheckpoint(f"{path}: {_MANIFEST} does not have the checksum it was written with")
     return manifest
 
 

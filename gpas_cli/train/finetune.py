@@ -33,7 +33,7 @@ from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.train.run import record_verified
 from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, run_training
 
-KIND = "finetune"
+_KIND = "finetune"
 
 
 def finetune(
@@ -56,7 +56,7 @@ def finetune(
     machine has another tokenizer, if the warm-up is not shorter than the training, or if `resources` ask for LISA on a
     sharded network.
     """
-    spec: Finetune = cell.parameters(KIND)
+    spec: Finetune = cell.parameters(_KIND)
     emit = emit if world.leads else silent
     if fault := spec.split_fault(world.size) or spec.strategy_fault(replace(resources, ranks=world.size)):
         raise GpasError(fault)
@@ -74,12 +74,12 @@ def finetune(
     emit(_facts(spec, data, text, batches))
     for message in data.warnings():
         emit(Warned(message))
-    evaluator = FinetuneEvaluator(cell, text, data.held_out)
-    key = next(stage.key for stage in cell.stages if stage.kind == KIND)
+    evaluator = _FinetuneEvaluator(cell, text, data.held_out)
+    key = next(stage.key for stage in cell.stages if stage.kind == _KIND)
     selection = LayerSelection.of(spec, cell.model.size.layers)
     inputs = TrainingInputs(
         recipe, key, data.identity, batches, evaluator,
-        start=lambda network: start_from(cell.before(KIND), pretrained, network, world), selection=selection,
+        start=lambda network: _start_from(cell.before(_KIND), pretrained, network, world), selection=selection,
     )  # fmt: skip
     if selection is not None:
         # The set of trained layers changes, which only unsharded networks support.
@@ -89,7 +89,7 @@ def finetune(
 
 def recipe_of(cell: Cell, rows: int) -> Cell:
     """Return the cell with the recipe, the rows, the precision and the seed of its finetuning on `rows` rows."""
-    spec: Finetune = cell.parameters(KIND)
+    spec: Finetune = cell.parameters(_KIND)
     assert spec.precision is not None
     assert spec.seed is not None
     data = replace(cell.data, length=spec.length, layout=spec.layout, documents="joined")
@@ -97,7 +97,7 @@ def recipe_of(cell: Cell, rows: int) -> Cell:
     return replace(cell, data=data, optim=optim, depth=Depth(), precision=spec.precision, seed=spec.seed, later=())
 
 
-def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:
+def _start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:
     """Load the network of `base` from its checkpoint into `network`, and freeze the gates. Collective.
 
     Weights are converted if the two trainings have different precisions. Raises DamagedCheckpoint, and GpasError if a
@@ -150,7 +150,7 @@ def _facts(spec: Finetune, data: Instructions, text: ValidationText, batches: In
 
 
 @dataclass(frozen=True)
-class FinetuneEvaluator:
+class _FinetuneEvaluator:
     """Evaluates a finetuning on the validation text of the pretraining, and on held-out examples if there are any."""
 
     cell: Cell

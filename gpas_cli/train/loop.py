@@ -33,7 +33,7 @@ from gpas_cli.train.precision import Precision
 from gpas_cli.train.strategy import ParallelLayout
 
 # Part of a parameter's name within its layer -> the series of its weight norm. (`gate` alone is a GPAS gate.)
-WEIGHT_NORM_SERIES = {
+_WEIGHT_NORM_SERIES = {
     "q_proj": "weight_norm_q",
     "k_proj": "weight_norm_k",
     "v_proj": "weight_norm_v",
@@ -43,19 +43,19 @@ WEIGHT_NORM_SERIES = {
     "down_proj": "weight_norm_ffn_down",
     "norm": "weight_norm_norms",
 }
-DIGITS = 7  # significant ones in the journal: float32 has no more
+_DIGITS = 7  # significant ones in the journal: float32 has no more
 
-SeriesIndex = tuple[tuple[str, ...], int]  # the series that a number belongs to, and its index in each
+_SeriesIndex = tuple[tuple[str, ...], int]  # the series that a number belongs to, and its index in each
 
 
 @dataclass(frozen=True)
-class LayerStatistics:
+class _LayerStatistics:
     """Numbers on the device, shape (n,), and the series and index of each.
 
     Norms with the same index are combined as norms of the parts of one vector.
     """
 
-    indices: tuple[SeriesIndex, ...]
+    indices: tuple[_SeriesIndex, ...]
     numbers: Tensor
 
     def series(self, numbers: Sequence[float]) -> dict[str, list[float | None]]:
@@ -104,7 +104,7 @@ class Update:
     loss: Tensor
     rate: float
     grad_norm: Tensor
-    layers: LayerStatistics | None
+    layers: _LayerStatistics | None
     gradients: GradientNorms | None = None
 
 
@@ -119,7 +119,7 @@ def _first_fault(values: Tensor) -> int:
     return next((i for i, value in enumerate(values.tolist()) if not math.isfinite(value)), sys.maxsize // 2)
 
 
-def measure_layers(network: Llama, variance: Sequence[Tensor], active: ActiveLayers | None = None) -> LayerStatistics:
+def measure_layers(network: Llama, variance: Sequence[Tensor], active: ActiveLayers | None = None) -> _LayerStatistics:
     """Return l2 norms of gradients and weights: of every layer, in total and by module, of the embedding, the final
     norm and the head; the gates' values act(alpha) and their alpha; and `variance`, the activation variances of this
     process's first micro-batch, of the layers in `active` (None: all) and of the final norm.
@@ -134,7 +134,7 @@ def measure_layers(network: Llama, variance: Sequence[Tensor], active: ActiveLay
     ]
     parts = [number.detach().reshape(()).float() for _, number in rest]
     indices = tuple(index for index, _ in (*norms, *rest))
-    return LayerStatistics(indices, torch.stack([*_l2_norms([tensor for _, tensor in norms]), *parts]))
+    return _LayerStatistics(indices, torch.stack([*_l2_norms([tensor for _, tensor in norms]), *parts]))
 
 
 def _l2_norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -149,11 +149,11 @@ def _l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.where(sharded, squared.sqrt(), norms)
 
 
-def _norms(network: Llama) -> Iterator[tuple[SeriesIndex, Tensor]]:
+def _norms(network: Llama) -> Iterator[tuple[_SeriesIndex, Tensor]]:
     """Yield the weights and gradients whose norms are recorded, each with its index."""
     for i, layer in enumerate(network.model.layers):
         for name, parameter in layer.named_parameters():
-            kind = next((series for part, series in WEIGHT_NORM_SERIES.items() if part in name), None)
+            kind = next((series for part, series in _WEIGHT_NORM_SERIES.items() if part in name), None)
             yield (("weight_norm", kind) if kind else ("weight_norm",), i), parameter
             if parameter.grad is not None:
                 yield (("grad_norm",), i), parameter.grad
@@ -162,27 +162,27 @@ def _norms(network: Llama) -> Iterator[tuple[SeriesIndex, Tensor]]:
         yield from _end(name, module) if module is not None else ()
 
 
-def _end(name: str, module: nn.Module) -> Iterator[tuple[SeriesIndex, Tensor]]:
+def _end(name: str, module: nn.Module) -> Iterator[tuple[_SeriesIndex, Tensor]]:
     for parameter in module.parameters():
         yield ((f"weight_norm_{name}",), 0), parameter
         if parameter.grad is not None:
             yield ((f"grad_norm_{name}",), 0), parameter.grad
 
 
-def _values(name: str, values: Iterable[Tensor]) -> list[tuple[SeriesIndex, Tensor]]:
+def _values(name: str, values: Iterable[Tensor]) -> list[tuple[_SeriesIndex, Tensor]]:
     return [(((name,), i), value) for i, value in enumerate(values)]
 
 
 def _activation_variances(
     network: Llama, variance: Sequence[Tensor], active: ActiveLayers | None
-) -> list[tuple[SeriesIndex, Tensor]]:
+) -> list[tuple[_SeriesIndex, Tensor]]:
     layers = len(network.model.layers)
     places = [*(number - 1 for number in active.layers), layers] if active else range(layers + 1)
     return [((("activation_variance",), place), value) for place, value in zip(places, variance, strict=False)]
 
 
 def _rounded(value: float | None) -> float | None:
-    return value if value is None else float(f"{value:.{DIGITS}g}")
+    return value if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 class BatchSource(Protocol):

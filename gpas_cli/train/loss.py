@@ -109,7 +109,7 @@ def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:
 
 
 # Logits that exist at once on a CPU: 64 MB of float32, and half as much if there is a bfloat16 copy.
-CHUNK_LOGITS = 2**24
+_CHUNK_LOGITS = 2**24
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def summed_loss(
 
 def logits_at_once(device: torch.device) -> int:
     """Return how many logits exist at once on such a device."""
-    return CHUNK_LOGITS if device.type == "cpu" else GPU_LOGITS
+    return _CHUNK_LOGITS if device.type == "cpu" else GPU_LOGITS
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

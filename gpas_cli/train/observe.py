@@ -32,9 +32,9 @@ from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update
 from gpas_cli.train.parallel import ALONE, World
 
-FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
-TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a normal distribution
-TINY = 1e-30
+_FLOORS = {"loss": 0.1, "grad_norm": math.log(3)}
+_TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation, for a normal distribution
+_TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Divergence:
 
 
 @dataclass
-class Detector:
+class _Detector:
     """Detects the spikes of one series. `inside`: the last value was above the threshold."""
 
     of: str
@@ -64,7 +64,7 @@ class Detector:
 
     def add(self, step: int, value: float) -> Spike | None:
         """Add the next value, which must be finite. Return the spike that begins with it, if any."""
-        x = math.log(max(value, TINY)) if self.of == "grad_norm" else value
+        x = math.log(max(value, _TINY)) if self.of == "grad_norm" else value
         usual = self._exceeded_median(x)
         self.recent.append(x)
         was_inside = self.inside
@@ -78,9 +78,9 @@ class Detector:
         if self.watch.spike == 0 or len(self.recent) < self.watch.window // 4:
             return None
         median = statistics.median(self.recent)
-        if x - median <= FLOORS[self.of]:
+        if x - median <= _FLOORS[self.of]:
             return None
-        deviation = TO_SIGMA * statistics.median(abs(y - median) for y in self.recent)
+        deviation = _TO_SIGMA * statistics.median(abs(y - median) for y in self.recent)
         return median if x - median > self.watch.spike * deviation else None
 
 
@@ -108,7 +108,7 @@ class Health:
         self.guessing = math.log(vocab)
         self.first: float | None = None
         self.high = 0
-        self._detectors = {of: Detector(of, watch) for of in FLOORS}
+        self._detectors = {of: _Detector(of, watch) for of in _FLOORS}
 
     def add(self, step: int, loss: float, grad_norm: float) -> tuple[list[Spike], Divergence | None]:
         """Return the spikes that begin with an update, and the divergence. Add nothing after a divergence."""
@@ -178,7 +178,7 @@ def fetch(tensors: Iterable[Tensor]) -> list[list[float]]:
     return [[next(numbers) for _ in range(len(tensor))] for tensor in flat]
 
 
-class Rates(TypedDict):
+class _Rates(TypedDict):
     """Speed and memory (bytes) as in the event `Step`; no `mfu` if the peak of the devices is unknown."""
 
     tokens_per_second: float
@@ -189,7 +189,7 @@ class Rates(TypedDict):
 
 
 @dataclass
-class SpeedMeter:
+class _SpeedMeter:
     """Measures speed and memory since the last mark. Tokens are targets; FLOPs are counted as in `spec.cost`.
 
     `flops`: the mean per token of the updates from the first argument to the second, inclusive. `peak`: FLOP/s of all
@@ -205,7 +205,7 @@ class SpeedMeter:
         """Start measuring anew at `position`."""
         self.since = (time.perf_counter(), position)
 
-    def read(self, position: Position) -> Rates:
+    def read(self, position: Position) -> _Rates:
         """Return the rates since the last mark and the bytes in use, and mark `position`."""
         began, before = self.since
         self.mark(position)
@@ -213,7 +213,7 @@ class SpeedMeter:
         speed = (position.tokens - before.tokens) / seconds
         updates = position.step - before.step
         flops = self.flops(before.step + 1, position.step) if updates else 0.0
-        measured: Rates = {
+        measured: _Rates = {
             "tokens_per_second": speed,
             "seconds_per_step": seconds / max(1, updates),
             "flops_per_second": speed * flops,
@@ -231,7 +231,7 @@ def memory(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def speed_meter(cell: Cell, device: torch.device, devices: int = 1) -> SpeedMeter:
+def speed_meter(cell: Cell, device: torch.device, devices: int = 1) -> _SpeedMeter:
     """Return the meter for a training of `cell` on `devices` devices like `device`."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_flops(name, cell.precision, tf32=_tf32())
@@ -239,7 +239,7 @@ def speed_meter(cell: Cell, device: torch.device, devices: int = 1) -> SpeedMete
     def flops(first: int, last: int) -> float:
         return flops_per_token(cell, cell.layer_schedule.drawn(cell.seed, first, last))
 
-    return SpeedMeter(device, flops, peak * devices if peak else None)
+    return _SpeedMeter(device, flops, peak * devices if peak else None)
 
 
 def _tf32() -> bool:

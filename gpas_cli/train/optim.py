@@ -18,7 +18,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
 
 # The key of a parameter group that has a factor of the learning rate.
-RATE_FACTOR = "rate_factor"
+_RATE_FACTOR = "rate_factor"
 
 
 def make_optimizer(network: Llama, spec: Optim) -> torch.optim.Optimizer:
@@ -29,10 +29,10 @@ def make_optimizer(network: Llama, spec: Optim) -> torch.optim.Optimizer:
 
 def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
     """Return Adam with decoupled weight decay, with the same settings for every trainable parameter, gates included."""
-    return adam_of([p for p in network.parameters() if p.requires_grad], spec)
+    return _adam_of([p for p in network.parameters() if p.requires_grad], spec)
 
 
-def adam_of(trainable: Sequence[nn.Parameter], spec: Optim) -> torch.optim.Optimizer:
+def _adam_of(trainable: Sequence[nn.Parameter], spec: Optim) -> torch.optim.Optimizer:
     """Return Adam with decoupled weight decay, that is AdamW, for these parameters.
 
     Bfloat16 weights (`pure_bf16`) get the reference's kernel, which rounds after each operation. The fused kernel
@@ -50,7 +50,7 @@ def adam_of(trainable: Sequence[nn.Parameter], spec: Optim) -> torch.optim.Optim
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every parameter group, times its own factor if it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group[RATE_FACTOR] if RATE_FACTOR in group else rate
+        group["lr"] = rate * group[_RATE_FACTOR] if _RATE_FACTOR in group else rate
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
@@ -102,7 +102,7 @@ def zeros(parameter: Tensor, state: StateTensor) -> Tensor:
     return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=(1, 1))
 
 
-ADJUSTMENTS = {"adamw": "match_rms_adamw", "original": "original"}
+_ADJUSTMENTS = {"adamw": "match_rms_adamw", "original": "original"}
 
 
 def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
@@ -117,12 +117,12 @@ def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
         "momentum": own.momentum,
         "nesterov": own.nesterov,
         "ns_steps": own.newton_steps,
-        "adjust_lr_fn": ADJUSTMENTS[own.matrix_scale],
+        "adjust_lr_fn": _ADJUSTMENTS[own.matrix_scale],
     }
-    return MuonAndAdam(matrices, settings, own.matrix_lr, adam_of(others, spec))
+    return _MuonAndAdam(matrices, settings, own.matrix_lr, _adam_of(others, spec))
 
 
-class MuonAndAdam(torch.optim.Optimizer):
+class _MuonAndAdam(torch.optim.Optimizer):
     """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded."""
 
     def __init__(
@@ -134,7 +134,7 @@ class MuonAndAdam(torch.optim.Optimizer):
     ):
         self._settings = settings
         self._muon = torch.optim.Muon(matrices, lr=0.0, **settings)
-        self._muon.param_groups[0][RATE_FACTOR] = rate_factor
+        self._muon.param_groups[0][_RATE_FACTOR] = rate_factor
         self._adam = adam
         super().__init__([*matrices, *(p for group in adam.param_groups for p in group["params"])], adam.defaults)
         self.param_groups = [*self._muon.param_groups, *adam.param_groups]
@@ -169,7 +169,7 @@ class MuonAndAdam(torch.optim.Optimizer):
         fill(state["momentum_buffer"], momentum)
 
 
-SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper
+_SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper
 
 
 def make_adafactor(network: Llama, spec: Optim) -> torch.optim.Optimizer:
@@ -204,8 +204,8 @@ class Adafactor(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, rate: float, weight_decay: float) -> None:
         assert parameter.grad is not None
         weight, gradient = local(parameter), local(parameter.grad).float()
-        second = self._second_moments(parameter, gradient.square().add_(SMALLEST))
-        update = gradient * second.clamp_(min=SMALLEST).rsqrt_()
+        second = self._second_moments(parameter, gradient.square().add_(_SMALLEST))
+        update = gradient * second.clamp_(min=_SMALLEST).rsqrt_()
         squares = torch.stack([update.square().sum(), weight.float().square().sum()])
         of_update, of_weight = (_summed(parameter, squares) / parameter.numel()).sqrt()
         factor = rate * of_weight.clamp(min=self.own.min_scale) / (of_update / self.own.update_clip).clamp(min=1.0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 
-PEER_TIMEOUT = timedelta(minutes=30)  # long, because one process may tokenise or write while the others wait
+_PEER_TIMEOUT = timedelta(minutes=30)  # long, because one process may tokenise or write while the others wait
 _REQUESTS = (None, "interrupted", "cancelled")  # by rising priority
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def joined(world: World, meeting: str) -> Iterator[World]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, meeting, rank=world.rank, world_size=world.size, timeout=PEER_TIMEOUT)
+        dist.init_process_group(backend, meeting, rank=world.rank, world_size=world.size, timeout=_PEER_TIMEOUT)
     except (RuntimeError, ValueError, OSError) as error:
         raise GpasError(
             f"process {world.rank} of {world.size} did not connect to the others at {meeting}: {error}"
@@ -117,9 +117,9 @@ def lost_a_peer(error: BaseException) -> bool:
     )
 
 
-BUCKET_BYTES = 2**25  # of gradients in one message
+_BUCKET_BYTES = 2**25  # of gradients in one message
 # The most messages in flight before the oldest is waited for. Each holds a copy of its gradients.
-MOST_IN_FLIGHT = 4
+_MOST_IN_FLIGHT = 4
 
 
 class GradientSum:
@@ -166,7 +166,7 @@ class GradientSum:
             self._send()
 
     def _send(self) -> None:
-        if len(self._in_flight) == MOST_IN_FLIGHT:
+        if len(self._in_flight) == _MOST_IN_FLIGHT:
             self._in_flight.popleft().receive()
         self._in_flight.append(_Message(self._buckets[self._sent]))
         self._sent += 1
@@ -190,14 +190,14 @@ class _Message:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Group `parameters` into lists of one dtype and about BUCKET_BYTES bytes."""
+    """Group `parameters` into lists of one dtype and about _BUCKET_BYTES bytes."""
     for dtype in dict.fromkeys(p.dtype for p in parameters):
         bucket: list[nn.Parameter] = []
         filled = 0
         for parameter in (p for p in parameters if p.dtype == dtype):
             bucket.append(parameter)
             filled += parameter.numel() * parameter.element_size()
-            if filled >= BUCKET_BYTES:
+            if filled >= _BUCKET_BYTES:
                 yield bucket
                 bucket = []
                 filled = 0

@@ -13,14 +13,14 @@ import torch
 from gpas_cli.spec.model import Size
 
 # The environment variables by which users configure the GPU's allocator; torch still reads the two older names.
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 # Features. Operations on fewer are so short that more threads wait for each other, on a busy machine most of the time.
-NARROW = 64
+_NARROW = 64
 
 
 # The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.
 TOLERANCE = 2e-6
-WIDE = 512  # features; narrower networks spend more time in attention
+_WIDE = 512  # features; narrower networks spend more time in attention
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def choose_matmul(size: Size, device: torch.device, before: str = "") -> MatmulC
     torch alone, so that a busy machine computes the same digits as an idle one.
     """
     avx512 = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    path = before or ("medium" if avx512 and size.hidden >= WIDE else "highest")
+    path = before or ("medium" if avx512 and size.hidden >= _WIDE else "highest")
     error = _product_error(path, size, device)
     if error > TOLERANCE:
         path = "highest"
@@ -139,13 +139,13 @@ def threads(number: int) -> Iterator[None]:
 
 def suitable_threads(size: Size) -> AbstractContextManager[None]:
     """Compute in one thread inside the context if the network is narrow, else in as many as before."""
-    return threads(1 if size.hidden <= NARROW else torch.get_num_threads())
+    return threads(1 if size.hidden <= _NARROW else torch.get_num_threads())
 
 
 def use_expandable_segments() -> None:
     """Let the GPU's allocator extend its segments, because the sizes of padded batches differ and would fragment its
     memory. Settings of the user take precedence. Call it before the first allocation."""
-    if not torch.cuda.is_available() or any(name in os.environ for name in ALLOCATOR_VARIABLES):
+    if not torch.cuda.is_available() or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         return
     accept = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     accept("expandable_segments:True")

@@ -64,7 +64,7 @@ def train(
             load_gates(teacher, network)
 
     inputs = TrainingInputs(
-        cell, cell.stages[0].key, corpus.identity, batches, TextEvaluator(cell, corpus, reader), start
+        cell, cell.stages[0].key, corpus.identity, batches, _TextEvaluator(cell, corpus, reader), start
     )
     return run_training(inputs, paths, emit, cadence=cadence, stop=stop, resources=resources, world=world, watch=watch)
 
@@ -83,7 +83,7 @@ def record_verified(corpus: Corpus | ValidationText, emit: Emit) -> None:
 
 
 @dataclass(frozen=True)
-class TextEvaluator:
+class _TextEvaluator:
     """Evaluates a pretraining on the validation text of its corpus."""
 
     cell: Cell

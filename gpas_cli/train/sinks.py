@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from gpas_cli.events import Emit, Evaluation, Event, Layers, Phase, Spike, Step, Warned, fields_of
 from gpas_cli.spec.run import Monitoring
 
-CLOSE_SECONDS = 30.0  # time limit for closing a sink
-PREFIXES = {Step: "train", Evaluation: "eval"}  # of the names of an event's numbers
+_CLOSE_SECONDS = 30.0  # time limit for closing a sink
+_PREFIXES = {Step: "train", Evaluation: "eval"}  # of the names of an event's numbers
 
 
-class Sink(Protocol):
+class _Sink(Protocol):
     """Receives a run's events. Both methods may raise any exception."""
 
     def emit(self, event: Event) -> None:
@@ -58,7 +58,7 @@ def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
             named = {f"spike/{of}": value}
         case Step(step) | Evaluation(step):
             fields = fields_of(event).items()
-            named = {f"{PREFIXES[type(event)]}/{name}": v for name, v in fields if name not in ("step", "steps")}
+            named = {f"{_PREFIXES[type(event)]}/{name}": v for name, v in fields if name not in ("step", "steps")}
         case _:
             return None
     return step, {name: float(v) for name, v in named.items() if isinstance(v, int | float)}
@@ -89,7 +89,7 @@ class TensorBoard:
             self._writer.close()
 
 
-class WeightsAndBiases:
+class _WeightsAndBiases:
     """Logs to one W&B run per attempt, so that no attempt overwrites another; the runs of a cell form a group."""
 
     def __init__(self, project: str, subject: Subject) -> None:
@@ -116,11 +116,11 @@ class WeightsAndBiases:
 
 
 @dataclass
-class Fanout:
+class _Fanout:
     """Passes each event to the journal, then to every sink that has not failed."""
 
     journal: Emit
-    sinks: dict[str, Sink] = field(default_factory=dict)
+    sinks: dict[str, _Sink] = field(default_factory=dict)
 
     def emit(self, event: Event) -> None:
         """Pass on one event, as `Emit`."""
@@ -128,14 +128,14 @@ class Fanout:
         for name, sink in list(self.sinks.items()):
             self._guard(name, partial(sink.emit, event))
 
-    def open(self, name: str, make: Callable[[], Sink]) -> None:
+    def open(self, name: str, make: Callable[[], _Sink]) -> None:
         """Add the sink that `make` returns, or record a warning if `make` raises."""
         self._guard(name, lambda: self.sinks.update({name: make()}))
 
     def close(self) -> None:
-        """Close all sinks, waiting at most CLOSE_SECONDS for each."""
+        """Close all sinks, waiting at most _CLOSE_SECONDS for each."""
         for name, sink in list(self.sinks.items()):
-            self._guard(name, partial(_within, CLOSE_SECONDS, sink.close))
+            self._guard(name, partial(_within, _CLOSE_SECONDS, sink.close))
 
     def _guard(self, name: str, act: Callable[[], object]) -> None:
         try:
@@ -171,11 +171,11 @@ def opened(watch: Monitoring, subject: Subject, root: Path, journal: Emit, *, le
 
     Relative folders start from `root`.
     """
-    wanted: Sequence[tuple[str, str, Callable[[], Sink]]] = (
+    wanted: Sequence[tuple[str, str, Callable[[], _Sink]]] = (
         ("TensorBoard", watch.tensorboard, lambda: TensorBoard(root / watch.tensorboard, subject)),
-        ("Weights & Biases", watch.wandb, lambda: WeightsAndBiases(watch.wandb, subject)),
+        ("Weights & Biases", watch.wandb, lambda: _WeightsAndBiases(watch.wandb, subject)),
     )
-    fanout = Fanout(journal)
+    fanout = _Fanout(journal)
     for name, setting, make in wanted:
         if setting and leads:
             fanout.open(name, make)

@@ -29,7 +29,7 @@ from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.parallel import ALONE, GradientSum, World
 from gpas_cli.train.precision import Precision
 
-NORMS = (RMSNorm, LayerNorm)
+_NORMS = (RMSNorm, LayerNorm)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _shard(network: Llama, precision: Precision) -> None:
     replicated = {p for gate in network.gates() for p in gate.parameters()}
     if precision.name == "bf16":
         gathered = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        replicated |= {p for module in network.modules() if isinstance(module, NORMS) for p in module.parameters()}
+        replicated |= {p for module in network.modules() if isinstance(module, _NORMS) for p in module.parameters()}
     for module, policy in (*((layer, gathered) for layer in network.model.layers), (network, MixedPrecisionPolicy())):
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=replicated)
         # Sum without dividing, and without asking for an average, which gloo cannot compute.

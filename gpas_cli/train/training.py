@@ -31,7 +31,7 @@ from gpas_cli.train.precision import MatmulChoice
 from gpas_cli.train.profile import profiling
 
 DEFAULT_MONITORING = Monitoring()
-EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
+_EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class RunPaths:
     code: str = ""
 
 
-class Evaluator(Protocol):
+class _Evaluator(Protocol):
     """Evaluates the network of a training between and after its updates."""
 
     def measure(self, loop: Loop) -> dict[str, float]:
@@ -83,7 +83,7 @@ class TrainingInputs:
     key: str
     text: str
     batches: BatchSource
-    evaluator: Evaluator
+    evaluator: _Evaluator
     start: Start = leave
     selection: LayerSelection | None = None
 
@@ -252,7 +252,7 @@ class _Training:
 
     def _diverged(self, found: Divergence) -> Outcome:
         """Return the outcome of a training that diverged. One that is not finite so early has not shown anything."""
-        early = not found.finite and found.step <= EARLY * self.loop.spec.updates
+        early = not found.finite and found.step <= _EARLY * self.loop.spec.updates
         metrics = {**self._costs(), **({NOT_FINITE: found.step} if early else {})}
         return Outcome("diverged", found.step, found.cause, metrics, parameter=found.parameter or None)
 

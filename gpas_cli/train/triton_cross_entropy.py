@@ -10,9 +10,9 @@ from torch import Tensor
 # Logits that a program reads at once, and its warps. A thread takes 40 registers on sm_90, so three programs of 16
 # warps fill a multiprocessor: on 132 of them, 396 rows of 32,000 bfloat16 logits are in flight, 25 MB, and the second
 # reading finds them in the cache of 50 MB.
-BLOCK = 8192
-WARPS = 16
-DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
+_BLOCK = 8192
+_WARPS = 16
+_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 def launch(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, wanted: bool, vocab: int) -> Tensor:
@@ -23,7 +23,8 @@ def launch(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, w
     wide = torch.promote_types(logits.dtype, torch.float32)
     _softmax_gradients[rows,](
         logits, targets, chosen, z_loss,
-        vocab=vocab, width=width, wide=DTYPES[wide], exact=DTYPES[exact], wanted=wanted, block=BLOCK, num_warps=WARPS,
+        vocab=vocab, width=width, wide=_DTYPES[wide], exact=_DTYPES[exact], wanted=wanted, block=_BLOCK,
+        num_warps=_WARPS,
     )  # fmt: skip
     return chosen
 

@@ -51,7 +51,7 @@ def test_stdlib_splits_are_disjoint_sorted_and_complete(library: Stdlib):
     assert not ids[0] & ids[1]
     assert not {d.text for d in train} & {d.text for d in validation}
     assert [d.id for d in train] == sorted(ids[0])
-    assert len(train) + len(validation) >= stdlib.MIN_DOCUMENTS
+    assert len(train) + len(validation) >= stdlib._MIN_DOCUMENTS
     assert 0.02 < len(validation) / len(train) < 0.2
 
 
@@ -70,8 +70,8 @@ def make_library(folder: Path, number: int, size: int) -> Stdlib:
 
 
 def test_stdlib_normalises_and_drops_short_and_doubled_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stdlib, "MIN_DOCUMENTS", 1)
-    monkeypatch.setattr(stdlib, "MIN_BYTES", 1)
+    monkeypatch.setattr(stdlib, "_MIN_DOCUMENTS", 1)
+    monkeypatch.setattr(stdlib, "_MIN_BYTES", 1)
     body = "x = 1  # a line to fill\n" * 30
     (tmp_path / "a.py").write_bytes(b"\n\n\tif:\r\n" + body.encode() + b"\n\n")
     (tmp_path / "b.py").write_text("    if:\n\n" + body)  # differs only in whitespace
@@ -333,7 +333,7 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
 ) -> None:
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(b"short\n" + b"0" * 1000))
-    monkeypatch.setattr("gpas_cli.data.files.MOST_LINE_BYTES", 100)
+    monkeypatch.setattr("gpas_cli.data.files._MOST_LINE_BYTES", 100)
     lines = read_lines(path)
     assert next(lines) == b"short\n"
     with pytest.raises(DataError, match=r"bomb\.jsonl\.gz: a line is longer than 100 bytes"):

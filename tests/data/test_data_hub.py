@@ -156,7 +156,7 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
 
 
 def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub, "FETCH_NEXT_LINE", 20)
+    monkeypatch.setattr(hub, "_FETCH_NEXT_LINE", 20)
     documents = C4(tmp_path / "cache").documents("train")
     first = [next(documents) for _ in range(20)]
     names = [f"c4-train.0000{n}-of-00003.json.gz" for n in range(2)]
@@ -170,7 +170,7 @@ def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Pat
 
 def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gpas_cli.data.shards.TokenCache.__init__.__defaults__", (16, 10**9))
-    monkeypatch.setattr(encode, "GROUP_CHARACTERS", 400)
+    monkeypatch.setattr(encode, "_GROUP_CHARACTERS", 400)
     data = Data(source="c4", tokenizer="bpe", layout="pad", length=12, eval_tokens=100)
     made = []
     for number in (1, 2):

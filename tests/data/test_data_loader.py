@@ -11,8 +11,8 @@ import pytest
 
 from gpas_cli.data import loader
 from gpas_cli.data.loader import (
+    _PREFETCHED_BATCHES,
     IGNORED,
-    PREFETCHED_BATCHES,
     Batch,
     Batches,
     PrefetchedBatches,
@@ -169,10 +169,10 @@ def test_they_are_a_bounded_number_ahead(rows: Rows):
     with PrefetchedBatches(Batches(counted, 12, seed=3).at, 0, 30) as served:
         served.at(0)
         deadline = time.monotonic() + 10
-        while counted.reads < PREFETCHED_BATCHES + 2 and time.monotonic() < deadline:
+        while counted.reads < _PREFETCHED_BATCHES + 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert counted.reads == PREFETCHED_BATCHES + 2  # one taken, those queued, one held by the thread
+        assert counted.reads == _PREFETCHED_BATCHES + 2  # one taken, those queued, one held by the thread
 
 
 def test_an_error_while_prefetching_is_raised_at_its_batch(rows: Rows):

@@ -52,5 +52,5 @@ def test_it_looks_shuffled():
 
 def test_small_corpora_keep_their_order(monkeypatch: pytest.MonkeyPatch):
     assert np.array_equal(order(3, 1, 1000), permutation(3, 1, 1000))
-    monkeypatch.setattr(room, "MAX_ROWS_IN_MEMORY", 999)
+    monkeypatch.setattr(room, "_MAX_ROWS_IN_MEMORY", 999)
     assert isinstance(order(3, 1, 1000), KeyedOrder)

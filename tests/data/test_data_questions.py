@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gpas_cli.data.questions import BRACKETS, KINDS, Question, questions
+from gpas_cli.data.questions import _BRACKETS, KINDS, Question, questions
 
 CODE = """\
 def spend(budget, price, amount):
@@ -69,7 +69,7 @@ def test_names_are_those_of_the_lines_before() -> None:
 
 def test_a_bracket_stands_between_a_letter_and_white_space() -> None:
     found = [
-        BRACKETS[question.answer] for question in questions("x\ncall(one)\ncall(one).more\nd[two]\nif x:\n", "bracket")
+        _BRACKETS[question.answer] for question in questions("x\ncall(one)\ncall(one).more\nd[two]\nif x:\n", "bracket")
     ]
     assert found == [")", "]", ":"]
 

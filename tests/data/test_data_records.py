@@ -159,7 +159,7 @@ def test_embedded_records_are_questions_with_their_right_choices(monkeypatch: py
     validation = list(Stdlib().documents("validation"))
     monkeypatch.setattr(Stdlib, "documents", lambda self, split: iter(validation if split == "validation" else []))
     found = embedded("validation")
-    assert len(found) == records.HELD_OUT_EXAMPLES
+    assert len(found) == records._HELD_OUT_EXAMPLES
     assert found == embedded("validation")
     right = {
         (question.context, question.delimiter + question.choices[question.answer])
@@ -173,10 +173,10 @@ def test_embedded_records_are_questions_with_their_right_choices(monkeypatch: py
 
 
 def test_the_recipe_of_embedded_records_is_new_when_they_change() -> None:
-    """If this fails, the questions have changed: change records.EMBEDDED_RECIPE, then the digest here."""
+    """If this fails, the questions have changed: change records._EMBEDDED_RECIPE, then the digest here."""
     text = (
         "def total(values, start):\n    result = start\n    for value in values:\n        result = result + value\n" * 9
     )
     found = [records._asked(Document("lib/a.py", text).text, kind) for kind in KINDS]
     digest = records.disk.digest(found)
-    assert (records.EMBEDDED_RECIPE, digest) == ("questions-1", "ebbbd6d308b11d98")
+    assert (records._EMBEDDED_RECIPE, digest) == ("questions-1", "ebbbd6d308b11d98")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import disk, encode, shards
-from gpas_cli.data.corpora import SourceRecord, parse_text
+from gpas_cli.data.corpora import SourceRecord, _parse_text
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache, Totals, read_shard
 from gpas_cli.errors import DataError
@@ -79,7 +79,7 @@ def test_the_key_covers_everything_that_determines_the_bytes(make_cache: Make, t
 
 def test_grouping_for_the_encoder_does_not_show(make_cache: Make, monkeypatch: pytest.MonkeyPatch):
     one = build(make_cache(folder="one"))
-    monkeypatch.setattr(encode, "GROUP_CHARACTERS", 1)
+    monkeypatch.setattr(encode, "_GROUP_CHARACTERS", 1)
     assert content(build(make_cache(folder="two")).folder) == content(one.folder)
 
 
@@ -129,7 +129,7 @@ def test_documents_without_a_token_are_left_out(make_cache: Make, monkeypatch: p
     texts = ["", "one two", "", "three", ""]
     records = [SourceRecord(str(n), text) for n, text in enumerate(texts)]
     monkeypatch.setattr(Files, "records", lambda self, split, after="": iter(records))
-    monkeypatch.setattr(Files, "parser", staticmethod(parse_text))
+    monkeypatch.setattr(Files, "parser", staticmethod(_parse_text))
     (shard,) = cache.ensure("train", everything, print)
     assert shard.totals.documents == 2
     assert shard.last == "4"
@@ -193,7 +193,7 @@ root, cache, halt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 source = Files("corpus/*.jsonl", "text", root)
 survey = cached_survey(source, cache)
 tokenizer = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
-encode.GROUP_CHARACTERS = 200
+encode._GROUP_CHARACTERS = 200
 
 def stop():
     print("halted", flush=True)
@@ -262,7 +262,7 @@ def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_c
     assert {out.strip() for out, _ in ends} == {str(shared / "tokens" / fresh.folder.name)}
     assert content(shared / "tokens" / fresh.folder.name) == content(fresh.folder)
     assert markers[0].stat().st_ino == inode  # the victim's complete shards were kept
-    assert not list(shared.rglob(f"{disk.TEMPORARY_PREFIX}*"))
+    assert not list(shared.rglob(f"{disk._TEMPORARY_PREFIX}*"))
 
 
 def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):

@@ -141,7 +141,7 @@ def test_bpe_is_trained_once_on_training_text_alone(source: Files, tmp_path: Pat
 
 def test_training_text_is_bounded(source: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read: list[str] = []
-    monkeypatch.setattr(room, "TRAINING_BYTES", 1000)
+    monkeypatch.setattr(room, "_TRAINING_BYTES", 1000)
     monkeypatch.setattr(room, "train_bpe", lambda texts, vocab: read.extend(texts) or train_bpe(read, vocab))
     make_tokenizer("bpe", 300, source, SURVEY, tmp_path, root=tmp_path, notify=print)
     sizes = [len(text.encode()) for text in read]

@@ -42,7 +42,7 @@ def build(cache: TokenCache, number: int) -> TokenCache:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "GROUP_CHARACTERS", 300)
+    monkeypatch.setattr(encode, "_GROUP_CHARACTERS", 300)
 
 
 @pytest.mark.parametrize("limit", [None, 12])
@@ -117,7 +117,7 @@ from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache
 from gpas_cli.data.tokenizer import make_tokenizer
 
-encode.GROUP_CHARACTERS = 2000
+encode._GROUP_CHARACTERS = 2000
 root, cache = Path(sys.argv[1]), Path(sys.argv[2])
 source = Files("corpus/*.jsonl", "text", root)
 survey = cached_survey(source, cache)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.bounds import (
-    SLOPES,
+    _SLOPES,
     AttentionSigmas,
     FeedForwardSigmas,
     Surroundings,
@@ -82,19 +82,19 @@ def test_equation_29_has_the_slope_of_the_activation() -> None:
     assert bound(ffn.jacobian(), 0.5) == pytest.approx(1 + 1.1 * 0.02 / 0.5 * 144)
 
 
-@pytest.mark.parametrize("ffn", SLOPES)
+@pytest.mark.parametrize("ffn", _SLOPES)
 def test_slopes_are_the_largest_of_the_activations(ffn: str) -> None:
     x = torch.linspace(-8, 8, 160_001, dtype=torch.float64, requires_grad=True)
     FFN_ACTIVATIONS[ffn](x).sum().backward()
-    assert SLOPES[ffn] == pytest.approx(x.grad.max().item(), abs=0.002)
+    assert _SLOPES[ffn] == pytest.approx(x.grad.max().item(), abs=0.002)
 
 
-@pytest.mark.parametrize("ffn", SLOPES)
+@pytest.mark.parametrize("ffn", _SLOPES)
 def test_the_bound_of_an_activation_is_above_the_measured_norm(ffn: str) -> None:
     model = network(family={"ffn": ffn}, init="small")
     for layer in bounds_of(model, sample()):
         part = layer.feed_forward
-        assert part.bound - 1 == pytest.approx(SLOPES[ffn] * (part.identity - 1))
+        assert part.bound - 1 == pytest.approx(_SLOPES[ffn] * (part.identity - 1))
         assert not part.swiglu
         assert part.worst >= part.bound >= part.norm
 

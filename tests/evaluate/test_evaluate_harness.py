@@ -211,7 +211,7 @@ def test_mmlu_is_the_mean_over_all_questions_of_all_subjects(ours: tuple[Scorer,
 def test_a_group_of_tasks_without_a_score_of_its_own_gives_the_scores_of_its_tasks(
     ours: tuple[Scorer, Tokenizer], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(harness.FOLDERS, "ai2_arc", "arc")
+    monkeypatch.setitem(harness._FOLDERS, "ai2_arc", "arc")
     (tmp_path / "ai2_arc.jsonl").write_bytes((folder / "arc_easy.jsonl").read_bytes())
     scores = score_local("ai2_arc", *ours, tmp_path)
     alone = score_local("arc_easy", *ours, folder)

@@ -80,7 +80,7 @@ def test_the_likeliest_continuation_is_greedy_and_another_is_not() -> None:
 def test_logits_in_several_chunks_give_the_same_likelihoods(monkeypatch: pytest.MonkeyPatch) -> None:
     model, asked = network(), requests()
     whole = Scorer(model, CPU, max_length=64).score(asked)
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 3 * 61)
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", 3 * 61)
     assert_equal(Scorer(model, CPU, max_length=64).score(asked), whole)
 
 

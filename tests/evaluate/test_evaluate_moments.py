@@ -50,7 +50,7 @@ def test_matrices_of_small_networks_are_those_of_training(tmp_path: Path, parts:
 def test_drawn_products_give_the_bounds_of_a_built_network(
     tmp_path: Path, parts: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(theory, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(theory, "_MOST_ELEMENTS", 0)
     wide = cell(**parts)
     found = identity_bounds(wide, tmp_path, tmp_path)
     assert found == pytest.approx(built(wide), rel=0.2)  # as between two seeds at this width
@@ -60,7 +60,7 @@ def test_drawn_products_give_the_bounds_of_a_built_network(
 def test_outputs_of_a_drawn_product_are_independent_with_the_covariance_of_the_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(theory, "MOST_ELEMENTS", 0)
+    monkeypatch.setattr(theory, "_MOST_ELEMENTS", 0)
     network = skeleton(cell(1024, init={"preset": "normal", "std": 0.05}).model, seed=1)
     x = torch.randn(1, 3, 1024, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     x[0, 1] = 0.6 * x[0, 0] + 0.8 * x[0, 1]

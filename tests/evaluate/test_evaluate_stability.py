@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpas_cli.evaluate.stability import BOTH, NO_NORM, NO_RESIDUAL, laws, power, simulate, statements
+from gpas_cli.evaluate.stability import _NO_NORM, _NO_RESIDUAL, BOTH, laws, power, simulate, statements
 
 
 def test_dropping_a_layer_is_the_network_without_it() -> None:
-    found = simulate(NO_NORM, 0.0, layers=3, dimension=5, samples=2, seed=3)
+    found = simulate(_NO_NORM, 0.0, layers=3, dimension=5, samples=2, seed=3)
     random = np.random.default_rng(3)
     x = random.standard_normal((2, 5))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -44,8 +44,8 @@ def test_fitted_exponents_are_near_those_of_the_lemmas(name: str, norm: float, p
 
 
 def test_without_a_residual_connection_the_gap_does_not_shrink_unless_layers_are_aligned() -> None:
-    apart = simulate(NO_RESIDUAL, 0.0, layers=32, dimension=40, samples=10)
-    aligned = simulate(NO_RESIDUAL, 1.0, layers=32, dimension=40, samples=10)
+    apart = simulate(_NO_RESIDUAL, 0.0, layers=32, dimension=40, samples=10)
+    aligned = simulate(_NO_RESIDUAL, 1.0, layers=32, dimension=40, samples=10)
     assert power(apart.gaps, 8) > -0.2
     assert power(aligned.gaps, 8) < -0.8
 

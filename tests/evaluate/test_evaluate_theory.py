@@ -84,19 +84,19 @@ def test_gates_come_from_the_first_readable_checkpoint(root: Path) -> None:
 
 
 def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "BYTES_PER_PARAMETER", 10**15)
+    monkeypatch.setattr(theory, "_BYTES_PER_PARAMETER", 10**15)
     with pytest.raises(GpasError, match="GB are free"):
         examine(cell(), root / "cache", root)
 
 
 def test_a_slow_computation_is_refused_with_an_estimate(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(theory, "THREAD_RATE", 1.0)
+    monkeypatch.setattr(theory, "_THREAD_RATE", 1.0)
     with pytest.raises(GpasError, match=r"take about [\d]+ min here; .* --force"):
         examine(cell(), root / "cache", root)
     notices: list[str] = []
     assert examine(cell(), root / "cache", root, force=True, notify=notices.append).layers
     assert notices[-1].startswith(f"layer {cell().model.size.layers} of {cell().model.size.layers}")
-    monkeypatch.setattr(theory, "THREAD_RATE", 1e12)
+    monkeypatch.setattr(theory, "_THREAD_RATE", 1e12)
     monkeypatch.setattr(theory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     with pytest.raises(GpasError, match=r"10\.0 kB are free"):
         examine(cell(), root / "cache", root, force=True)

@@ -108,6 +108,6 @@ def test_an_import_inside_a_function_is_refused(tmp_path: Path, monkeypatch: pyt
     package = tmp_path / "gpas_cli"
     (package / "model").mkdir(parents=True)
     (package / "model/root.py").write_text("def f():\n    from gpas_cli.spec.parse import plain\n    return plain\n")
-    monkeypatch.setattr("gpas_cli.model.bundle.PACKAGE", package)
+    monkeypatch.setattr("gpas_cli.model.bundle._PACKAGE", package)
     with pytest.raises(ValueError, match=r"imports gpas_cli\.spec\.parse inside its body"):
         Bundle("gpas_cli.model.root")

@@ -55,7 +55,7 @@ def same_head(precision: str) -> None:
     hidden, head = (torch.randn(n, 64, generator=generator) for n in (3000, 1001))
     targets = torch.randint(-1, 1001, (3000,), generator=generator)
     targets[targets < 0] = IGNORED
-    loss.CHUNK_LOGITS = loss.GPU_LOGITS = 2**19
+    loss._CHUNK_LOGITS = loss.GPU_LOGITS = 2**19
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     ours, theirs = (
         loss._chunked(hidden.to(d), head.to(d), targets.to(d), dtype, wanted=True, z_loss=1e-3) for d in (DEVICE, "cpu")
@@ -69,12 +69,12 @@ def same_head(precision: str) -> None:
 
 def main() -> None:
     """Compare every case; raise AssertionError at the first that differs."""
-    triton_cross_entropy.BLOCK = 64  # several blocks for a row, the last one not full
+    triton_cross_entropy._BLOCK = 64  # several blocks for a row, the last one not full
     bf16, fp32 = torch.bfloat16, torch.float32
     dtypes = [(fp32, fp32), (bf16, fp32), (bf16, bf16), (torch.float64, torch.float64)]
     for (dtype, exact), vocab, z_loss, wanted in itertools.product(dtypes, (40, 200), (0.0, 0.1), (True, False)):
         same_gradients(dtype, exact, vocab, z_loss, wanted)
-    triton_cross_entropy.BLOCK = 8192
+    triton_cross_entropy._BLOCK = 8192
     if DEVICE.type == "cuda":
         same_head("fp32")
         same_head("bf16")

@@ -42,7 +42,7 @@ def sent(group: None, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         return usual(tensor, *arguments, **more)
 
     monkeypatch.setattr(dist, "all_reduce", recorded)
-    monkeypatch.setattr(parallel, "BUCKET_BYTES", 4 * 9)
+    monkeypatch.setattr(parallel, "_BUCKET_BYTES", 4 * 9)
     return messages
 
 

@@ -53,7 +53,7 @@ def gradients(made: Llama, value: torch.Tensor) -> dict[str, torch.Tensor]:
 def test_without_padding_and_by_chunks_it_is_the_plain_loss(
     monkeypatch: pytest.MonkeyPatch, chunk: int, family: str, hole: bool
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk)
     made = network(family=family)
     (inputs, targets) = padded(hole)
     expected = plain(made, inputs, targets)
@@ -68,7 +68,7 @@ def test_without_padding_and_by_chunks_it_is_the_plain_loss(
 
 
 def test_in_single_precision_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 350)
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", 350)
     made = network(torch.float32)
     (inputs, targets) = padded()
     expected = plain(made, inputs, targets)
@@ -92,7 +92,7 @@ def z_term(made: Llama, inputs: np.ndarray, targets: np.ndarray, weight: float) 
 def test_the_z_loss_has_its_gradients_and_is_not_part_of_the_value(
     monkeypatch: pytest.MonkeyPatch, chunk: int, hole: bool, weight: float
 ) -> None:
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk)
     made = network()
     inputs, targets = padded(hole)
     rows = DeviceRows.of(inputs, targets, CPU)
@@ -138,7 +138,7 @@ def test_a_padded_vocabulary_gives_the_same_loss_and_gradients(z_loss: float, mo
         return F.pad(weight.to(dtype), (0, 0, 0, 14))
 
     monkeypatch.setattr(loss, "aligned_rows", wider)
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 350)
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", 350)
     ours = summed_loss(made, rows, precision, z_loss=z_loss)
     torch.testing.assert_close(ours, value, rtol=1e-12, atol=0)
     torch.testing.assert_close(gradients(made, ours), expected, rtol=1e-9, atol=1e-12)

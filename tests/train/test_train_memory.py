@@ -39,7 +39,7 @@ def cell(**optim: Any) -> Cell:
 
 def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     what = cell()
-    monkeypatch.setattr(assemble, "CPU_LOGITS", 2**40)
+    monkeypatch.setattr(assemble, "_CPU_LOGITS", 2**40)
     monkeypatch.setattr(assemble, "logits_at_once", lambda _: 2**10)
     monkeypatch.setattr(assemble, "USABLE_FRACTION", 1.0)
     needed = _update_bytes(what, 100, logits=2**10)
@@ -81,7 +81,7 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
 
 
 def test_free_memory_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "CGROUP", tmp_path)
+    monkeypatch.setattr(assemble, "_CGROUP", tmp_path)
     assert free_bytes(CPU) <= psutil.virtual_memory().total
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")

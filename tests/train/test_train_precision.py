@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpas_cli.train.precision import ALLOCATOR_VARIABLES, make_deterministic, use_expandable_segments
+from gpas_cli.train.precision import _ALLOCATOR_VARIABLES, make_deterministic, use_expandable_segments
 
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore what `make_deterministic` sets."""
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", *ALLOCATOR_VARIABLES):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", *_ALLOCATOR_VARIABLES):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
     enabled = torch.are_deterministic_algorithms_enabled()
@@ -34,7 +34,7 @@ def test_with_a_gpu_determinism_is_strict(on_gpu: bool, monkeypatch: pytest.Monk
     assert os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == ("1" if on_gpu else None)
 
 
-@pytest.mark.parametrize("variable", [None, *ALLOCATOR_VARIABLES])
+@pytest.mark.parametrize("variable", [None, *_ALLOCATOR_VARIABLES])
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_segments_are_expandable_unless_the_user_has_settings(
     on_gpu: bool, variable: str | None, monkeypatch: pytest.MonkeyPatch

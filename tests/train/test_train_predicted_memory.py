@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
 
 @pytest.mark.parametrize("name", ["bf16", *(pytest.param(n, marks=pytest.mark.long) for n in list(CASES)[1:])])
 def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", LOGITS)
+    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
     what, rows, recompute = CASES[name]
     found = measured(what, rows, sharded=False, recompute=recompute)
     expected = _update_bytes(what, rows, recompute=recompute, logits=LOGITS)
@@ -136,7 +136,7 @@ def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.Monkey
 def test_a_sharded_update_takes_what_is_predicted(
     precision: str, recompute: bool, mesh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", LOGITS)
+    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
     what = cell(precision, gate="gpas")
     found = measured(what, 64, sharded=True, recompute=recompute)
     expected = _update_bytes(what, 64, strategy="fsdp", recompute=recompute, logits=LOGITS)
@@ -149,7 +149,7 @@ def test_a_sharded_update_takes_what_is_predicted(
 def test_the_published_sizes_take_what_is_predicted(
     size: str, sharded: bool, rows: int, mesh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", LOGITS)
+    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
     what = cell("bf16", size, gate="gpas")
     found = measured(what, rows, sharded=sharded, recompute=False)
     expected = _update_bytes(what, rows, strategy="fsdp" if sharded else "none", logits=LOGITS)

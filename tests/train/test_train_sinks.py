@@ -115,7 +115,7 @@ def test_a_sink_that_cannot_be_opened_is_only_a_warning(
 def test_a_sink_that_does_not_close_is_abandoned(
     subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(sinks, "_CLOSE_SECONDS", 0.05)
     journal = Recorder()
     wandb.answers.clear()
     with opened(Monitoring(wandb="norms"), subject, tmp_path, journal):

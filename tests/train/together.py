@@ -38,8 +38,8 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
 
     name, cell, resources, earlier, updates = case
     rank, rows, passes = resources.pop("room", (-1, 0, 0))
-    healthy, usual = loop.summed_loss, parallel.BUCKET_BYTES
-    parallel.BUCKET_BYTES = resources.pop("message", usual)
+    healthy, usual = loop.summed_loss, parallel._BUCKET_BYTES
+    parallel._BUCKET_BYTES = resources.pop("message", usual)
     if rank == world.rank:
         loop.summed_loss = limited(healthy, rows, passes)
     layers = as_on_gpus() if resources.pop("wide", False) else nullcontext()
@@ -54,7 +54,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
             stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None,
             resources=Resources(**resources), world=world,
         )  # fmt: skip
-    loop.summed_loss, parallel.BUCKET_BYTES = healthy, usual
+    loop.summed_loss, parallel._BUCKET_BYTES = healthy, usual
     return {**events, "outcome": fields_of(outcome)}
 
 

@@ -24,7 +24,7 @@ class FormError(ValueError):
 
 
 @dataclass(frozen=True)
-class Form:
+class _Form:
     """How a document becomes a question. `fields` describes the document in messages."""
 
     fields: str
@@ -147,21 +147,21 @@ def _own(document: Doc) -> Question:
     return Question(_text(document, "context"), choices, _number(document, "answer", 0))
 
 
-FORMS: dict[str, Form] = {
-    "mmlu": Form("question, choices (four), answer (0 to 3) and subject", _mmlu),
-    "winogrande": Form("sentence (with a blank _), option1, option2 and answer (1 or 2)", _winogrande),
-    "piqa": Form("goal, sol1, sol2 and label (0 or 1)", _piqa),
-    "openbookqa": Form("question_stem, choices {text, label} and answerKey", _openbookqa),
-    "hellaswag": Form("activity_label, ctx_a, ctx_b, endings and label (0 to 3)", _hellaswag),
-    "boolq": Form("passage, question and label (0 no, 1 yes)", _boolq),
-    "boolq_closed_book": Form("question and label (0 no, 1 yes)", _boolq_closed_book),
-    "arc_easy": Form("question, choices {text, label} and answerKey", _arc),
-    "arc_challenge": Form("question, choices {text, label} and answerKey", _arc),
-    "social_iqa": Form("context, question, answerA, answerB, answerC and label (1 to 3)", _social_iqa),
-    DEFAULT_FORM: Form("context, choices and answer (the index of the right choice, from 0)", _own),
+FORMS: dict[str, _Form] = {
+    "mmlu": _Form("question, choices (four), answer (0 to 3) and subject", _mmlu),
+    "winogrande": _Form("sentence (with a blank _), option1, option2 and answer (1 or 2)", _winogrande),
+    "piqa": _Form("goal, sol1, sol2 and label (0 or 1)", _piqa),
+    "openbookqa": _Form("question_stem, choices {text, label} and answerKey", _openbookqa),
+    "hellaswag": _Form("activity_label, ctx_a, ctx_b, endings and label (0 to 3)", _hellaswag),
+    "boolq": _Form("passage, question and label (0 no, 1 yes)", _boolq),
+    "boolq_closed_book": _Form("question and label (0 no, 1 yes)", _boolq_closed_book),
+    "arc_easy": _Form("question, choices {text, label} and answerKey", _arc),
+    "arc_challenge": _Form("question, choices {text, label} and answerKey", _arc),
+    "social_iqa": _Form("context, question, answerA, answerB, answerC and label (1 to 3)", _social_iqa),
+    DEFAULT_FORM: _Form("context, choices and answer (the index of the right choice, from 0)", _own),
 }
 
 
-def form_of(task: str) -> Form:
+def form_of(task: str) -> _Form:
     """Return the form of the documents of a task: its own if it is known, otherwise context, choices, answer."""
     return FORMS.get(task, FORMS[DEFAULT_FORM])
