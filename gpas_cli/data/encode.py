@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from multiprocessing import get_context, parent_process
 from threading import Thread
@@ -49,28 +50,6 @@ class EncodedGroup:
     wholes: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class EncoderSpec:
-    """What another process needs to encode: the tokenizer's definition, the parser, and the ids kept per document."""
-
-    definition: str
-    tokenizer: dict[str, Any]
-    parser: Parser
-    limit: int | None
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncoderSpec:
-        """Return the specification of an encoder that encodes as `tokenizer` does."""
-        settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local}
-        return cls(tokenizer.backend.to_str(), settings, parser, limit)
-
-    def encoder(self) -> Callable[[Group], EncodedGroup]:
-        from tokenizers import Tokenizer as Backend
-
-        tokenizer = Tokenizer(Backend.from_str(self.definition), **self.tokenizer)
-        return lambda group: encode_group(group, tokenizer, self.parser, self.limit)
-
-
 def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncodedGroup:
     """Encode the documents of the records. Raises DataError for an invalid record."""
     documents = list(parsed(group, parser))
@@ -104,15 +83,19 @@ def groups(records: Iterable[SourceRecord]) -> Iterator[Group]:
         yield group
 
 
-def encode_in_workers(recipe: EncoderSpec, workers: int, groups: Iterator[Group]) -> Iterator[EncodedGroup]:
-    """Encode groups in `workers` processes, and yield the results in order.
+def encode_in_workers(
+    tokenizer: Tokenizer, parser: Parser, limit: int | None, workers: int, groups: Iterator[Group]
+) -> Iterator[EncodedGroup]:
+    """Encode groups in `workers` processes as `encode_group` does, and yield the results in order.
 
     Raises DataError for an invalid record, and if workers are killed again and again.
     """
+    settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local}
+    encoder = (tokenizer.backend.to_str(), settings, parser, limit)
     unfinished: deque[Group] = deque()
     deaths = 0
     while True:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (recipe,))
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, encoder)
         try:
             for encoded in _in_order(pool, groups, unfinished, _GROUPS_PER_WORKER * workers):
                 deaths = 0
@@ -148,13 +131,16 @@ def _in_order(
 _encoder: Callable[[Group], EncodedGroup]  # of a worker process
 
 
-def _start_worker(recipe: EncoderSpec) -> None:
+def _start_worker(definition: str, settings: dict[str, Any], parser: Parser, limit: int | None) -> None:
+    from tokenizers import Tokenizer as Backend
+
     global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C signals every process of a terminal; the main one handles it
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # so does a scheduler's warning
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     Thread(target=_exit_with_parent, daemon=True).start()
-    _encoder = recipe.encoder()
+    tokenizer = Tokenizer(Backend.from_str(definition), **settings)
+    _encoder = partial(encode_group, tokenizer=tokenizer, parser=parser, limit=limit)
 
 
 def _exit_with_parent() -> None:

@@ -10,14 +10,13 @@ A batch holds the rows of all processes; `train.loop.micro_batches` selects thos
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from queue import Empty, Full, Queue
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from itertools import islice
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 from gpas_cli.data.order import Draw, order, permutation
 from gpas_cli.data.rows import Ints, Rows
 
-T = TypeVar("T")
 _Flags = NDArray[np.bool_]
 
 IGNORED = -100
@@ -166,19 +164,22 @@ class PrefetchedBatches:
     """
 
     def __init__(self, at: Callable[[int], Batch], first: int, last: int):
-        self._ahead = Prefetcher(((step, at(step)) for step in range(first, last)), _PREFETCHED_BATCHES)
+        self._thread = ThreadPoolExecutor(1, "gpas-prefetch")
+        self._coming = ((step, self._thread.submit(at, step)) for step in range(first, last))
+        self._ahead = deque(islice(self._coming, _PREFETCHED_BATCHES))
 
     def at(self, step: int) -> Batch:
         """Return the batch of update `step`, which must be the next one."""
-        number, batch = next(self._ahead)
+        self._ahead.extend(islice(self._coming, 1))
+        number, batch = self._ahead.popleft()
         assert number == step
-        return batch
+        return batch.result()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ahead.close()
+        self._thread.shutdown(cancel_futures=True)
 
 
 def validation_batches(rows: Rows, batch: int, token_budget: int, reader: RowReader = CAUSAL) -> Iterator[Batch]:
@@ -192,82 +193,3 @@ def validation_batches(rows: Rows, batch: int, token_budget: int, reader: RowRea
     used = mixed[: int(np.searchsorted(predicted, token_budget)) + 1]
     for start in range(0, len(used), batch):
         yield read(rows, used[start : start + batch], Draw.validation(), reader)
-
-
-# Reading ahead
-
-# How long `close` waits for the thread. A thread in the middle of a download is abandoned: it is a daemon and ends with
-# the process.
-_JOIN_SECONDS = 5.0
-# How often a producer whose queue is full checks whether it has been closed.
-_POLL_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class _End:
-    """The last entry of the queue: the iterator is exhausted, or raised `error`."""
-
-    error: BaseException | None = None
-
-
-class Prefetcher(Iterator[T], Generic[T]):
-    """Iterate over `items` in order, with up to `depth` of them computed in advance.
-
-    An exception raised by the iterator is raised to the consumer after the items before it. `close`, or the end of the
-    `with` block, ends the thread; closing twice is allowed.
-    """
-
-    def __init__(self, items: Iterable[T], depth: int):
-        self._queue: Queue[T | _End] = Queue(depth)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(items,), daemon=True, name="gpas-prefetch")
-        self._thread.start()
-
-    def __next__(self) -> T:
-        if self._closed.is_set():
-            raise StopIteration
-        entry = self._queue.get()
-        if not isinstance(entry, _End):
-            return entry
-        self._closed.set()
-        if entry.error is not None:
-            raise entry.error
-        raise StopIteration
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the thread and discard the remaining items."""
-        self._closed.set()
-        with suppress(Empty):
-            while True:
-                self._queue.get_nowait()
-        self._thread.join(_JOIN_SECONDS)
-
-    def _run(self, items: Iterable[T]) -> None:
-        error: BaseException | None = None
-        try:
-            iterator = iter(items)
-            for item in iterator:
-                if not self._put(item):
-                    break
-            # A generator is closed in the thread that ran it: its `finally` may hold files.
-            if close := getattr(iterator, "close", None):
-                close()
-        except BaseException as raised:
-            error = raised
-        self._put(_End(error))
-
-    def _put(self, entry: T | _End) -> bool:
-        """Add an entry, waiting while the queue is full. Return False once the prefetcher is closed."""
-        while not self._closed.is_set():
-            with suppress(Full):
-                self._queue.put(entry, timeout=_POLL_SECONDS)
-                break
-        return not self._closed.is_set()

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
-from gpas_cli.data.encode import TOKEN, EncodedGroup, EncoderSpec, encode_group, encode_in_workers, groups
+from gpas_cli.data.encode import TOKEN, EncodedGroup, encode_group, encode_in_workers, groups
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 
@@ -284,7 +284,7 @@ class TokenCache:
         pending = groups(self.source.records(split, after))
         parser = self.source.parser
         if workers > 1:
-            yield from encode_in_workers(EncoderSpec.of(self.tokenizer, parser, self.limit), workers, pending)
+            yield from encode_in_workers(self.tokenizer, parser, self.limit, workers, pending)
             return
         for group in pending:
             yield encode_group(group, self.tokenizer, parser, self.limit)

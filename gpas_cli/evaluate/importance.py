@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli import words
@@ -22,7 +22,6 @@ from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.removal import ANGULAR, WHOLE, RemovalLosses, without_layer
 from gpas_cli.evaluate.task_score import NothingFits, TaskUnavailable
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
-from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
 from gpas_cli.train.parallel import ALONE, World
@@ -32,41 +31,35 @@ from gpas_cli.train.trained import TrainedNetwork, load_trained
 _SCORES = "importance_score"
 
 
-@dataclass
 class _RemovalScores:
-    """A network, the tasks that it is scored at, and the scores so far, by layer and task.
+    """The scores without each layer at the tasks of a cell's importance, by layer and task.
 
     unavailable: the tasks that could not be scored, and why. skipped: the tasks with questions left out, and how many.
     """
 
-    network: Llama
-    section: Downstream
-    scorer: Scorer
-    tokenizer: Tokenizer
-    root: Path
-    checkpoint: str
-    scores: dict[tuple[int, str], RemovalScore]
-    unavailable: dict[str, GpasError] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         cell: Cell,
         loaded: TrainedNetwork,
         tokenizer: Tokenizer,
         root: Path,
         checkpoint: str,
-        earlier: Iterable[RemovalScore],
-    ) -> _RemovalScores:
+        earlier: Iterable[Removal | RemovalScore],
+    ):
         """Take over the scores of `earlier` of the same checkpoint."""
-        section = cell.parameters("importance").downstream()
-        scorer = Scorer(loaded.network, loaded.precision, max_length=cell.model.family.row_length(section.max_length))
-        made = cls(loaded.network, section, scorer, tokenizer, root, checkpoint, {})
+        self.network = loaded.network
+        self.section: Downstream = cell.parameters("importance").downstream()
+        length = cell.model.family.row_length(self.section.max_length)
+        self.scorer = Scorer(loaded.network, loaded.precision, max_length=length)
+        self.tokenizer = tokenizer
+        self.root = root
+        self.checkpoint = checkpoint
+        self.scores: dict[tuple[int, str], RemovalScore] = {}
+        self.unavailable: dict[str, GpasError] = {}
+        self.skipped: dict[str, str] = {}
         for score in earlier:
-            if score.checkpoint == checkpoint:
-                made._add(score)
-        return made
+            if isinstance(score, RemovalScore) and score.checkpoint == checkpoint:
+                self._add(score)
 
     def _add(self, score: RemovalScore) -> None:
         self.scores.pop((score.layer, score.task), None)  # the newest score is the last one
@@ -157,12 +150,8 @@ def measure(
     known = world.broadcast(list(earlier))
     loaded = load_trained(cell, trained, world)
     checkpoint = short_name(trained)
-    losses = RemovalLosses.prepare(
-        cell, loaded, corpus, world, checkpoint, (one for one in known if isinstance(one, Removal))
-    )
-    scores = _RemovalScores.prepare(
-        cell, loaded, corpus.tokenizer, root, checkpoint, (one for one in known if isinstance(one, RemovalScore))
-    )
+    losses = RemovalLosses(cell, loaded, corpus, world, checkpoint, known)
+    scores = _RemovalScores(cell, loaded, corpus.tokenizer, root, checkpoint, known)
     attempt = _Attempt(losses, scores, emit, stop, world)
     emit(Phase("removing layers"))
     leave = attempt.measure_losses()

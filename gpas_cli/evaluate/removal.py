@@ -35,15 +35,14 @@ random paths by a multiple of (1/L) sum_l Psi_l / |F|.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from gpas_cli.data.loader import IGNORED, Batch, validation_batches
+from gpas_cli.data.loader import IGNORED, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.events import Removal
@@ -53,7 +52,6 @@ from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.precision import Precision
 from gpas_cli.train.trained import TrainedNetwork
 
 _STABILITY = "stability"
@@ -91,19 +89,16 @@ class _LayerStability:
             yield
             return
         lengths: list[Tensor] = []
-        modules = [*self.network.model.layers, self.network.model.norm]
-        with observed_inputs(modules, self._collect(rows, lengths)):
-            yield
-        self._norms += torch.stack([_sum_and_count(own) for own in lengths])
 
-    def _collect(self, rows: DeviceRows, lengths: list[Tensor]) -> Callable[[nn.Module, Tensor], None]:
         def observe(module: nn.Module, x: Tensor) -> None:
             chosen = _evaluated(rows, x)
-            lengths.append(chosen.norm(dim=-1))
+            lengths.append(_sum_and_count(chosen.norm(dim=-1)))
             if module is self.network.model.norm:
                 self._outputs.append(chosen)
 
-        return observe
+        with observed_inputs([*self.network.model.layers, self.network.model.norm], observe):
+            yield
+        self._norms += torch.stack(lengths)
 
     @contextmanager
     def dropped(self, rows: DeviceRows) -> Iterator[None]:
@@ -221,47 +216,36 @@ def without_layer(network: Llama, layer: int) -> Iterator[None]:
         network.model.layers = whole
 
 
-@dataclass
 class RemovalLosses:
-    """A network, the batches that it is measured on, and the measurements so far, by layer."""
+    """The losses of a network on its validation text without each layer, by layer."""
 
-    network: Llama
-    batches: Sequence[Batch]
-    precision: Precision
-    bytes_per_token: float
-    checkpoint: str
-    text: str
-    rows: int
-    world: World
-    removals: dict[int, Removal]
-    stability: _LayerStability = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stability = _LayerStability(self.network)
-
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         cell: Cell,
         loaded: TrainedNetwork,
         corpus: Corpus,
         world: World,
         checkpoint: str,
-        earlier: Iterable[Removal],
-    ) -> RemovalLosses:
-        """Read the batches, and take over the measurements of `earlier` on the same checkpoint and text. Collective."""
+        earlier: Iterable[object],
+    ):
+        """Read the batches, and take over the removals of `earlier` on the same checkpoint and text. Collective."""
+        self.network = loaded.network
+        self.precision = loaded.precision
+        self.bytes_per_token = corpus.validation_bytes_per_token
+        self.checkpoint = checkpoint
+        self.world = world
         facts = corpus.facts()
-        text = f"{facts.validation_fingerprint} {facts.tokenizer}"
-        found = world.broadcast([one for one in earlier if (one.checkpoint, one.text) == (checkpoint, text)])
+        self.text = f"{facts.validation_fingerprint} {facts.tokenizer}"
+        mine = [one for one in earlier if isinstance(one, Removal)]
+        found = world.broadcast([one for one in mine if (one.checkpoint, one.text) == (checkpoint, self.text)])
+        self.removals = {one.layer: one for one in found}
         # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
         fitting = micro_batch_rows(cell, loaded.precision, processes=world.size)
-        rows = min([world.min(fitting), *(one.rows for one in found)])
+        self.rows = min([world.min(fitting), *(one.rows for one in found)])
         tokens = cell.parameters("importance").eval_tokens
-        batches = validation_batches(corpus.validation, cell.optim.batch, tokens, reader_of(cell, corpus.tokenizer))
-        return cls(
-            loaded.network, list(batches), loaded.precision, corpus.validation_bytes_per_token, checkpoint, text, rows,
-            world, {one.layer: one for one in found},
-        )  # fmt: skip
+        reader = reader_of(cell, corpus.tokenizer)
+        self.batches = list(validation_batches(corpus.validation, cell.optim.batch, tokens, reader))
+        self.stability = _LayerStability(self.network)
 
     def missing(self) -> list[int]:
         """Return the layers that have not been removed yet, after WHOLE if the whole network was not measured."""

@@ -3,7 +3,7 @@
     the whole root module ─► names it uses ─► their definitions ─► names these use ─► ...
 
 Modules are ordered by import, definitions as in their module. Imports of this package are removed, all others move to
-the top. If two modules define the same name, the one outside the root module's folder gets its folder as a prefix.
+the top. No two modules may define the same name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
@@ -31,20 +30,12 @@ class _Module:
     outside: dict[str, _Import] = field(default_factory=dict)  # local name -> its import from elsewhere
 
     def __post_init__(self) -> None:
+        self.path = _PACKAGE.parent / (self.name.replace(".", "/") + ".py")
+        self.source = self.path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.source)
+        self.docstring = ast.get_docstring(self.tree, clean=False) or ""
         for statement in self.tree.body:
             self._take(statement)
-
-    @cached_property
-    def source(self) -> str:
-        return _path(self.name).read_text(encoding="utf-8")
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.source)
-
-    @property
-    def room(self) -> str:
-        return self.name.split(".")[1]
 
     def _take(self, statement: ast.stmt) -> None:
         if isinstance(statement, ast.Import):
@@ -68,9 +59,25 @@ class _Module:
         elif module != "__future__":
             self.outside[bound] = (module, alias.name, bound)
 
+    def written(self, statement: ast.stmt) -> str:
+        """Return the source of a definition and the comments above it."""
+        lines = self.source.splitlines()
+        first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))]) - 1
+        while first and lines[first - 1].startswith("#"):
+            first -= 1
+        return "\n".join(lines[first : statement.end_lineno])
+
+    def comment(self) -> str:
+        """Return the path and the docstring as a comment."""
+        lines = [self.path.relative_to(_PACKAGE.parent).as_posix(), *self.docstring.strip().splitlines()]
+        return "\n".join(f"# {line}".rstrip() for line in lines)
+
 
 class Bundle:
-    """The file for one root module; `text()` is its source."""
+    """The file for one root module; `text()` is its source.
+
+    Raises ValueError if a needed definition imports from this package in its body, or if two have the same name.
+    """
 
     def __init__(self, root: str):
         self.root = root
@@ -79,19 +86,21 @@ class Bundle:
         self._imports: set[_Import] = set()
         for name in self._module(root).definitions:
             self._need((root, name))
-        self._renamed = self._clashes()
+        bound = [*(name for _, name in self._needed), *(local for _, _, local in self._imports)]
+        if twice := sorted(name for name, times in Counter(bound).items() if times > 1):
+            raise ValueError(f"two modules of {_PACKAGE.name} define {', '.join(twice)}")
 
     def text(self) -> str:
         """Return the header, the imports, then each module's definitions below its docstring as a comment."""
-        docstring = ast.get_docstring(self._module(self.root).tree, clean=False)
-        head = [f'"""{docstring}"""', "from __future__ import annotations", *_import_blocks(self._imports)]
-        parts = ["\n\n".join(head)]
+        head = [f'"""{self._module(self.root).docstring}"""', "from __future__ import annotations"]
+        parts = ["\n\n".join([*head, *_import_blocks(self._imports)])]
         order: dict[str, _Module] = {}
         self._visit(self.root, order)
         for module in order.values():
-            written = list(self._definitions(module))
+            own = [module.definitions[name] for name in module.definitions if (module.name, name) in self._needed]
+            written = [module.written(statement) for statement in dict.fromkeys(own)]
             if written:
-                title = "" if module.name == self.root else _comment(module)
+                title = "" if module.name == self.root else module.comment()
                 parts.append("\n\n\n".join([title, *written]).strip())
         return "\n\n\n".join(parts) + "\n"
 
@@ -110,84 +119,21 @@ class Bundle:
                 raise ValueError(f"{name[0]}.{name[1]} cannot be bundled: it imports {node.module} inside its body")
             if isinstance(node, ast.Name) and node.id in module.outside:
                 self._imports.add(module.outside[node.id])
-            reference = self._reference(module, node)
-            if reference is not None:
-                self._need(reference)
-
-    def _reference(self, module: _Module, node: ast.AST) -> _Name | None:
-        """Return what a name (`X`) or an attribute of a module (`parse.X`) refers to in this package."""
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in module.ours:
-            imported = ".".join(module.ours[node.value.id])
-            return self._origin((imported, node.attr)) if _is_module(imported) else None
-        if not isinstance(node, ast.Name):
-            return None
-        if node.id in module.definitions:
-            return module.name, node.id
-        if node.id in module.ours and not _is_module(".".join(module.ours[node.id])):
-            return self._origin(module.ours[node.id])
-        return None
+            if isinstance(node, ast.Name) and (node.id in module.definitions or node.id in module.ours):
+                self._need(self._origin((module.name, node.id)))
 
     def _origin(self, name: _Name) -> _Name:
-        """Return where a name that a module imports is defined."""
+        """Return where a name of a module is defined."""
         module = self._module(name[0])
         return name if name[1] in module.definitions else self._origin(module.ours[name[1]])
-
-    def _clashes(self) -> dict[_Name, str]:
-        count = Counter(name for _, name in self._needed)
-        home = self._module(self.root).room
-        renamed = {}
-        for module, name in self._needed:
-            room = self._module(module).room
-            if count[name] > 1 and room != home:
-                renamed[module, name] = f"_{room}{name}" if name.startswith("_") else f"{room.title()}{name}"
-        final = [renamed.get(name, name[1]) for name in self._needed]
-        bound = [local for _, _, local in self._imports]
-        if twice := [name for name, times in Counter([*final, *bound]).items() if times > 1]:
-            raise ValueError(f"two modules of {_PACKAGE.name} define {', '.join(sorted(twice))}")
-        return renamed
 
     def _visit(self, name: str, order: dict[str, _Module]) -> None:
         """Add the modules that `name` imports to `order`, then `name` itself."""
         module = self._module(name)
-        for origin, attribute in module.ours.values():
-            imported = f"{origin}.{attribute}" if _is_module(f"{origin}.{attribute}") else origin
+        for imported, _ in module.ours.values():
             if imported in self._modules and imported not in order:
                 self._visit(imported, order)
         order[name] = module
-
-    def _definitions(self, module: _Module) -> Iterator[str]:
-        statements = {id(s): (name, s) for name, s in module.definitions.items() if (module.name, name) in self._needed}
-        for name, statement in statements.values():
-            yield self._written(module, name, statement)
-
-    def _written(self, module: _Module, name: str, statement: ast.stmt) -> str:
-        """Return the source of a definition and the comments above it, with clashing names replaced."""
-        lines = module.source.splitlines()
-        decorators = getattr(statement, "decorator_list", [])
-        first = min([statement.lineno, *(d.lineno for d in decorators)]) - 1
-        for row, column, old, new in sorted(self._edits(module, name, statement), reverse=True):
-            # Columns count UTF-8 bytes.
-            line = lines[row].encode()
-            assert line[column : column + len(old)] == old.encode()
-            lines[row] = (line[:column] + new.encode() + line[column + len(old) :]).decode()
-        while first and lines[first - 1].startswith("#"):
-            first -= 1
-        return "\n".join(lines[first : statement.end_lineno])
-
-    def _edits(self, module: _Module, name: str, statement: ast.stmt) -> Iterator[tuple[int, int, str, str]]:
-        """Yield (row, column, old, new) for every name in `statement` that is renamed in the bundle."""
-        own = self._renamed.get((module.name, name))
-        if own and isinstance(statement, ast.ClassDef | ast.FunctionDef):
-            column = len("class " if isinstance(statement, ast.ClassDef) else "def ")
-            yield statement.lineno - 1, column, name, own
-        for node in ast.walk(statement):
-            reference = self._reference(module, node)
-            if reference is None or not isinstance(node, ast.Name | ast.Attribute):
-                continue
-            old = ast.unparse(node)
-            new = self._renamed.get(reference, reference[1])
-            if new != old:
-                yield node.lineno - 1, node.col_offset, old, new
 
 
 def _import_blocks(imports: set[_Import]) -> Iterator[str]:
@@ -202,18 +148,3 @@ def _import_blocks(imports: set[_Import]) -> Iterator[str]:
             if name:
                 names[module].append(name if name == local else f"{name} as {local}")
         yield "\n".join([*lines, *(f"from {module} import {', '.join(names[module])}" for module in sorted(names))])
-
-
-def _comment(module: _Module) -> str:
-    """Return the path and the docstring of a module as a comment."""
-    docstring = ast.get_docstring(module.tree, clean=False) or ""
-    lines = [_path(module.name).relative_to(_PACKAGE.parent).as_posix(), *docstring.strip().splitlines()]
-    return "\n".join(f"# {line}".rstrip() for line in lines)
-
-
-def _path(module: str) -> Path:
-    return _PACKAGE.parent / (module.replace(".", "/") + ".py")
-
-
-def _is_module(name: str) -> bool:
-    return _path(name).is_file()

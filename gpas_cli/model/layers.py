@@ -278,7 +278,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 assert _FUNCTIONS.keys() == FUNCTIONS.keys() | CHOICES.keys()
 
-_OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
+_TENSOR_OPERATORS: dict[type[ast.operator], Callable[[Tensor, Tensor], Tensor]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -300,7 +300,7 @@ def _function(node: ast.AST) -> Callable[[Tensor], Tensor]:
             negated = _function(inner)
             return lambda alpha: -negated(alpha)
         case ast.BinOp(left=left, op=kind, right=right):
-            operate, first, second = _OPERATORS[type(kind)], _function(left), _function(right)
+            operate, first, second = _TENSOR_OPERATORS[type(kind)], _function(left), _function(right)
             return lambda alpha: operate(first(alpha), second(alpha))
         case ast.Call(func=ast.Name(id=name), args=args):
             apply, parts = _FUNCTIONS[name], [_function(part) for part in args]

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from gpas_cli.spec import parse
 from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.norm import Norm, Scheme, Wiring
-from gpas_cli.spec.parse import setting
+from gpas_cli.spec.parse import plain, setting
 
 _NORMS = ("rmsnorm", "layernorm")
 FFNS = ("swiglu", "gelu", "relu", "silu")
@@ -238,8 +237,8 @@ class Model:
         return self._mapping(for_key=True)
 
     def _mapping(self, *, for_key: bool) -> dict[str, Any]:
-        parts = {name: parse.plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
-        family = parse.plain(self.family, for_key=for_key)
+        parts = {name: plain(getattr(self, name), for_key=for_key) for name in ("size", "gate", "embed", "init")}
+        family = plain(self.family, for_key=for_key)
         # Keys were published before families existed: they omit LLaMA's, whose fields all have their defaults.
         rest = {"family": family} if family or not for_key else {}
         return {**parts, "norm": self._norm(for_key), **rest}
@@ -247,9 +246,9 @@ class Model:
     def _norm(self, for_key: bool) -> dict[str, Any]:
         if self.norm.origin is None:
             scheme = (self.norm.same_as if for_key else "") or self.scheme
-            return {"scheme": scheme, **parse.plain(self.norm, for_key=for_key)}
+            return {"scheme": scheme, **plain(self.norm, for_key=for_key)}
         # The text and the fields of a plugin scheme may change without changing the network; its wiring decides.
-        named = {"scheme": "plugin"} if for_key else {"scheme": self.scheme, **parse.plain(self.norm)}
+        named = {"scheme": "plugin"} if for_key else {"scheme": self.scheme, **plain(self.norm)}
         return {**named, "wiring": self.wiring_digest}
 
     @property

@@ -78,7 +78,7 @@ def save(
     """
     path = path_of(folder, position.step)
     tensors = {**_network_tensors(network), **_optimizer_tensors(network, optimizer, kind)}
-    with _own_errors(), _without_warning():
+    with _plainly():
         save_parts(
             dict(tensors), storage_writer=Writer(path, {"key": key, **asdict(position)}), no_dist=world.alone,
             planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
@@ -108,7 +108,7 @@ def load(
     state = _empty_state(network, manifest, optimizer, kind) if optimizer is not None else {}
     wanted |= {_state_name(kind, part, name): t for name, parts in state.items() for part, t in parts.items()}
     _check_tensors(path, manifest, wanted, complete=optimizer is not None)
-    with _own_errors(), _without_warning(), torch.no_grad():
+    with _plainly(), torch.no_grad():
         load_parts(
             wanted, storage_reader=Reader(path, manifest), no_dist=world.alone,
             planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
@@ -218,20 +218,15 @@ def _check_tensors(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor],
 
 
 @contextmanager
-def _own_errors() -> Iterator[None]:
-    """Replace DCP's collected failures by the first of them, so that an OSError stays an OSError."""
+def _plainly() -> Iterator[None]:
+    """Replace DCP's collected failures by the first of them, so that an OSError stays an OSError, and silence its
+    warning that there is only one process."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
     except CheckpointException as error:
         cause = next((failure[0] for failure in error.failures.values()), error)
         if isinstance(cause, OSError):
             raise OSError(cause.errno, cause.strerror or str(cause), cause.filename) from error
         raise RuntimeError(f"{type(cause).__name__}: {cause}") from error
-
-
-@contextmanager
-def _without_warning() -> Iterator[None]:
-    """Silence DCP's warning that there is only one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import first_line
-from gpas_cli.model.attention import Packing, Positions
+from gpas_cli.model.attention import Positions
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -58,9 +58,9 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
 
     decoder = network.model
     for layer in decoder.layers:
-        layer.forward = _layer_with_dynamic_sizes(compiled(layer.forward))
+        layer.forward = _with_dynamic_sizes(compiled(layer.forward))
     if decoder.changes_lookup:
-        decoder.after_lookup = _lookup_with_dynamic_sizes(compiled(decoder.after_lookup))  # type: ignore[method-assign]
+        decoder.after_lookup = _with_dynamic_sizes(compiled(decoder.after_lookup))  # type: ignore[method-assign]
     for module in (decoder.norm, network.head_transform):
         if not isinstance(module, nn.Identity):
             module.forward = _with_dynamic_sizes(compiled(module.forward))
@@ -90,41 +90,25 @@ def reuse_kernels_of(training: str) -> None:
     torch.compiler.config.cache_key_tag = training
 
 
-def _layer_with_dynamic_sizes(forward: Forward) -> Forward:
-    def layer(x: Tensor, positions: Positions) -> Tensor:
-        _mark_stream(x, positions.packing)
-        if positions.visible and positions.visible.mask is not None:
-            _mark(positions.visible.mask, 0)
-        return forward(x, positions)
-
-    return layer
-
-
-def _lookup_with_dynamic_sizes(forward: Forward) -> Forward:
-    def after_lookup(x: Tensor, packing: Packing | None) -> Tensor:
-        _mark_stream(x, packing)
-        return forward(x, packing)
-
-    return after_lookup
-
-
 def _with_dynamic_sizes(forward: Forward) -> Forward:
-    def module(x: Tensor) -> Tensor:
-        _mark(x, 1 if len(x) == 1 else 0)
-        return forward(x)
+    """Return `forward` of a stream x, perhaps with its packing or its positions, which marks what differs between
+    batches: the number of rows, or of tokens in packed rows."""
 
-    return module
+    def marking(x: Tensor, *place: Any) -> Tensor:
+        given = place[0] if place else None
+        positions = given if isinstance(given, Positions) else Positions(packing=given)
+        packing = positions.packing
+        _mark(x, 1 if packing is not None or (not place and len(x) == 1) else 0)
+        visible = positions.visible
+        for tensor in (
+            *((packing.index, packing.token, packing.occupied, packing.bounds) if packing else ()),
+            visible.mask if visible else None,
+        ):
+            if tensor is not None:
+                _mark(tensor, 0)
+        return forward(x, *place)
 
-
-def _mark_stream(x: Tensor, packing: Packing | None) -> None:
-    """Mark the sizes of the stream x and of its packing that differ between batches."""
-    if packing is None:
-        _mark(x, 0)
-        return
-    _mark(x, 1)
-    for tensor in (packing.index, packing.token, packing.occupied, packing.bounds):
-        if tensor is not None:
-            _mark(tensor, 0)
+    return marking
 
 
 def _mark(tensor: Tensor, dimension: int) -> None:

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -188,18 +188,18 @@ class _Rates(TypedDict):
     mfu: NotRequired[float]
 
 
-@dataclass
-class _SpeedMeter:
-    """Measures speed and memory since the last mark. Tokens are targets; FLOPs are counted as in `spec.cost`.
+class SpeedMeter:
+    """Measures speed and memory of a training of `cell` on `devices` devices like `device` since the last mark.
 
-    `flops`: the mean per token of the updates from the first argument to the second, inclusive. `peak`: FLOP/s of all
-    devices together; None if unknown, and no MFU is then reported.
+    Tokens are targets; FLOPs are counted as in `spec.cost`. No MFU is reported if the peak of the devices is unknown.
     """
 
-    device: torch.device
-    flops: Callable[[int, int], float]
-    peak: float | None
-    since: tuple[float, Position] = field(default_factory=lambda: (time.perf_counter(), Position()))
+    def __init__(self, cell: Cell, device: torch.device, devices: int = 1):
+        self._cell = cell
+        self._device = device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        self.peak = (peak_flops(name, cell.precision, tf32=_tf32()) or 0.0) * devices
+        self.mark(Position())
 
     def mark(self, position: Position) -> None:
         """Start measuring anew at `position`."""
@@ -217,29 +217,23 @@ class _SpeedMeter:
             "tokens_per_second": speed,
             "seconds_per_step": seconds / max(1, updates),
             "flops_per_second": speed * flops,
-            "memory": memory(self.device),
+            "memory": _memory(self._device),
         }
         if self.peak:
             measured["mfu"] = speed * flops / self.peak
         return measured
 
+    def flops(self, first: int, last: int) -> float:
+        """Return the mean FLOPs per token of updates `first` to `last`."""
+        cell = self._cell
+        return flops_per_token(cell, cell.layer_schedule.drawn(cell.seed, first, last))
 
-def memory(device: torch.device) -> int:
+
+def _memory(device: torch.device) -> int:
     """Return bytes: the peak that PyTorch has allocated on the GPU, or on a CPU the process's resident set now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return int(psutil.Process().memory_info().rss)
-
-
-def speed_meter(cell: Cell, device: torch.device, devices: int = 1) -> _SpeedMeter:
-    """Return the meter for a training of `cell` on `devices` devices like `device`."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = peak_flops(name, cell.precision, tf32=_tf32())
-
-    def flops(first: int, last: int) -> float:
-        return flops_per_token(cell, cell.layer_schedule.drawn(cell.seed, first, last))
-
-    return _SpeedMeter(device, flops, peak * devices if peak else None)
 
 
 def _tf32() -> bool:
@@ -258,7 +252,7 @@ class Observer:
         self.emit = emit
         self.world = world
         self.health = Health(watch, cell.model.size.vocab)
-        self.meter = speed_meter(cell, device, world.size)
+        self.meter = SpeedMeter(cell, device, world.size)
         self._pending: list[Update] = []
         self._last = Step(0)  # the last settled update
 

@@ -16,7 +16,6 @@ import pytest
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import encode
-from gpas_cli.data.encode import EncoderSpec
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache, Totals
 from gpas_cli.errors import DataError
@@ -89,12 +88,11 @@ def deadly(record: object) -> None:
 
 
 def test_a_group_that_kills_its_workers_is_given_up(make_cache: Make, tokenizer, source: Files):
-    recipe = EncoderSpec.of(tokenizer, deadly, None)
     with pytest.raises(
         DataError,
         match=r"processes were killed 3 times while tokenising the documents from 'a\.jsonl:\d+' on.*--workers",
     ):
-        list(encode.encode_in_workers(recipe, 2, encode.groups(source.records("train"))))
+        list(encode.encode_in_workers(tokenizer, deadly, None, 2, encode.groups(source.records("train"))))
 
 
 def test_an_error_is_raised_in_order_and_leaves_no_process(root: Path, make_cache: Make):
