@@ -11,5 +11,5 @@
 7. loader      the batch of update `step` is a pure function of (seed, step) (order.py), whatever the number of ranks
 8. prepare     all of the above, in order, for the `Data` of a cell: the one function that a trainer calls
 
-text_usage.py lists the text that a selection of cells needs, cache_listing.py what the cache contains.
+text_usage.py lists the text that a selection of cells needs.
 """

@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,11 +212,19 @@ def _field_of(line: bytes, field: str, where: str) -> str:
         raise DataError(f"{where}: not a line of JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError(f"{where}: a {type(record).__name__}, not a JSON object with a field '{field}'")
+    return text_of(record, field, where, " (data.text_field)")
+
+
+def text_of(record: Mapping[str, Any], field: str, where: object, setting: str = "") -> str:
+    """Return the text under `field`. Raises DataError, beginning with `where`, if there is none.
+
+    `setting`: what names the field, for the message.
+    """
     if field not in record:
-        raise DataError(f"{where}: no field '{field}' (data.text_field); {nearest(field, record)}")
-    if not isinstance(record[field], str):
-        raise DataError(f"{where}: the field '{field}' is not text but {json.dumps(record[field])[:40]}")
-    text: str = record[field]
+        raise DataError(f"{where}: no field '{field}'{setting}; {nearest(field, record)}")
+    text = record[field]
+    if not isinstance(text, str):
+        raise DataError(f"{where}: the field '{field}' is not text but {json.dumps(text)[:40]}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify, cached_survey
+from gpas_cli.data.files import text_of
 from gpas_cli.data.questions import KINDS, questions
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import bytes_per_token
@@ -248,26 +249,12 @@ def _after_blanks(text: str, place: int) -> int:
 def _record(where: Where, value: object) -> FinetuneRecord:
     if not isinstance(value, Mapping):
         raise DataError(f"{where}: a {type(value).__name__}, not a record with {', '.join(_FIELDS)}")
-    found = FinetuneRecord(*(_text(where, value, name) for name in _FIELDS))
+    texts = ["" if name == "input" and name not in value else text_of(value, name, where) for name in _FIELDS]
+    found = FinetuneRecord(*texts)
     for name in ("instruction", "output"):
         if not getattr(found, name):
             raise DataError(f"{where}: the field '{name}' is empty")
     return found
-
-
-def _text(where: Where, record: Mapping[str, Any], name: str) -> str:
-    if name not in record:
-        if name == "input":
-            return ""
-        raise DataError(f"{where}: no field '{name}'; {nearest(name, record)}")
-    value = record[name]
-    if not isinstance(value, str):
-        raise DataError(f"{where}: the field '{name}' is not text but {json.dumps(value)[:40]}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: the field '{name}' is not Unicode: {error.reason}") from error
-    return value
 
 
 # Commonsense170K

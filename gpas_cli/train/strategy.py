@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gpas_cli.model.dtensors import is_shard, local
@@ -71,7 +71,8 @@ class ParallelLayout:
     def unallocated_bytes(self, network: Llama) -> int:
         """Return the bytes that gradients and optimizer state will take in this process."""
         return sum(
-            local(p).numel() * p.element_size() + _state_bytes(self.optimizer, name, local(p), p.element_size())
+            local(p).numel() * p.element_size()
+            + self.optimizer.state_bytes(role(name, p.dim()), local(p).shape, p.element_size())
             for name, p in network.named_parameters()
         )
 
@@ -92,17 +93,10 @@ def choose_layout(
     strategy = "none" if world.alone else resources.strategy.replace("auto", "ddp")
     recompute = resources.activation_checkpointing == "blocks"
     if precision.device.type == "cuda":
-        memory = predicted(cell, resources, world.min(_memory(precision.device)), world.size)
+        total = int(torch.cuda.get_device_properties(precision.device).total_memory)
+        memory = predicted(cell, resources, world.min(total), world.size)
         strategy, recompute = memory.strategy, memory.recompute
     return ParallelLayout(world, strategy, recompute, compiled, cell.optim.kind)
-
-
-def _state_bytes(optimizer: OptimizerKind, name: str, parameter: Tensor, weight_bytes: int) -> int:
-    return optimizer.state_bytes(role(name, parameter.dim()), parameter.shape, weight_bytes)
-
-
-def _memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _recompute(network: Llama) -> None:

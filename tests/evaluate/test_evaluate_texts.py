@@ -13,9 +13,9 @@ from torch import Tensor
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.evaluate import texts
+from gpas_cli.evaluate.downstream import requests, score_texts, windows
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.task_score import MissingTask
-from gpas_cli.evaluate.texts import requests, score_texts, windows
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.downstream import Texts
 from gpas_cli.spec.parse_cell import parse_model

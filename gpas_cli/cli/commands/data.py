@@ -16,10 +16,9 @@ from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import catalogue, entries, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
-from gpas_cli.data.cache_listing import CachedCorpus, damaged, list_caches, undescribed_caches
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_cache
-from gpas_cli.data.shards import discard_damaged, sum_of
+from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest

@@ -14,11 +14,10 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import token_cache
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.downstream import score_tasks
+from gpas_cli.evaluate.downstream import score_tasks, score_texts
 from gpas_cli.evaluate.importance import measure
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
-from gpas_cli.evaluate.texts import score_texts
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note
