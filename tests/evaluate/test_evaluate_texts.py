@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
-from gpas_cli.evaluate import texts
+from gpas_cli.evaluate import downstream
 from gpas_cli.evaluate.downstream import requests, score_texts, windows
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.task_score import MissingTask
@@ -66,7 +66,9 @@ def test_a_word_that_does_not_fit_is_a_missing_text_and_the_others_are_scored(
     tmp_path: Path, network: Llama, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = ScoredText((TextDocument("the gate", " " + "x" * 99, 1, 100),), "d")
-    monkeypatch.setattr(texts, "read_text", lambda name, *_: long if name == "lambada_openai" else read_text(name, *_))
+    monkeypatch.setattr(
+        downstream, "read_text", lambda name, *_: long if name == "lambada_openai" else read_text(name, *_)
+    )
     (tmp_path / "own.txt").write_text(TEXT)
     section = Texts(texts=("lambada_openai", "own.txt"))
     missing, found = score_texts(section, scorer(network, 8), tokenizer, tmp_path)
