@@ -30,9 +30,8 @@ from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
 from gpas_cli.data.encode import TOKEN
 from gpas_cli.data.loader import IGNORED, VALIDATION_SEED, Batch, RowOrder
-from gpas_cli.data.order import permutation
+from gpas_cli.data.order import Ints, permutation
 from gpas_cli.data.records import FinetuneRecord, RecordSource, held_out_source, prompt, training_source
-from gpas_cli.data.rows import Ints
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.finetune import Finetune

@@ -21,8 +21,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpas_cli.data.order import Draw, order, permutation
-from gpas_cli.data.rows import Ints, Rows
+from gpas_cli.data.order import Draw, Ints, order, permutation
+from gpas_cli.data.rows import Rows
 
 _Flags = NDArray[np.bool_]
 

@@ -12,7 +12,6 @@ the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,8 @@ _MAX_ROWS_IN_MEMORY = 2**20  # a permutation of this many takes 8 MB
 _ROUNDS = 8
 
 
-class _Order(Protocol):
-    """Maps positions in the epoch to row numbers."""
-
-    def __getitem__(self, places: Ints, /) -> Ints: ...
-
-
-def order(seed: int, epoch: int, size: int) -> _Order:
-    """Return the order of `size` rows in an epoch."""
+def order(seed: int, epoch: int, size: int) -> Ints | KeyedOrder:
+    """Return the order of `size` rows in an epoch: it maps positions in the epoch to row numbers."""
     return permutation(seed, epoch, size) if size <= _MAX_ROWS_IN_MEMORY else KeyedOrder(seed, epoch, size)
 
 

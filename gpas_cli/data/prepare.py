@@ -99,10 +99,6 @@ class Need:
 SplitProgress = Callable[[str, Need | None, Totals], None]
 
 
-def _unwatched(split: str, need: Need | None, totals: Totals) -> None:
-    """Ignore progress."""
-
-
 def prepare(
     data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify = lambda message: None, rows: int | None = None
 ) -> Corpus:
@@ -180,10 +176,10 @@ def _token_cache(
 def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bool | None:
     """Return whether `prepare` would find everything in `cache`; None if unknown without reading the text.
 
-    Reads file times and the cache, but no text, and builds nothing. Raises DataError if there is no text.
+    Reads and raises the same as `cached`, but SurveyUnknown.
     """
     try:
-        return _cached(data, vocab, cache, root, rows) is not None
+        return cached(data, vocab, cache, root=root, rows=rows) is not None
     except SurveyUnknown:
         return None
 
@@ -191,15 +187,9 @@ def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bo
 def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> dict[str, list[Shard]] | None:
     """Return the shards of each split that `prepare` would find in `cache`, or None unless it would find all of them.
 
-    Reads and raises the same as `present`.
+    Reads file times and the cache, but no text, and builds nothing. Raises SurveyUnknown if the text would have to be
+    read, and DataError if there is none.
     """
-    try:
-        return _cached(data, vocab, cache, root, rows)
-    except SurveyUnknown:
-        return None
-
-
-def _cached(data: Data, vocab: int, cache: Path, root: Path, rows: int) -> dict[str, list[Shard]] | None:
     source = open_source(data, cache, root)
     survey = source.known(cache)
     if survey is None:
@@ -225,7 +215,7 @@ def build(
     notify: Notify,
     splits: Sequence[str] = SPLITS,
     workers: int = 1,
-    watch: SplitProgress = _unwatched,
+    watch: SplitProgress = lambda *_: None,
 ) -> dict[str, list[Shard]]:
     """Return the shards of each split that a run of `rows` rows needs; `workers` processes tokenise missing ones.
 

@@ -77,10 +77,6 @@ _Enough = Callable[[Totals], bool]
 Progress = Callable[[Totals], None]
 
 
-def _unwatched(totals: Totals) -> None:
-    """Ignore progress."""
-
-
 @dataclass(frozen=True)
 class Shard:
     """One complete shard. `last`: the id of its last document, after which the next shard starts. `sha256`: the
@@ -172,7 +168,7 @@ class TokenCache:
         return self.cache / "tokens" / f"{self.source.name}-{disk.digest(self.spec)}"
 
     def ensure(
-        self, split: str, enough: _Enough, notify: Notify, *, workers: int = 1, progress: Progress = _unwatched
+        self, split: str, enough: _Enough, notify: Notify, *, workers: int = 1, progress: Progress = lambda totals: None
     ) -> list[Shard]:
         """Return the first shards of `split` that are `enough` together, or all of them, building missing ones.
 
@@ -410,11 +406,10 @@ def undescribed_caches(cache: Path) -> list[Path]:
 def _folders(cache: Path) -> list[Path]:
     """Return the folders of token caches that contain a spec or a shard."""
     found = sorted(path for path in (cache / "tokens").glob("*") if path.is_dir())
-    return [folder for folder in found if (folder / "spec.json").exists() or _has_shard(folder)]
-
-
-def _has_shard(folder: Path) -> bool:
-    return any(markers_in(folder / split) for split in SPLITS)
+    return [
+        folder for folder in found
+        if (folder / "spec.json").exists() or any(markers_in(folder / split) for split in SPLITS)
+    ]  # fmt: skip
 
 
 def _spec(folder: Path) -> dict[str, Any] | None:
@@ -429,12 +424,8 @@ def _spec(folder: Path) -> dict[str, Any] | None:
 
 def damaged(corpus: CachedCorpus) -> list[Path]:
     """Return the markers of the shards whose bytes differ from those that were written. Reads all of the cache."""
-    return [marker for split in SPLITS for marker in markers_in(corpus.folder / split) if not _is_intact(marker)]
-
-
-def _is_intact(marker: Path) -> bool:
-    shard = read_shard(marker.with_suffix(""))
-    return shard is not None and intact(shard)
+    markers = (marker for split in SPLITS for marker in markers_in(corpus.folder / split))
+    return [marker for marker in markers if not ((shard := read_shard(marker.with_suffix(""))) and intact(shard))]
 
 
 def _read(folder: Path, spec: dict[str, Any]) -> CachedCorpus:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source
+from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source, SurveyUnknown
 from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
@@ -112,8 +113,9 @@ def estimate_usage(
     from gpas_cli.data.prepare import cached, open_source  # and numpy, which `gpas status` does without
     from gpas_cli.data.shards import sum_of
 
-    if shards := cached(data, vocab, cache, root=root, rows=rows):
-        return text_usage(data, trained or rows, sum_of(shards["train"]), sum_of(shards["validation"]))
+    with suppress(SurveyUnknown):
+        if shards := cached(data, vocab, cache, root=root, rows=rows):
+            return text_usage(data, trained or rows, sum_of(shards["train"]), sum_of(shards["validation"]))
     source = open_source(data, cache, root)
     return _estimate(data, vocab, source, trained or rows) if isinstance(source, Files) else None
 

@@ -75,9 +75,9 @@ class Tokenizer:
         self.identity = hashlib.sha256(backend.to_str().encode()).hexdigest()
         # A setting of this program, not part of the definition: special tokens in the text are ordinary text.
         backend.encode_special_tokens = True
-        self.eos_id = self._eos(origin)
-        self.pad_id = self._fitting(PAD) or 0
-        self.unk_id = self._fitting(UNK)
+        self.eos_id = self._end_token()
+        self.pad_id = self.id_of(PAD) or 0
+        self.unk_id = self.id_of(UNK)
         size = backend.get_vocab_size(with_added_tokens=True)
         if size > vocab and self.unk_id is None:
             raise DataError(
@@ -110,11 +110,12 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its name, None if there is none below the vocabulary size."""
-        return self._fitting(token)
+        identity = self.backend.token_to_id(token)
+        return identity if identity is not None and identity < self.vocab else None
 
     def special_ids(self) -> dict[str, int]:
         """Return the special ids by their names in `transformers`; without a padding token, the end token is used."""
-        pad = self._fitting(PAD)
+        pad = self.id_of(PAD)
         ids = {"eos_token": self.eos_id}
         ids["pad_token"] = self.eos_id if pad is None else pad
         return ids if self.unk_id is None else {**ids, "unk_token": self.unk_id}
@@ -154,16 +155,12 @@ class Tokenizer:
     def _all_fit(self) -> bool:
         return max(self.backend.get_vocab(with_added_tokens=True).values()) < self.vocab
 
-    def _fitting(self, token: str) -> int | None:
-        identity = self.backend.token_to_id(token)
-        return identity if identity is not None and identity < self.vocab else None
-
-    def _eos(self, origin: str) -> int:
+    def _end_token(self) -> int:
         for token in (EOS, *_OTHER_EOS):
-            if (identity := self._fitting(token)) is not None:
+            if (identity := self.id_of(token)) is not None:
                 return identity
         wanted = ", ".join((EOS, *_OTHER_EOS))
-        raise DataError(f"{origin} has no end-of-text token below {self.vocab}; it needs one of {wanted}")
+        raise DataError(f"{self.origin} has no end-of-text token below {self.vocab}; it needs one of {wanted}")
 
 
 def make_tokenizer(

@@ -114,7 +114,14 @@ def _folded(
     ours = network.float()
     plain_llama = fold(ours)
     measured = _measure(cell, ours, plain_llama, corpus, notify)
-    _refuse_above(max_error, measured)
+    worst = _largest(error for error in (0.0, measured.random_error, measured.held_out_error) if error is not None)
+    # "not <=" rather than ">", so that NaN is refused too.
+    if not worst <= max_error:
+        raise GpasError(
+            f"folding into plain LLaMA weights changes the logits by {worst:.2g} of the largest one, more "
+            f"than --max-error {max_error:g}: the gates scale the stream so much that the norms' eps matters; "
+            "--bundled exports the network exactly, with its own code"
+        )
     return plain_llama, measured
 
 
@@ -199,17 +206,6 @@ def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) ->
 def _largest(errors: Iterable[float]) -> float:
     """Return the largest error, NaN if one is NaN."""
     return max(errors, key=lambda error: (error != error, error))
-
-
-def _refuse_above(bound: float, measured: Comparison) -> None:
-    worst = _largest(error for error in (0.0, measured.random_error, measured.held_out_error) if error is not None)
-    # "not <=" rather than ">", so that NaN is refused too.
-    if not worst <= bound:
-        raise GpasError(
-            f"folding into plain LLaMA weights changes the logits by {worst:.2g} of the largest one, more "
-            f"than --max-error {bound:g}: the gates scale the stream so much that the norms' eps matters; "
-            "--bundled exports the network exactly, with its own code"
-        )
 
 
 def _tokens(cell: Cell, corpus: Corpus | None) -> tuple[dict[str, int | None], dict[str, str]]:

@@ -24,7 +24,6 @@ from gpas_cli.train.precision import Precision, choose_device
 
 _WEIGHTS = (".safetensors", ".bin")
 _OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
-_READ_BYTES = 1 << 24
 _HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
 _PROBE_TOKENS = 8
 
@@ -122,10 +121,8 @@ def _digest(paths: list[Path]) -> str:
     """Return the sha256 of the names and contents of files."""
     whole = hashlib.sha256()
     for path in paths:
-        one = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(_READ_BYTES):
-                one.update(block)
+            one = hashlib.file_digest(file, "sha256")
         whole.update(f"{path.name}\0{one.hexdigest()}\n".encode())
     return whole.hexdigest()
 

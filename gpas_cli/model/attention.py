@@ -34,15 +34,12 @@ class Rope(nn.Module):
         """Return the two tables in `dtype`, cached for the last length."""
         key = (length, device, dtype)
         if key not in self._tables:
-            self._tables = {key: self._make(length, device, dtype)}
+            # Computed on the CPU in float64, so that every device and dtype rounds the same numbers.
+            j = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
+            angles = torch.outer(torch.arange(length, dtype=torch.float64), self.theta ** (-j / self.head_dim))
+            angles = torch.cat((angles, angles), dim=-1)
+            self._tables = {key: (angles.cos().to(device, dtype), angles.sin().to(device, dtype))}
         return self._tables[key]
-
-    def _make(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        # Computed on the CPU in float64, so that every device and dtype rounds the same numbers.
-        j = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
-        angles = torch.outer(torch.arange(length, dtype=torch.float64), self.theta ** (-j / self.head_dim))
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
@@ -173,7 +170,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
         packing = positions.packing
-        bounds = packing.bounds if packing and self._takes_stream(x, positions) else None
+        causal = positions.visible is None
+        # The kernel for rows of different lengths takes the stream as it is.
+        bounds = packing.bounds if packing and causal and suits_ragged(x, self.head_dim) else None
         q, k, v = self.projected(x, packing if bounds is None else None)
         if positions.tables is not None:
             tables = positions.tables if packing is None or bounds is None else packing.turns(positions.tables)
@@ -181,13 +180,6 @@ class Attention(nn.Module):
             k = rotate(k, tables)
         y = _attended(q, k, v, positions, bounds).transpose(1, 2).flatten(2)
         return self.o_proj(y if packing is None or bounds is not None else packing.join(y))  # type: ignore[no-any-return]
-
-    def _takes_stream(self, x: Tensor, positions: Positions) -> bool:
-        """Return whether the kernel for rows of different lengths takes the stream x as it is."""
-        packing = positions.packing
-        if packing is None or packing.bounds is None or positions.visible is not None:
-            return False
-        return suits_ragged(x, self.head_dim)
 
     def projected(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""

@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from gpas_cli.errors import GpasError
 from gpas_cli.model.bundle import Bundle
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.model import Model
 from gpas_cli.spec.parse import plain
 
 CODE = "modeling_gpas"
@@ -60,7 +59,7 @@ def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
         "auto_map": {"AutoConfig": f"{CODE}.GpasConfig", "AutoModelForCausalLM": f"{CODE}.{CLASS}"},
         **_common(network, shared),
         "network": model.to_mapping(),
-        "wiring": _wiring(model),
+        "wiring": [plain(model.wiring(layer)) for layer in range(1, model.size.layers + 1)],
     }
     return {
         "config.json": _json(config),
@@ -85,10 +84,6 @@ def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
 def _generation(shared: Mapping[str, Any]) -> str:
     """Return generation_config.json: the special tokens for `generate`."""
     return _json({name: value for name, value in shared.items() if name.endswith("_token_id")})
-
-
-def _wiring(model: Model) -> list[dict[str, Any]]:
-    return [plain(model.wiring(layer)) for layer in range(1, model.size.layers + 1)]
 
 
 def _json(value: Any) -> str:

@@ -60,7 +60,8 @@ def fold(network: Llama) -> Llama:
 
     `network` is in float32, and its model has no `obstacle`. Raises GpasError if a gate multiplies the stream by 0.
     """
-    weights = {name: w for name, w in network.state_dict().items() if not _is_gone(name)}
+    gone = (".alpha", "embed_stages")
+    weights = {name: w for name, w in network.state_dict().items() if not any(part in name for part in gone)}
     weights["model.embed_tokens.weight"] = network.model.embed_stages(network.model.embed_tokens.weight)
     stream = 1.0
     for number, layer in enumerate(network.model.layers):
@@ -72,17 +73,14 @@ def fold(network: Llama) -> Llama:
     return folded
 
 
-def _is_gone(name: str) -> bool:
-    return name.endswith(".alpha") or "embed_stages" in name
-
-
 def _fold_layer(layer: Block, prefix: str, weights: dict[str, Tensor], stream: float) -> float:
     """Fold one layer's factors into its `weights`. `stream` is C before the layer; return C after it."""
     for residual, norm, output in _sublayers(layer):
         factor = {slot: _factor(gate) for slot, gate in residual.gates.items()}
         stream *= factor["entry"]
-        own = _scaled_norm(residual.in_norm) * factor["in"] * math.copysign(1, stream)
-        weights[f"{prefix}.{norm}.weight"] = own
+        assert isinstance(residual.in_norm, RMSNorm)
+        scaled = residual.in_norm.weight.double() * residual.in_norm.scale
+        weights[f"{prefix}.{norm}.weight"] = scaled * factor["in"] * math.copysign(1, stream)
         stream *= factor["skip"] * residual.skip
         if stream == 0:
             raise GpasError(
@@ -102,11 +100,6 @@ def _sublayers(layer: Block) -> Iterator[tuple[Residual, str, str]]:
 
 def _factor(gate: nn.Module) -> float:
     return 1 - gate.activation(gate.alpha.double()).item() if isinstance(gate, GpasGate) else 1.0
-
-
-def _scaled_norm(norm: nn.Module) -> Tensor:
-    assert isinstance(norm, RMSNorm)
-    return norm.weight.double() * norm.scale
 
 
 @torch.no_grad()

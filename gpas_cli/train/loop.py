@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED, Batch
-from gpas_cli.data.rows import Ints
+from gpas_cli.data.order import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import first_row, is_shard, local
 from gpas_cli.model.llama import Llama, activation_variance

@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,37 +115,6 @@ class _WeightsAndBiases:
         self._run.finish()
 
 
-@dataclass
-class _Fanout:
-    """Passes each event to the journal, then to every sink that has not failed."""
-
-    journal: Emit
-    sinks: dict[str, _Sink] = field(default_factory=dict)
-
-    def emit(self, event: Event) -> None:
-        """Pass on one event, as `Emit`."""
-        self.journal(event)
-        for name, sink in list(self.sinks.items()):
-            self._guard(name, partial(sink.emit, event))
-
-    def open(self, name: str, make: Callable[[], _Sink]) -> None:
-        """Add the sink that `make` returns, or record a warning if `make` raises."""
-        self._guard(name, lambda: self.sinks.update({name: make()}))
-
-    def close(self) -> None:
-        """Close all sinks, waiting at most _CLOSE_SECONDS for each."""
-        for name, sink in list(self.sinks.items()):
-            self._guard(name, partial(_within, _CLOSE_SECONDS, sink.close))
-
-    def _guard(self, name: str, act: Callable[[], object]) -> None:
-        try:
-            act()
-        except Exception as error:
-            self.sinks.pop(name, None)
-            reason = f"{type(error).__name__}: {error}"
-            self.journal(Warned(f"{name} receives no further events: {reason}"))
-
-
 def _within(seconds: float, act: Callable[[], object]) -> None:
     """Call `act`; after `seconds`, abandon it and raise TimeoutError: a slow network must not delay the run's end."""
     raised: list[Exception] = []
@@ -169,17 +138,31 @@ def _within(seconds: float, act: Callable[[], object]) -> None:
 def opened(watch: Monitoring, subject: Subject, root: Path, journal: Emit, *, leads: bool = True) -> Iterator[Emit]:
     """Yield an `Emit` for the journal and, in the process that `leads`, the sinks of `watch`.
 
-    Relative folders start from `root`.
+    Relative folders start from `root`. Sinks are closed at the end, waiting at most _CLOSE_SECONDS for each.
     """
     wanted: Sequence[tuple[str, str, Callable[[], _Sink]]] = (
         ("TensorBoard", watch.tensorboard, lambda: TensorBoard(root / watch.tensorboard, subject)),
         ("Weights & Biases", watch.wandb, lambda: _WeightsAndBiases(watch.wandb, subject)),
     )
-    fanout = _Fanout(journal)
+    sinks: dict[str, _Sink] = {}
+
+    def guard(name: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as error:
+            sinks.pop(name, None)
+            journal(Warned(f"{name} receives no further events: {type(error).__name__}: {error}"))
+
+    def emit(event: Event) -> None:
+        journal(event)
+        for name, sink in list(sinks.items()):
+            guard(name, partial(sink.emit, event))
+
     for name, setting, make in wanted:
         if setting and leads:
-            fanout.open(name, make)
+            guard(name, lambda name=name, make=make: sinks.update({name: make()}))  # type: ignore[misc]
     try:
-        yield fanout.emit if fanout.sinks else journal
+        yield emit if sinks else journal
     finally:
-        fanout.close()
+        for name, sink in list(sinks.items()):
+            guard(name, partial(_within, _CLOSE_SECONDS, sink.close))

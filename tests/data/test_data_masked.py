@@ -9,8 +9,7 @@ import pytest
 
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
 from gpas_cli.data.objective import MaskedReader
-from gpas_cli.data.order import Draw
-from gpas_cli.data.rows import Ints
+from gpas_cli.data.order import Draw, Ints
 from gpas_cli.spec.objective import Masked
 
 END, MASK, IDS, LENGTH = 1, 99, 98, 64

@@ -9,8 +9,7 @@ import pytest
 
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.objective import SpanReader, span_lengths
-from gpas_cli.data.order import Draw
-from gpas_cli.data.rows import Ints
+from gpas_cli.data.order import Draw, Ints
 from gpas_cli.spec.objective import MODES, OBJECTIVES, Spans, _parse_denoiser
 
 END, VOCAB, LENGTH = 1, 600, 64
