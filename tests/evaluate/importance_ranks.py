@@ -7,7 +7,7 @@ import copy
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from recorder import Recorder
 
 from gpas_cli.evaluate.importance import measure
+from gpas_cli.events import Emit, Outcome, Removal, RemovalScore, Stop
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
@@ -61,6 +62,24 @@ def save_network(
     return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=7), ALONE), network
 
 
+def write_texts(root: Path) -> Path:
+    """Write texts of different lengths into the folder, and return it."""
+    for name, text in TEXTS.items():
+        (root / name).write_text(text)
+    make_deterministic(1)
+    return root
+
+
+def measured(
+    room: Path, cell: Cell, path: Path, earlier: Iterable[Removal | RemovalScore] = (), *,
+    stop: Stop = lambda: None, world: World = ALONE, emit: Emit | None = None,
+) -> tuple[Outcome, Recorder]:  # fmt: skip
+    """Measure the network of a checkpoint on the texts of the folder. Return the outcome and the events."""
+    recorder = Recorder()
+    corpus = prepare_text(cell, room / "cache", room, notify=lambda _: None)
+    return measure(cell, path, corpus, room, emit or recorder, stop, world, earlier), recorder
+
+
 def without(network: Llama, layer: int) -> Llama:
     """Return a copy of the network that does not have the layer."""
     other = copy.deepcopy(network)
@@ -71,17 +90,8 @@ def without(network: Llama, layer: int) -> Llama:
 def main(rank: int, room: Path, path: Path, layout: str, output: Path) -> None:
     make_deterministic(1)
     cell = cell_of(norm="post", gate="gpas", layout=layout)
-    recorder = Recorder()
     with joined(World(rank, 2, rank), f"file://{output}.meeting") as world:
-        outcome = measure(
-            cell,
-            path,
-            prepare_text(cell, room / "cache", room, notify=lambda _: None),
-            room,
-            recorder,
-            lambda: None,
-            world,
-        )
+        outcome, recorder = measured(room, cell, path, world=world)
     if rank == 0:
         (event,) = recorder.of("layers")
         output.write_text(json.dumps({"values": event["values"], "loss": outcome.metrics["loss"]}))

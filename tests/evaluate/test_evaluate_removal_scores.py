@@ -5,25 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from importance_ranks import TEXTS, WORDS, cell_of, save_network, without
+from importance_ranks import WORDS, cell_of, measured, save_network, without, write_texts
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate import importance
 from gpas_cli.evaluate.downstream import score_task
-from gpas_cli.evaluate.importance import measure
 from gpas_cli.evaluate.task_score import TaskScore
 from gpas_cli.evaluate.tasks.local import import_task
 from gpas_cli.events import Event, Layers, Outcome, Removal, RemovalScore, Step, Warned
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import prepare_text
 
 LAYERS = 4
@@ -44,11 +42,7 @@ def documents(seed: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("scores")
-    for name, text in TEXTS.items():
-        (root / name).write_text(text)
-    make_deterministic(1)
-    return root
+    return write_texts(tmp_path_factory.mktemp("scores"))
 
 
 @pytest.fixture(scope="module")
@@ -62,24 +56,11 @@ def tasks(room: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def never() -> None:
-    return None
-
-
-def go(
-    room: Path, cell: Cell, path: Path, earlier: Iterable[Event] = (), stop: Callable[[], str | None] = never
-) -> tuple[Outcome, list[Event]]:
+def go(room: Path, cell: Cell, path: Path, earlier: Iterable[Event] = (), **more: Any) -> tuple[Outcome, list[Event]]:
     events: list[Event] = []
     known = [one for one in earlier if isinstance(one, Removal | RemovalScore)]
-    return measure(
-        cell,
-        path,
-        prepare_text(cell, room / "cache", room, notify=lambda _: None),
-        room,
-        events.append,
-        stop,
-        earlier=known,
-    ), events
+    outcome, _ = measured(room, cell, path, known, emit=events.append, **more)
+    return outcome, events
 
 
 def scored(events: Iterable[Event]) -> list[tuple[int, str]]:
