@@ -32,7 +32,7 @@ _GROUP_CHARACTERS = 1_000_000
 _GROUPS_PER_WORKER = 4  # that may be encoded before the one that is next in order: bounds the memory
 _MOST_DEATHS = 3  # of workers while no group is finished
 
-Group = list[SourceRecord]
+_Group = list[SourceRecord]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class EncodedGroup:
     wholes: NDArray[np.int64]
 
 
-def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncodedGroup:
+def encode_group(group: _Group, tokenizer: Tokenizer, parser: Parser, limit: int | None) -> EncodedGroup:
     """Encode the documents of the records. Raises DataError for an invalid record."""
     documents = list(parsed(group, parser))
     encoded = tokenizer.encode_documents([document.text for document in documents], limit)
@@ -68,9 +68,9 @@ def encode_group(group: Group, tokenizer: Tokenizer, parser: Parser, limit: int 
     return EncodedGroup([document.id for document in documents], joined, lengths, sizes, wholes)
 
 
-def groups(records: Iterable[SourceRecord]) -> Iterator[Group]:
+def groups(records: Iterable[SourceRecord]) -> Iterator[_Group]:
     """Yield the records in lists of about _GROUP_CHARACTERS characters."""
-    group: Group = []
+    group: _Group = []
     size = 0
     for record in records:
         group.append(record)
@@ -84,7 +84,7 @@ def groups(records: Iterable[SourceRecord]) -> Iterator[Group]:
 
 
 def encode_in_workers(
-    tokenizer: Tokenizer, parser: Parser, limit: int | None, workers: int, groups: Iterator[Group]
+    tokenizer: Tokenizer, parser: Parser, limit: int | None, workers: int, groups: Iterator[_Group]
 ) -> Iterator[EncodedGroup]:
     """Encode groups in `workers` processes as `encode_group` does, and yield the results in order.
 
@@ -92,7 +92,7 @@ def encode_in_workers(
     """
     settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local}
     encoder = (tokenizer.backend.to_str(), settings, parser, limit)
-    unfinished: deque[Group] = deque()
+    unfinished: deque[_Group] = deque()
     deaths = 0
     while True:
         pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, encoder)
@@ -113,7 +113,7 @@ def encode_in_workers(
 
 
 def _in_order(
-    pool: ProcessPoolExecutor, groups: Iterator[Group], unfinished: deque[Group], most: int
+    pool: ProcessPoolExecutor, groups: Iterator[_Group], unfinished: deque[_Group], most: int
 ) -> Iterator[EncodedGroup]:
     """Yield the results of `unfinished`, to which up to `most` groups are added, and from which they are removed."""
     answers: deque[Future[EncodedGroup]] = deque(pool.submit(_encode_here, group) for group in unfinished)
@@ -128,7 +128,7 @@ def _in_order(
         yield encoded
 
 
-_encoder: Callable[[Group], EncodedGroup]  # of a worker process
+_encoder: Callable[[_Group], EncodedGroup]  # of a worker process
 
 
 def _start_worker(definition: str, settings: dict[str, Any], parser: Parser, limit: int | None) -> None:
@@ -150,7 +150,7 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _encode_here(group: Group) -> EncodedGroup:
+def _encode_here(group: _Group) -> EncodedGroup:
     try:
         return _encoder(group)
     except DataError:

@@ -38,9 +38,9 @@ def _reader(cell: Cell, end_id: int, mask_id: int | None) -> RowReader:
     vocab = cell.model.size.vocab
     last = vocab - 1
     if isinstance(objective, Masked):
-        return MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
+        return _MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
     if isinstance(objective, Spans):
-        return SpanReader(objective, cell.data.length, vocab, end_id)
+        return _SpanReader(objective, cell.data.length, vocab, end_id)
     return CAUSAL if cell.data.documents == "joined" else CausalReader(end_id)
 
 
@@ -53,7 +53,7 @@ def _mask_of(objective: Masked, tokenizer: Tokenizer) -> int:
 
 
 @dataclass(frozen=True)
-class SpanReader:
+class _SpanReader:
     """Reads rows of at most `length` tokens as `spec` says, with the last ids of `vocab` as sentinels and modes."""
 
     spec: Spans
@@ -84,7 +84,7 @@ class SpanReader:
         kept = denoiser.fitting(len(tokens), self.length + 1 - self.spec.overhead)
         if not kept:
             return tokens[:1], tokens[:0]
-        intact, corrupted = span_lengths(denoiser, kept, words[1:])
+        intact, corrupted = _span_lengths(denoiser, kept, words[1:])
         bounds = np.cumsum(np.stack([intact, corrupted], axis=1).ravel())
         pieces = np.split(tokens[:kept], bounds[:-1])
         sentinels = [np.array([self.vocab - 1 - number]) for number in range(len(intact))]
@@ -97,7 +97,7 @@ class SpanReader:
         return self.vocab - self.spec.reserved + MODES.index(denoiser.mode)
 
 
-def span_lengths(denoiser: Denoiser, tokens: int, words: Words) -> tuple[Ints, Ints]:
+def _span_lengths(denoiser: Denoiser, tokens: int, words: Words) -> tuple[Ints, Ints]:
     """Return the lengths of the intact and of the corrupted spans of `tokens` tokens, which alternate from the first.
 
     All ways to divide the corrupted tokens into spans are equally likely, and all ways to divide the others.
@@ -115,7 +115,7 @@ def _parts(total: int, parts: int, words: Words) -> Ints:
 
 
 @dataclass(frozen=True)
-class MaskedReader:
+class _MaskedReader:
     """Reads rows of at most `length` tokens as `spec` says.
 
     mask_id: the id of the mask token. ids: random tokens are below it. end_id: the end token, which is never chosen.

@@ -23,9 +23,9 @@ _MAX_ROWS_IN_MEMORY = 2**20  # a permutation of this many takes 8 MB
 _ROUNDS = 8
 
 
-def order(seed: int, epoch: int, size: int) -> Ints | KeyedOrder:
+def order(seed: int, epoch: int, size: int) -> Ints | _KeyedOrder:
     """Return the order of `size` rows in an epoch: it maps positions in the epoch to row numbers."""
-    return permutation(seed, epoch, size) if size <= _MAX_ROWS_IN_MEMORY else KeyedOrder(seed, epoch, size)
+    return permutation(seed, epoch, size) if size <= _MAX_ROWS_IN_MEMORY else _KeyedOrder(seed, epoch, size)
 
 
 def permutation(seed: int, epoch: int, size: int) -> Ints:
@@ -36,7 +36,7 @@ def permutation(seed: int, epoch: int, size: int) -> Ints:
     return np.argsort(_draws(seed, epoch, size), kind="stable")
 
 
-class KeyedOrder:
+class _KeyedOrder:
     """A permutation of `size` >= 2 numbers that is computed on demand and takes no memory."""
 
     def __init__(self, seed: int, epoch: int, size: int):

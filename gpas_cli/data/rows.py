@@ -141,7 +141,7 @@ class Rows(ABC):
             number += 1
 
 
-class PackedRows(Rows):
+class _PackedRows(Rows):
     """Concatenated documents cut with stride `length`. Every row is full; tokens after the last full row are unused."""
 
     def __init__(self, shards: Sequence[Shard], length: int, limit: int | None = None):
@@ -160,7 +160,7 @@ class PackedRows(Rows):
         return index * (self.width - 1), self.width
 
 
-class PaddedRows(Rows):
+class _PaddedRows(Rows):
     """One document per row. The shards hold at most `length` tokens of a document.
 
     The start of a document is the sum of the lengths before it; only every _STRIDE-th start is kept in memory.
@@ -214,5 +214,5 @@ def _marks(shard: Shard, start: int, longest: int) -> Ints:
 def open_rows(shards: Sequence[Shard], layout: str, length: int, *, pad_id: int, limit: int | None = None) -> Rows:
     """Return the rows of `layout` (`pack` or `pad`), at most `limit`."""
     if layout == "pad":
-        return PaddedRows(shards, length, pad_id, limit)
-    return PackedRows(shards, length, limit)
+        return _PaddedRows(shards, length, pad_id, limit)
+    return _PackedRows(shards, length, limit)

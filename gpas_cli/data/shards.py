@@ -74,7 +74,7 @@ class Totals:
 
 
 _Enough = Callable[[Totals], bool]
-Progress = Callable[[Totals], None]
+_Progress = Callable[[Totals], None]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,13 @@ class TokenCache:
         return self.cache / "tokens" / f"{self.source.name}-{disk.digest(self.spec)}"
 
     def ensure(
-        self, split: str, enough: _Enough, notify: Notify, *, workers: int = 1, progress: Progress = lambda totals: None
+        self,
+        split: str,
+        enough: _Enough,
+        notify: Notify,
+        *,
+        workers: int = 1,
+        progress: _Progress = lambda totals: None,
     ) -> list[Shard]:
         """Return the first shards of `split` that are `enough` together, or all of them, building missing ones.
 
@@ -203,7 +209,7 @@ class TokenCache:
         shards, complete = self._present(split, enough)
         return shards if complete else None
 
-    def _complete(self, split: str, enough: _Enough, notify: Notify, workers: int, progress: Progress) -> None:
+    def _complete(self, split: str, enough: _Enough, notify: Notify, workers: int, progress: _Progress) -> None:
         """Build the missing shards, while holding the lock."""
         shards, complete = self._present(split, enough)
         if not complete:
@@ -243,7 +249,7 @@ class TokenCache:
             disk.write_json(self.folder / "made_by.json", made_by | {"time": time.time()})
 
     def _build(
-        self, split: str, enough: _Enough, shards: list[Shard], notify: Notify, workers: int, progress: Progress
+        self, split: str, enough: _Enough, shards: list[Shard], notify: Notify, workers: int, progress: _Progress
     ) -> None:
         """Write the shards after `shards` until they are enough or a complete one already exists."""
         totals = sum_of(shards)

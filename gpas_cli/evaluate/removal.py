@@ -168,10 +168,10 @@ class AngularDistance:
         Collective."""
         rows = world.sum(torch.tensor(self._rows, dtype=torch.float64, device=self._sums[0].device))
         means = iter((world.sum(torch.cat(self._sums)) / rows).tolist())
-        return {series_name(n): [next(means) for _ in total] for n, total in enumerate(self._sums, start=1)}
+        return {_series_name(n): [next(means) for _ in total] for n, total in enumerate(self._sums, start=1)}
 
 
-def series_name(n: int) -> str:
+def _series_name(n: int) -> str:
     """Return the name of the series of the distances over `n` layers: "angular_distance", "angular_distance/2", ..."""
     return ANGULAR if n == 1 else f"{ANGULAR}/{n}"
 

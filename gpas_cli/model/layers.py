@@ -149,7 +149,7 @@ def outputs(x: Tensor, maps: Sequence[nn.Linear], multiple: int = 1) -> Sequence
     return torch.split(y, widths, -1)
 
 
-def with_inputs(weight: Tensor, width: int) -> Tensor:
+def _with_inputs(weight: Tensor, width: int) -> Tensor:
     """Return `weight`, (out, in), with zero columns for the inputs from `in` to `width`: (out, width)."""
     extra = width - weight.shape[1]
     return F.pad(weight, (0, extra)) if extra else weight
@@ -175,7 +175,7 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
 
 
-class MLP(nn.Module):
+class _MLP(nn.Module):
     """down( silu(gate x) * (up x) )."""
 
     def __init__(self, size: Size, family: Family):
@@ -187,7 +187,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
         gate, up = outputs(x, (self.gate_proj, self.up_proj), _ALIGNED_WIDTH)
-        down = with_inputs(self.down_proj.weight, gate.shape[-1])
+        down = _with_inputs(self.down_proj.weight, gate.shape[-1])
         return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -233,7 +233,7 @@ class _PlainMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
         (up,) = outputs(x, (self.up_proj,), _ALIGNED_WIDTH)
-        return F.linear(self.activation(up), with_inputs(self.down_proj.weight, up.shape[-1]), self.down_proj.bias)
+        return F.linear(self.activation(up), _with_inputs(self.down_proj.weight, up.shape[-1]), self.down_proj.bias)
 
 
 FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -244,9 +244,9 @@ FFN_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 assert {"swiglu", *FFN_ACTIVATIONS} == set(FFNS)
 
 
-def feed_forward(size: Size, family: Family) -> MLP | _PlainMLP:
+def feed_forward(size: Size, family: Family) -> _MLP | _PlainMLP:
     """Return the feed-forward network of one layer."""
-    return MLP(size, family) if family.ffn == "swiglu" else _PlainMLP(size, family)
+    return _MLP(size, family) if family.ffn == "swiglu" else _PlainMLP(size, family)
 
 
 _NAMED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -48,7 +48,7 @@ def micro_batch_rows(
     most = most_rows(cell, processes, asked)
     if asked:
         return most
-    usable = int(USABLE_FRACTION * free_bytes(precision.device)) - reserved
+    usable = int(USABLE_FRACTION * _free_bytes(precision.device)) - reserved
     if precision.device.type == "cpu":
         usable //= processes
         most = min(most, max(1, _CPU_LOGITS // (cell.data.length * cell.model.size.vocab)))
@@ -56,7 +56,7 @@ def micro_batch_rows(
     return fitting_rows(cell, most, usable, strategy=strategy, recompute=recompute, logits=logits)
 
 
-def free_bytes(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     """Return the bytes of memory that this process can still allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

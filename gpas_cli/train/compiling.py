@@ -50,7 +50,7 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
     """
     import torch._dynamo  # takes a second to import
 
-    keep_kernels_private()
+    _keep_kernels_private()
     torch._dynamo.config.recompile_limit = max(_MAX_GRAPHS, torch._dynamo.config.recompile_limit)
 
     def compiled(forward: Forward) -> Forward:
@@ -66,7 +66,7 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
             module.forward = _with_dynamic_sizes(compiled(module.forward))
 
 
-def keep_kernels_private() -> None:
+def _keep_kernels_private() -> None:
     """Have torch keep compiled kernels where no other user can write, unless TORCHINDUCTOR_CACHE_DIR is set.
 
     torch executes what it finds there, and its default is a name in /tmp that another user may have taken before.
@@ -129,7 +129,7 @@ def worth_compiling(device: torch.device, flops: float) -> bool:
 
 @functools.cache
 def _can_compile(device: torch.device) -> bool:
-    keep_kernels_private()
+    _keep_kernels_private()
     try:
         torch.compile(torch.square)(torch.ones(2, device=device))
         worst = _error(device)

@@ -73,7 +73,7 @@ def _clone(value: object) -> object:
 _SEED_OFFSET = 2**32
 
 
-def drawn_layers(seed: int, draw: int, layers: int, count: int) -> frozenset[int]:
+def _drawn_layers(seed: int, draw: int, layers: int, count: int) -> frozenset[int]:
     """Return the `count` layers of draw number `draw`, numbered from 0."""
     return frozenset(permutation(_SEED_OFFSET + seed, draw, layers)[:count].tolist())
 
@@ -113,7 +113,7 @@ class LayerSelection:
 
     def at(self, step: int) -> frozenset[int]:
         """Return the layers, numbered from 0, that train in update `step` = 0, 1, ..."""
-        return drawn_layers(self.seed, step // self.interval, self.layers, self.count)
+        return _drawn_layers(self.seed, step // self.interval, self.layers, self.count)
 
     def apply(self, network: Llama, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Freeze the layers that do not train in update `step`, and unfreeze the others without their gates."""

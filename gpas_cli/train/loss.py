@@ -44,13 +44,13 @@ def softmax_gradients(
     targets: (n,), those below 0 count as 0. Log-probabilities and probabilities are rounded to `exact`, which is wide
     unless the loss is one of bfloat16. One operation, on a GPU one kernel.
     """
-    if has_triton(logits.device):
+    if _has_triton(logits.device):
         from gpas_cli.train.triton_cross_entropy import launch
 
         return launch(logits, targets, exact, z_loss, wanted, vocab)
     own = logits[:, :vocab].contiguous()
     scratch = own if exact == own.dtype else torch.empty_like(own, dtype=exact)
-    chosen = softmax_gradients_by_torch(own, targets, scratch, z_loss, wanted)
+    chosen = _softmax_gradients_by_torch(own, targets, scratch, z_loss, wanted)
     if wanted and vocab < logits.shape[1]:
         logits.zero_()[:, :vocab] = own
     return chosen
@@ -61,7 +61,9 @@ def _shape(logits: Tensor, targets: Tensor, exact: torch.dtype, z_loss: float, w
     return logits.new_empty(len(logits), 1, dtype=exact)
 
 
-def softmax_gradients_by_torch(logits: Tensor, targets: Tensor, scratch: Tensor, z_loss: float, wanted: bool) -> Tensor:
+def _softmax_gradients_by_torch(
+    logits: Tensor, targets: Tensor, scratch: Tensor, z_loss: float, wanted: bool
+) -> Tensor:
     """Compute `softmax_gradients` with torch. scratch: a buffer like the logits, of dtype `exact`, which is
     overwritten; the logits themselves if they have this dtype.
     """
@@ -82,7 +84,7 @@ def softmax_gradients_by_torch(logits: Tensor, targets: Tensor, scratch: Tensor,
 
 
 @functools.cache
-def has_triton(device: torch.device) -> bool:
+def _has_triton(device: torch.device) -> bool:
     """Return whether `device` is a GPU on which the kernel compiles and runs. Warns with the reason if it does not.
 
     CUDA builds of torch for Linux bring triton, which needs a C compiler and Python's headers.
@@ -290,7 +292,7 @@ def _chunked(
         counts = (targets[part] != IGNORED)[:, None]
         logits = torch.mm(states, weight.t(), out=products[: len(states)])
         if by_torch:
-            chosen = softmax_gradients_by_torch(logits, targets[part], scratch[: len(states)], z_loss, wanted)
+            chosen = _softmax_gradients_by_torch(logits, targets[part], scratch[: len(states)], z_loss, wanted)
         else:
             chosen = softmax_gradients(logits, targets[part], exact, z_loss, wanted, len(head))
         total -= (chosen.to(wide) * counts).sum()

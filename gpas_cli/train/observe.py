@@ -155,7 +155,7 @@ class Health:
                 path.unlink(missing_ok=True)
 
 
-def read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
+def _read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
     """Return the state after update `step`, or None if no folder has a readable one."""
     for folder in folders:
         try:
@@ -188,7 +188,7 @@ class _Rates(TypedDict):
     mfu: NotRequired[float]
 
 
-class SpeedMeter:
+class _SpeedMeter:
     """Measures speed and memory of a training of `cell` on `devices` devices like `device` since the last mark.
 
     Tokens are targets; FLOPs are counted as in `spec.cost`. No MFU is reported if the peak of the devices is unknown.
@@ -252,7 +252,7 @@ class Observer:
         self.emit = emit
         self.world = world
         self.health = Health(watch, cell.model.size.vocab)
-        self.meter = SpeedMeter(cell, device, world.size)
+        self.meter = _SpeedMeter(cell, device, world.size)
         self._pending: list[Update] = []
         self._last = Step(0)  # the last settled update
 
@@ -261,7 +261,7 @@ class Observer:
         self.meter.mark(position)
         if not position.step:
             return
-        state = self.world.broadcast(read_state(folders, position.step))
+        state = self.world.broadcast(_read_state(folders, position.step))
         if state is not None:
             self.health.restore(state)
         else:

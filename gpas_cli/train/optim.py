@@ -53,7 +53,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group[_RATE_FACTOR] if _RATE_FACTOR in group else rate
 
 
-def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+def _gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """Return the joint l2 norm of the gradients, shape ()."""
     return joint_norm(p.grad for p in parameters if p.grad is not None)[0]
 
@@ -68,9 +68,9 @@ def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> 
         _scale(parameters, spec.clip, norm)
     elif spec.clip > 0:
         others = [p for p in parameters if all(p is not gate for gate in gates)]
-        _scale(others, spec.clip, gradient_norm(others))
+        _scale(others, spec.clip, _gradient_norm(others))
     if spec.clip_gates > 0:
-        _scale(gates, spec.clip_gates, gradient_norm(gates))
+        _scale(gates, spec.clip_gates, _gradient_norm(gates))
     return norm, norms
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
-from gpas_cli.data.objective import MaskedReader
+from gpas_cli.data.objective import _MaskedReader
 from gpas_cli.data.order import Draw, Ints
 from gpas_cli.spec.objective import Masked
 
 END, MASK, IDS, LENGTH = 1, 99, 98, 64
-READER = MaskedReader(Masked(), LENGTH, MASK, IDS, END)
+READER = _MaskedReader(Masked(), LENGTH, MASK, IDS, END)
 
 
 def tokens(rows: int = 400, width: int = LENGTH + 1) -> Ints:
@@ -21,7 +21,7 @@ def tokens(rows: int = 400, width: int = LENGTH + 1) -> Ints:
     return np.random.default_rng(5).integers(1, 50, (rows, width))
 
 
-def made(numbers: Ints, draw: Draw, reader: MaskedReader = READER) -> Batch:
+def made(numbers: Ints, draw: Draw, reader: _MaskedReader = READER) -> Batch:
     return reader.batch(tokens()[numbers], np.full(len(numbers), LENGTH + 1), numbers, draw)
 
 
@@ -64,7 +64,7 @@ def test_only_chosen_tokens_change_and_only_they_are_targets() -> None:
 
 
 def test_random_tokens_are_uniform_over_the_tokenizer() -> None:
-    reader = MaskedReader(Masked(rate=1, mask=0, random=1), LENGTH, MASK, IDS, end_id=-1)
+    reader = _MaskedReader(Masked(rate=1, mask=0, random=1), LENGTH, MASK, IDS, end_id=-1)
     inputs = made(np.arange(400), Draw.training(1, 1), reader).inputs
     counts = np.bincount(inputs.ravel(), minlength=IDS)
     assert len(counts) == IDS
@@ -95,7 +95,7 @@ def test_seed_and_update_change_the_corruption(other: Draw) -> None:
 def test_padding_is_neither_chosen_nor_seen() -> None:
     sizes = np.array([1, 5, LENGTH + 1])
     numbers = np.arange(3)
-    reader = MaskedReader(Masked(rate=1), LENGTH, MASK, IDS, END)
+    reader = _MaskedReader(Masked(rate=1), LENGTH, MASK, IDS, END)
     batch = reader.batch(tokens()[numbers], sizes, numbers, Draw.training(1, 1))
     assert batch.prefix is not None
     assert batch.prefix.tolist() == [1, 5, LENGTH]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpas_cli.data.files import Files
-from gpas_cli.data.rows import PackedRows, PaddedRows, open_rows
+from gpas_cli.data.rows import _PackedRows, _PaddedRows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache
 from gpas_cli.errors import DataError
 
@@ -30,7 +30,7 @@ def test_pack_equals_the_naive_construction(make_cache: Make, source: Files, len
     cache = make_cache(shard_documents=shard_documents)
     joined = [i for document in documents_of(cache, source) for i in document]
     starts = range(0, len(joined) - length, length)
-    rows = PackedRows(shards_of(cache), length)
+    rows = _PackedRows(shards_of(cache), length)
     assert len(rows) == len(starts)
     assert rows.width == length + 1
     assert rows.pad_id is None
@@ -40,7 +40,7 @@ def test_pack_equals_the_naive_construction(make_cache: Make, source: Files, len
 
 def test_packed_rows_predict_every_token_but_the_first_once(make_cache: Make):
     cache = make_cache()
-    rows = PackedRows(shards_of(cache), 16)
+    rows = _PackedRows(shards_of(cache), 16)
     tokens = rows.tokens(np.arange(len(rows)))
     assert (tokens[1:, 0] == tokens[:-1, -1]).all()
 
@@ -51,7 +51,7 @@ def test_pad_equals_the_naive_construction(make_cache: Make, source: Files, leng
     cache = make_cache(limit=length, shard_documents=shard_documents)
     whole = documents_of(cache, source)
     expected = [d if len(d) <= length else [*d[: length - 1], 1] for d in whole]
-    rows = PaddedRows(shards_of(cache), length, pad_id=0)
+    rows = _PaddedRows(shards_of(cache), length, pad_id=0)
     assert len(rows) == len(whole)
     assert rows.width == length
     indices = np.arange(len(rows))
@@ -86,7 +86,7 @@ def test_a_limit_keeps_the_first_rows(make_cache: Make, layout: str):
 
 def test_padded_rows_refuse_documents_longer_than_a_row(make_cache: Make):
     with pytest.raises(DataError, match="rows of 4 tokens were requested, but the cached documents have up to"):
-        PaddedRows(shards_of(make_cache()), 4, pad_id=0)
+        _PaddedRows(shards_of(make_cache()), 4, pad_id=0)
 
 
 def flip(path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_damaged_shard_is_refused_when_it_is_first_read(make_cache: Make, layo
 
 def test_only_the_shards_that_are_read_are_verified_and_each_once(make_cache: Make):
     shards = shards_of(make_cache())
-    rows = PackedRows(shards, 16)
+    rows = _PackedRows(shards, 16)
     assert rows.newly_verified() == {}
     rows.tokens(np.arange(3))
     assert rows.newly_verified() == {"00000": shards[0].sha256}

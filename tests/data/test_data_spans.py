@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpas_cli.data.loader import IGNORED, Batch
-from gpas_cli.data.objective import SpanReader, span_lengths
+from gpas_cli.data.objective import _span_lengths, _SpanReader
 from gpas_cli.data.order import Draw, Ints
 from gpas_cli.spec.objective import MODES, OBJECTIVES, Spans, _parse_denoiser
 
@@ -24,7 +24,7 @@ def tokens(rows: int = 200) -> Ints:
 
 def made(spec: Spans, numbers: Ints, draw: Draw, sizes: Ints | None = None) -> Batch:
     own = np.full(len(numbers), LENGTH + 1) if sizes is None else sizes
-    return SpanReader(spec, LENGTH, VOCAB, END).batch(tokens()[numbers], own, numbers, draw)
+    return _SpanReader(spec, LENGTH, VOCAB, END).batch(tokens()[numbers], own, numbers, draw)
 
 
 def parts_of(batch: Batch, i: int) -> tuple[list[int], list[int]]:
@@ -90,7 +90,7 @@ def test_the_prefix_denoiser_hides_the_end_of_the_row() -> None:
 def test_modes_and_denoisers_are_drawn_equally_often() -> None:
     """Two of UL2's seven denoisers are r, one is s and four are x."""
     assert isinstance(UL2, Spans)
-    batch = SpanReader(UL2, LENGTH, VOCAB, END).batch(
+    batch = _SpanReader(UL2, LENGTH, VOCAB, END).batch(
         np.tile(tokens(), (5, 1)), np.full(1000, LENGTH + 1), np.arange(1000), Draw.training(3, 4)
     )
     first = batch.inputs[:, 0] - (VOCAB - UL2.reserved)
@@ -103,7 +103,7 @@ def test_lengths_of_spans_have_the_declared_mean_and_every_place_is_hidden_equal
     denoiser = _parse_denoiser("r 3 0.15")
     lengths, places = [], np.zeros(200)
     for row in range(2000):
-        intact, corrupted = span_lengths(denoiser, 200, Draw.training(1, 1).words(row, 400))
+        intact, corrupted = _span_lengths(denoiser, 200, Draw.training(1, 1).words(row, 400))
         assert intact.sum() + corrupted.sum() == 200
         assert min(*intact, *corrupted) >= 1
         lengths += corrupted.tolist()
@@ -141,7 +141,7 @@ def test_short_rows_lose_nothing_and_the_shortest_has_no_target() -> None:
 @pytest.mark.parametrize("text", UL2.denoisers)
 def test_the_expected_shares_are_those_of_long_rows(text: str) -> None:
     spec = Spans(denoisers=(text,), sentinels=400)
-    batch = SpanReader(spec, 1024, 33_000, END).batch(
+    batch = _SpanReader(spec, 1024, 33_000, END).batch(
         np.full((1, 1025), 7), np.array([1025]), np.array([0]), Draw.training(1, 1)
     )
     assert batch.predicted / batch.tokens_read == pytest.approx(spec.target_share(), abs=0.02)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import validation_batches
 from gpas_cli.evaluate import importance, removal
-from gpas_cli.evaluate.removal import series_name
+from gpas_cli.evaluate.removal import _series_name
 from gpas_cli.events import Removal
 from gpas_cli.model.llama import Block, Llama
 from gpas_cli.spec.cell import Cell
@@ -123,7 +123,7 @@ def test_measurements_are_those_computed_by_hand(
     stream = torch.stack(ends)
     for n in range(1, LAYERS + 1):
         cosine = F.cosine_similarity(stream[:, :-n], stream[:, n:], dim=-1)
-        assert values[series_name(n)] == pytest.approx((cosine.arccos() / math.pi).mean(0).tolist(), abs=1e-5)
+        assert values[_series_name(n)] == pytest.approx((cosine.arccos() / math.pi).mean(0).tolist(), abs=1e-5)
     assert f"angular_distance/{LAYERS + 1}" not in values
 
     assert [one["layer"] for one in recorder.of("removal")] == list(range(LAYERS + 1))
@@ -176,7 +176,7 @@ def test_every_architecture_is_measured(room: Path, tmp_path: Path, scheme: str,
     _, recorder = measured(room, cell, path)
     found = series(recorder)
     assert {name: len(values) for name, values in found.items()} == {
-        "importance": LAYERS, **{series_name(n): LAYERS + 1 - n for n in range(1, LAYERS + 1)},
+        "importance": LAYERS, **{_series_name(n): LAYERS + 1 - n for n in range(1, LAYERS + 1)},
         "stream_norm": LAYERS + 1, "stability": LAYERS,
     }  # fmt: skip
     assert all(math.isfinite(rise) and rise != 0 for rise in found["importance"])

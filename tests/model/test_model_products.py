@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model import layers
-from gpas_cli.model.layers import aligned_rows, outputs, with_inputs
+from gpas_cli.model.layers import _with_inputs, aligned_rows, outputs
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -146,7 +146,7 @@ def test_on_a_cpu_every_map_is_a_product_of_its_own() -> None:
     assert [y.shape[-1] for y in outputs(x, maps, 4)] == [3, 7]
     assert all(torch.equal(y, linear(x)) for y, linear in zip(outputs(x, maps, 4), maps, strict=True))
     weight = maps[0].weight
-    assert with_inputs(weight, 5) is weight
+    assert _with_inputs(weight, 5) is weight
 
 
 def test_the_state_dict_is_that_of_separate_maps(wide: None) -> None:

@@ -14,7 +14,7 @@ from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 
 from gpas_cli.evaluate.removal import without_layer
-from gpas_cli.model.layers import MLP, GpasGate, norm_slot
+from gpas_cli.model.layers import _MLP, GpasGate, norm_slot
 from gpas_cli.model.llama import Llama, activation_variance, build
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.gate import _SITES, ACTIVATIONS, Gate, activation
@@ -191,7 +191,7 @@ def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
 def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -> None:
     torch.manual_seed(0)
     size = parse_model({"size": {"hidden": 6, "ffn": 5, "heads": 1, "layers": 1, "vocab": 10}}).size
-    mlp = MLP(size, replace(FAMILIES["llama"], bias=bias)).double()
+    mlp = _MLP(size, replace(FAMILIES["llama"], bias=bias)).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
 
     def plain(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.train import loss, triton_cross_entropy
-from gpas_cli.train.loss import softmax_gradients_by_torch
+from gpas_cli.train.loss import _softmax_gradients_by_torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -21,7 +21,7 @@ def same_gradients(dtype: torch.dtype, exact: torch.dtype, vocab: int, z_loss: f
     targets[3] = 4
     expected = logits.clone()
     scratch = expected if exact == dtype else expected.to(exact)
-    chosen = softmax_gradients_by_torch(expected, targets, scratch, z_loss, wanted)
+    chosen = _softmax_gradients_by_torch(expected, targets, scratch, z_loss, wanted)
     found = launched(logits, targets, exact, z_loss, wanted)
     assert found.dtype == exact
     # A unit in the last place of a probability near 1; that of a log-probability is up to 32 times as large. The

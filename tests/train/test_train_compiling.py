@@ -26,7 +26,7 @@ from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import checkpoint, compiling, strategy
 from gpas_cli.train.bench import synthetic_loop
-from gpas_cli.train.compiling import _KERNELS, compile_layers, keep_kernels_private, worth_compiling
+from gpas_cli.train.compiling import _KERNELS, _keep_kernels_private, compile_layers, worth_compiling
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE
@@ -333,10 +333,10 @@ def test_compiled_kernels_are_kept_where_no_other_user_can_write(
     elif taken == "link":
         usual.symlink_to(tmp_path)
     monkeypatch.setenv(_KERNELS, "/chosen")
-    keep_kernels_private()
+    _keep_kernels_private()
     assert os.environ[_KERNELS] == "/chosen"
     monkeypatch.delenv(_KERNELS)
-    keep_kernels_private()
+    _keep_kernels_private()
     folder = Path(os.environ[_KERNELS])
     assert (folder == usual) is (taken == "")
     assert folder.stat().st_mode & 0o777 == 0o700

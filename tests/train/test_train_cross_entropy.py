@@ -83,11 +83,11 @@ def test_the_kernels_are_those_of_torch(interpreted: bool) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is visible, where Triton works")
 def test_a_machine_without_triton_says_why_it_is_slower() -> None:
-    loss.has_triton.cache_clear()
+    loss._has_triton.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert not loss.has_triton(torch.device("cuda"))
-        assert not loss.has_triton(torch.device("cpu"))
+        assert not loss._has_triton(torch.device("cuda"))
+        assert not loss._has_triton(torch.device("cpu"))
     (warning,) = caught
     assert "Triton's kernel is not used, which makes training slower" in str(warning.message)
-    loss.has_triton.cache_clear()
+    loss._has_triton.cache_clear()

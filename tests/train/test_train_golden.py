@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -115,26 +114,6 @@ def test_by_default_every_token_weighs_the_same() -> None:
     assert list(micro_batches(targets, 3)) == [(slice(0, 3, 1), 9), (slice(3, 4, 1), 9)]
     # The means of 6 and of 3 targets, and then the mean of the two.
     assert list(micro_batches(targets, 3, 2)) == [(slice(0, 2, 1), 12), (slice(2, 4, 1), 6)]
-
-
-@pytest.mark.parametrize("clip_over", ["all", "others"])
-def test_the_two_readings_of_the_7b_clipping(clip_over: str) -> None:
-    network = filled("pre_gpas", torch.float64)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in network.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    gates = [gate.alpha for gate in network.gates()]
-    others = [p for name, p in network.named_parameters() if not re.search(r"\balpha$", name)]
-    norm = {key: _norm(group) for key, group in {"all": [*gates, *others], "gates": gates, "others": others}.items()}
-    spec = Optim(lr=1, warmup=0, steps=1, clip=1.0, clip_gates=0.01, clip_over=clip_over)
-    assert clip(list(network.parameters()), gates, spec)[0].item() == pytest.approx(norm["all"])
-    assert _norm(others) == pytest.approx(norm["others"] / norm[clip_over], rel=1e-6)
-    clipped = norm["gates"] / norm["all"] if clip_over == "all" else norm["gates"]
-    assert _norm(gates) == pytest.approx(min(0.01, clipped), rel=1e-3)
-
-
-def _norm(parameters: list[torch.Tensor]) -> float:
-    return sum(p.grad.square().sum().item() for p in parameters) ** 0.5
 
 
 def test_bfloat16_weights_get_the_reference_adam() -> None:

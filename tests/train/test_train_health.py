@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.spec.run import Monitoring
-from gpas_cli.train.observe import Divergence, Health, Spike, read_state
+from gpas_cli.train.observe import Divergence, Health, Spike, _read_state
 
 VOCAB = 512
 
@@ -75,7 +75,7 @@ def test_a_resumed_run_reports_the_same(at: int, tmp_path: Path) -> None:
     (tmp_path / f"step-{at:08d}.safetensors").touch()
     before.save(tmp_path, at)
     after = Health(Monitoring(), VOCAB)
-    state = read_state([tmp_path / "elsewhere", tmp_path], at)
+    state = _read_state([tmp_path / "elsewhere", tmp_path], at)
     assert state is not None
     after.restore(state)
     assert json.dumps(after.state()) == json.dumps(before.state())
@@ -97,7 +97,7 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"first": 1}', "null"])
 def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "watch-00000010.json").write_text(text)
-    assert read_state([tmp_path], 10) is None
+    assert _read_state([tmp_path], 10) is None
 
 
 @pytest.mark.parametrize(

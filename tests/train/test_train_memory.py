@@ -19,7 +19,7 @@ from gpas_cli.spec.cost import _update_bytes, activation_bytes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
 from gpas_cli.train import assemble, loop
-from gpas_cli.train.assemble import free_bytes, micro_batch_rows
+from gpas_cli.train.assemble import _free_bytes, micro_batch_rows
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
@@ -44,9 +44,9 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(assemble, "USABLE_FRACTION", 1.0)
     needed = _update_bytes(what, 100, logits=2**10)
     for rows, free in [(100, needed), (99, needed - 1), (1, 0), (512, 10**15)]:
-        monkeypatch.setattr(assemble, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(assemble, "_free_bytes", lambda _, free=free: free)
         assert micro_batch_rows(what, FP32) == rows
-    monkeypatch.setattr(assemble, "free_bytes", lambda _: needed)
+    monkeypatch.setattr(assemble, "_free_bytes", lambda _: needed)
     assert micro_batch_rows(what, FP32, reserved=needed - _update_bytes(what, 50, logits=2**10)) == 50
     assert 40 < micro_batch_rows(what, FP32, processes=2) <= 50
     assert micro_batch_rows(what, FP32, 7) == 7
@@ -82,12 +82,12 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
 
 def test_free_memory_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assemble, "_CGROUP", tmp_path)
-    assert free_bytes(CPU) <= psutil.virtual_memory().total
+    assert _free_bytes(CPU) <= psutil.virtual_memory().total
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert free_bytes(CPU) == 2000
+    assert _free_bytes(CPU) == 2000
     (tmp_path / "memory.max").write_text("max\n")
-    assert free_bytes(CPU) > 10**6
+    assert _free_bytes(CPU) > 10**6
 
 
 def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe, strategy
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import GradientNorms, Update, embedding_rows, measure_layers
-from gpas_cli.train.observe import Observer, SpeedMeter, fetch
+from gpas_cli.train.observe import Observer, _SpeedMeter, fetch
 from gpas_cli.train.parallel import World, joined
 from gpas_cli.train.precision import Precision
 
@@ -178,7 +178,7 @@ def test_every_peak_is_found_by_its_own_name() -> None:
 
 
 def test_mfu_is_absent_if_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = SpeedMeter(cell(), torch.device("cpu"))
+    meter = _SpeedMeter(cell(), torch.device("cpu"))
     measured = meter.read(Position(step=2, tokens=128))
     assert "mfu" not in measured
     assert measured["flops_per_second"] == pytest.approx(measured["tokens_per_second"] * flops_per_token(cell()))
@@ -194,10 +194,10 @@ def test_mfu_is_absent_if_the_peak_is_unknown(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_flops_of_updates_that_skip_layers_are_those_of_the_layers_that_trained() -> None:
     what = cell(depth={"like": "stacking", "stages": "1-3-4"})
-    meter = SpeedMeter(what, torch.device("cpu"))
+    meter = _SpeedMeter(what, torch.device("cpu"))
     last_start = what.layer_schedule.starts[-1]
     assert meter.flops(1, 1) == flops_per_token(what, 1)
     assert meter.flops(last_start - 1, last_start) == pytest.approx(flops_per_token(what, 3.5))
     paths = cell(depth={"like": "raptr", "stages": "1-4", "fixed": "none"})
     drawn = [len(paths.layer_schedule.at(paths.seed, update).layers) for update in (1, 2, 3)]
-    assert SpeedMeter(paths, torch.device("cpu")).flops(1, 3) == flops_per_token(paths, sum(drawn) / 3)
+    assert _SpeedMeter(paths, torch.device("cpu")).flops(1, 3) == flops_per_token(paths, sum(drawn) / 3)

@@ -131,8 +131,7 @@ def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) 
     same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
     same(two["evaluation"], one["evaluation"], "loss loss_batch_mean loss_reference tokens", tolerance)
     ours, theirs = (weights(room, f"{who}-{name}", CELLS[name]) for who in (way, "one"))
-    for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     if name != "plain":
         assert any(tensor.abs().max() > 1e-4 for key, tensor in ours.items() if key.endswith("alpha"))
 
@@ -154,8 +153,7 @@ def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str)
     assert next(e["resumed_from"] for e in second["phase"] if "resumed_from" in e) == 3
     same(second["step"], straight["step"][3:], "loss grad_norm tokens", 1e-6)
     ours, theirs = (weights(room, n, CELLS["pre"]) for n in (f"{before}-then-{after}", "one-pre"))
-    for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_CELLS)
@@ -163,9 +161,9 @@ def test_the_state_of_every_optimizer_is_read_from_shards(room: Path, name: str)
     second, straight = result_of(room, f"fsdp-then-one-{name}"), result_of(room, f"one-{name}")
     assert next(e["resumed_from"] for e in second["phase"] if "resumed_from" in e) == 3
     ours, theirs = (weights(room, n, CELLS[name]) for n in (f"fsdp-then-one-{name}", f"one-{name}"))
-    for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor, rtol=1e-3, atol={"adafactor": 1e-5, "muon": 5e-4}[name])
-    same(second["step"], straight["step"][3:], "loss grad_norm tokens", {"adafactor": 1e-5, "muon": 5e-4}[name])
+    tolerance = {"adafactor": 1e-5, "muon": 5e-4}[name]
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=tolerance)
+    same(second["step"], straight["step"][3:], "loss grad_norm tokens", tolerance)
 
 
 def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
@@ -195,8 +193,7 @@ def test_sharded_weights_are_joined_and_padded_at_use(wide_room: Path, way: str,
     tolerance = {"bf16": 2e-2}.get(name, 1e-6)
     same(two["step"], one["step"], "loss grad_norm tokens", tolerance)
     ours, theirs = (weights(room, f"{who}-{name}", CELLS[name]) for who in (f"wide-{way}", "one"))
-    for key, tensor in theirs.items():
-        torch.testing.assert_close(ours[key], tensor, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def test_shards_are_written_by_all(room: Path) -> None:

@@ -11,22 +11,12 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Spike, Step
+from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Spike, Step, silent
 from gpas_cli.schedule import process
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import sinks
 from gpas_cli.train.sinks import Subject, opened, scalars
-
-
-class Recorder:
-    """A journal that keeps its events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
 
 
 @pytest.fixture
@@ -73,18 +63,17 @@ def test_events_become_named_numbers() -> None:
 
 
 def test_without_sinks_events_go_to_the_journal_directly(subject: Subject, tmp_path: Path) -> None:
-    journal = Recorder()
-    with opened(Monitoring(), subject, tmp_path, journal) as emit:
-        assert emit is journal
+    with opened(Monitoring(), subject, tmp_path, silent) as emit:
+        assert emit is silent
 
 
 def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
-    journal = Recorder()
-    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
+    journal: list[Event] = []
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append) as emit:
         emit(Phase(name="training", resumed_from=0))
         emit(Step(step=1, steps=2, loss=2.0))
         emit(Evaluation(step=2, loss=1.5, perplexity=float("inf")))
-    assert [event.kind for event in journal.events] == ["phase", "step", "evaluation"]
+    assert [event.kind for event in journal] == ["phase", "step", "evaluation"]
     assert wandb.logged == [(1, {"train/loss": 2.0}), (2, {"eval/loss": 1.5})]
     assert wandb.init["project"] == "norms"
     assert wandb.init["id"] == "0123456789abcdef-002"
@@ -92,36 +81,36 @@ def test_wandb_receives_the_events(subject: Subject, tmp_path: Path, wandb: type
 
 
 def test_a_failing_sink_is_only_a_warning(subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace) -> None:
-    journal = Recorder()
-    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
+    journal: list[Event] = []
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append) as emit:
         emit(Step(step=1, steps=2, loss=2.0))
         wandb.fail = ConnectionError("no route")
         emit(Step(step=2, steps=2, loss=2.0))
         emit(Step(step=3, steps=2, loss=2.0))
-    assert [event.kind for event in journal.events] == ["step", "step", "warning", "step"]
-    assert journal.events[2].message == ("Weights & Biases receives no further events: ConnectionError: no route")
+    assert [event.kind for event in journal] == ["step", "step", "warning", "step"]
+    assert journal[2].message == ("Weights & Biases receives no further events: ConnectionError: no route")
 
 
 def test_a_sink_that_cannot_be_opened_is_only_a_warning(
     subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace
 ) -> None:
-    journal = Recorder()
+    journal: list[Event] = []
     wandb.fail = RuntimeError("no key")
-    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal) as emit:
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append) as emit:
         emit(Step(step=1, steps=2, loss=2.0))
-    assert [event.kind for event in journal.events] == ["warning", "step"]
+    assert [event.kind for event in journal] == ["warning", "step"]
 
 
 def test_a_sink_that_does_not_close_is_abandoned(
     subject: Subject, tmp_path: Path, wandb: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sinks, "_CLOSE_SECONDS", 0.05)
-    journal = Recorder()
+    journal: list[Event] = []
     wandb.answers.clear()
-    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal):
+    with opened(Monitoring(wandb="norms"), subject, tmp_path, journal.append):
         pass
     wandb.answers.set()
-    assert journal.events[0].message.endswith("TimeoutError: not closed within 0.05 s")
+    assert journal[0].message.endswith("TimeoutError: not closed within 0.05 s")
 
 
 def test_tensorboard_writes_a_folder_for_each_cell(
@@ -146,7 +135,7 @@ def test_tensorboard_writes_a_folder_for_each_cell(
     module = types.ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with opened(Monitoring(tensorboard="board"), subject, tmp_path, Recorder()) as emit:
+    with opened(Monitoring(tensorboard="board"), subject, tmp_path, silent) as emit:
         emit(Phase(name="training", resumed_from=40))
         emit(Step(step=41, steps=50, loss=2.0))
     (writer,) = made
@@ -158,7 +147,7 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with opened(Monitoring(tensorboard=str(tmp_path / "board")), subject, tmp_path, Recorder()) as emit:
+    with opened(Monitoring(tensorboard=str(tmp_path / "board")), subject, tmp_path, silent) as emit:
         emit(Phase(name="training", resumed_from=0))
         for step in (1, 2):
             emit(Step(step=step, steps=2, loss=2.0 / step))

@@ -91,11 +91,11 @@ def limited(healthy: Any, most: int, passes: int = 0) -> Any:
     return loss
 
 
-def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300) -> None:
+def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300, script: str = __file__) -> None:
     """Run the cases one after the other in `size` processes; fail with their output unless all succeed."""
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "meeting").unlink(missing_ok=True)
-    command = [sys.executable, "-P", "-W", "error", "-W", "ignore:Guards may run slower", __file__]
+    command = [sys.executable, "-P", "-W", "error", "-W", "ignore:Guards may run slower", script]
     words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]
     ranks = [
         subprocess.Popen(
