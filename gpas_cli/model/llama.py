@@ -11,6 +11,7 @@ In this file: the embedding, the residual formula, the layer, the decoder, the l
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,19 +50,18 @@ class Detach(nn.Module):
         return self.gamma * x + (1 - self.gamma) * x.detach()
 
 
+_STAGES: dict[str, Callable[[Embed, Size], nn.Module]] = {
+    "scale": lambda spec, size: Scale(spec.factor(size.hidden)),
+    "layernorm": lambda spec, size: LayerNorm(size.hidden),
+    "rmsnorm": lambda spec, size: RMSNorm(size.hidden, size.eps),
+    "detach": lambda spec, size: Detach(spec.detach_gamma),
+}
+assert _STAGES.keys() == set(EMBED_STAGES)
+
+
 def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
     """Return the stages after the lookup, in order, each under its name in the specification."""
-    make: dict[str, Callable[[], nn.Module]] = {
-        "scale": lambda: Scale(spec.factor(size.hidden)),
-        "layernorm": lambda: LayerNorm(size.hidden),
-        "rmsnorm": lambda: RMSNorm(size.hidden, size.eps),
-        "detach": lambda: Detach(spec.detach_gamma),
-    }
-    assert make.keys() == set(EMBED_STAGES)
-    stages = nn.Sequential()
-    for name in spec.stages:
-        stages.add_module(name, make[name]())
-    return stages
+    return nn.Sequential(OrderedDict((name, _STAGES[name](spec, size)) for name in spec.stages))
 
 
 def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
@@ -178,16 +178,10 @@ class Block(nn.Module):
         self.mlp_out_norm = _norm(model, wiring.out_norm)
         gates = self._add_gates(model, layer)
         slot = model.gate_slot(layer)
-        self._attention = Residual(
-            self.input_layernorm, self.attn_branch_norm, self.attn_out_norm, wiring.skip, _gates_in(slot, gates[0])
-        )
-        self._feed_forward = Residual(
-            self.post_attention_layernorm,
-            self.mlp_branch_norm,
-            self.mlp_out_norm,
-            wiring.skip,
-            _gates_in(slot, gates[1]),
-        )
+        first = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
+        second = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
+        self._attention = Residual(*first, wiring.skip, _gates_in(slot, gates[0]))
+        self._feed_forward = Residual(*second, wiring.skip, _gates_in(slot, gates[1]))
 
     def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
         if model.gate is None:

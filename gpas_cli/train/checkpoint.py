@@ -122,14 +122,11 @@ def load_gates(path: Path, network: Llama) -> None:
     """Copy the gates of another cell's checkpoint into `network`'s. Raises DamagedCheckpoint if one is missing."""
     manifest = _verified(path, ALONE)
     ours = {name: t for name, t in network.state_dict().items() if name.endswith(".alpha")}
-    if {name for name in manifest.tensors if _is_gate(name)} != {_NETWORK + name for name in ours}:
+    theirs = {name for name in manifest.tensors if name.startswith(_NETWORK) and name.endswith(".alpha")}
+    if theirs != {_NETWORK + name for name in ours}:
         raise DamagedCheckpoint(f"{path} does not hold the gates of this network")
     for name, tensor in ours.items():
         tensor.copy_(_one(path, manifest, _NETWORK + name))
-
-
-def _is_gate(name: str) -> bool:
-    return name.startswith(_NETWORK) and name.endswith(".alpha")
 
 
 def _one(path: Path, manifest: Manifest, name: str) -> Tensor:

@@ -16,7 +16,7 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import usual_validation_rows
-from gpas_cli.train.loop import micro_batches
+from gpas_cli.train.loop import Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
@@ -85,6 +85,14 @@ def evaluate(
         "loss_reference": reference,
         "perplexity_reference": perplexity(reference),
     }
+
+
+def evaluate_now(loop: Loop, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, float]:
+    """Return `evaluate` of the network of a training, with the layers that an evaluation applies now. Collective."""
+    return evaluate(
+        loop.network, batches, loop.precision, bytes_per_token,
+        micro_batch=loop.micro_batch, world=loop.layout.world, active=loop.evaluated_layers(),
+    )  # fmt: skip
 
 
 def _batch_mean(

@@ -26,7 +26,7 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import LayerSelection, freeze_gates
-from gpas_cli.train.evaluate import evaluate, validation_rows
+from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
@@ -160,16 +160,10 @@ class _FinetuneEvaluator:
     def measure(self, loop: Loop) -> dict[str, float]:
         """Return the scores on the validation text, and `answer_loss` on the examples. Collective."""
         batches = validation_batches(self.text.rows, validation_rows(self.cell), self.cell.data.eval_tokens)
-        scores = evaluate(
-            loop.network, batches, loop.precision, self.text.bytes_per_token,
-            micro_batch=loop.micro_batch, world=loop.layout.world,
-        )  # fmt: skip
+        scores = evaluate_now(loop, batches, self.text.bytes_per_token)
         examples = list(held_out_batches(self.held_out, loop.spec.batch, self.cell.data.eval_tokens))
         if examples:
-            answers = evaluate(
-                loop.network, examples, loop.precision, 1.0, micro_batch=loop.micro_batch, world=loop.layout.world
-            )
-            scores["answer_loss"] = answers["loss"]
+            scores["answer_loss"] = evaluate_now(loop, examples, 1.0)["loss"]
         return scores
 
     def metrics(self, scores: dict[str, float]) -> dict[str, float]:

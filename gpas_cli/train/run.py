@@ -18,7 +18,7 @@ from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES
 from gpas_cli.train.checkpoint import Position, load_gates
-from gpas_cli.train.evaluate import evaluate, validation_rows
+from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, require_even_split, run_training
@@ -94,11 +94,7 @@ class _TextEvaluator:
         """Return the scores of the network on the validation text. Collective."""
         rows = validation_rows(self.cell)
         batches = validation_batches(self.corpus.validation, rows, self.cell.data.eval_tokens, self.reader)
-        scores = evaluate(
-            loop.network, batches, loop.precision, self.corpus.validation_bytes_per_token,
-            micro_batch=loop.micro_batch, world=loop.layout.world, active=loop.evaluated_layers(),
-        )  # fmt: skip
-        return self.cell.objective.named(scores)
+        return self.cell.objective.named(evaluate_now(loop, batches, self.corpus.validation_bytes_per_token))
 
     def metrics(self, scores: dict[str, float]) -> dict[str, float]:
         """Return all scores."""

@@ -93,10 +93,13 @@ def choose_layout(
     strategy = "none" if world.alone else resources.strategy.replace("auto", "ddp")
     recompute = resources.activation_checkpointing == "blocks"
     if precision.device.type == "cuda":
-        total = int(torch.cuda.get_device_properties(precision.device).total_memory)
-        memory = predicted(cell, resources, world.min(total), world.size)
+        memory = predicted(cell, resources, world.min(_memory(precision.device)), world.size)
         strategy, recompute = memory.strategy, memory.recompute
     return ParallelLayout(world, strategy, recompute, compiled, cell.optim.kind)
+
+
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _recompute(network: Llama) -> None:

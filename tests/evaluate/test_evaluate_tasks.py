@@ -32,7 +32,6 @@ def test_an_imported_file_gives_its_questions(tmp_path: Path) -> None:
     question = task.questions()[0]
     assert question.context == "Question: Why is the sky blue?\nAnswer:"
     assert (question.choices, question.answer) == (("sea", "air"), 1)
-    assert task.chance == 25
 
 
 def test_the_digest_is_that_of_the_documents_however_they_are_written(tmp_path: Path) -> None:
@@ -49,7 +48,6 @@ def test_a_task_of_a_new_name_has_context_choices_and_answer(tmp_path: Path) -> 
     made = import_task(write(tmp_path / "sums.jsonl", [document]), "sums", tmp_path)
     task = direct_task(made.name, tmp_path)
     assert task is not None
-    assert task.chance == pytest.approx(100 / 3)
     assert task.questions()[0].context == "2 + 2 ="
 
 
@@ -223,7 +221,6 @@ def test_embedded_tasks_are_balanced_and_always_the_same(name: str) -> None:
     assert len(found) >= 900
     places = [question.answer for question in found]
     assert len({places.count(place) for place in set(places)}) == 1
-    assert task.chance == pytest.approx(100 / len(set(places)))
     # The first questions are balanced too: `limit` takes them.
     assert sorted(places[: len(set(places))]) == sorted(set(places))
     assert task.version.startswith("1-")

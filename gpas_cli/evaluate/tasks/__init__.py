@@ -1,7 +1,7 @@
 """Multiple-choice tasks that are scored without lm-evaluation-harness.
 
-Task          name, title, version, chance; questions()
-├── EmbeddedTask   made from the held-out half of the standard library     embedded.py
+Task          name, version; questions()
+├── EmbeddedTask   made from the held-out half of the standard library     local.py
 └── LocalTask      a file of the project, NAME@DIGEST                      local.py
 forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
 adapters.py   the records of LLM-Adapters -> documents

@@ -31,7 +31,6 @@ from gpas_cli.spec.downstream import (
     LOCAL_TASK,
     base_name,
     local_file,
-    task_title,
 )
 
 _MOST_PROBLEMS = 5  # of one file, in a message
@@ -44,17 +43,6 @@ class LocalTask:
 
     name: str
     path: Path
-
-    @property
-    def title(self) -> str:
-        return task_title(self.name)
-
-    @property
-    def chance(self) -> float:
-        """The accuracy of guessing in percent."""
-        known = KNOWN_TASKS.get(base_name(self.name))
-        found = self.questions()
-        return (known.chance if known else None) or 100 * sum(1 / len(q.choices) for q in found) / len(found)
 
     @property
     def version(self) -> str:
@@ -151,15 +139,6 @@ class EmbeddedTask:
     """
 
     name: str
-
-    @property
-    def title(self) -> str:
-        return KNOWN_TASKS[self.name].title
-
-    @property
-    def chance(self) -> float:
-        """The accuracy of guessing in percent."""
-        return KNOWN_TASKS[self.name].chance or 0.0
 
     @property
     def version(self) -> str:
