@@ -170,9 +170,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
         packing = positions.packing
-        causal = positions.visible is None
-        # The kernel for rows of different lengths takes the stream as it is.
-        bounds = packing.bounds if packing and causal and suits_ragged(x, self.head_dim) else None
+        # Where there is a kernel for rows of different lengths, it takes the stream as it is.
+        bounds = packing.bounds if packing and positions.visible is None else None
+        if bounds is not None and not suits_ragged(x, self.head_dim):
+            bounds = None
         q, k, v = self.projected(x, packing if bounds is None else None)
         if positions.tables is not None:
             tables = positions.tables if packing is None or bounds is None else packing.turns(positions.tables)
