@@ -274,7 +274,7 @@ def schemes() -> str:
 
 def metrics() -> str:
     """What `table: {value: ...}` may name."""
-    from gpas_cli.report.metrics import METRICS
+    from gpas_cli.report.result import METRICS
 
     lines = ["| `value` | what | unit | better | stage |", "|---|---|---|---|---|"]
     lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in METRICS.values()]

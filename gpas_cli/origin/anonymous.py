@@ -35,16 +35,8 @@ _NAMED = {
     **dict.fromkeys(("job", "submission", "submitter", "id", "token", "boot"), "job"),
 }
 _REMOVED = ("git", "pid")
-_OF_CLUSTER = (
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "sbatch",
-    "setup",
-    "environment",
-    "python",
-)  # in `resources`
+# In `resources`.
+_OF_CLUSTER = ("partition", "account", "qos", "constraint", "sbatch", "setup", "environment", "python")
 _UNCHANGED = ("cell", "axes", "kind", "stage", "key", "parents", "grid", "name", "code", "plugin", "stage_plugins")
 # Settings of a cluster in experiments.yaml.
 _CLUSTER = re.compile(r"\b(partition|account|qos|constraint)(\s*:\s*)(\"[^\"]*\"|'[^']*'|[^\s,}#]+)")

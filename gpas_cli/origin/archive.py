@@ -23,23 +23,27 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated, Any
 
 import yaml
+from jinja2 import Template
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.files import open_regular
+from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import parse_document
+from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 from gpas_cli.grid.seeds import seeds_path
 from gpas_cli.origin.anonymous import Member, anonymised
+from gpas_cli.project import Project
 from gpas_cli.report import papers
 from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.render import render
@@ -50,16 +54,7 @@ from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 from gpas_cli.words import count
 
-if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.project import Project
-
-
-# Fields of records and events -> what the text in them names.
-# Settings of a cluster in experiments.yaml.
-
-
+_README = Path(__file__).parent / "assets" / "archive.md"
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _OF_STAGE = ("claim.json", "rerun.json", "cancel.json")
 _OF_ATTEMPT = ("attempt.json", "journal.jsonl", "exit.json", "cancel.json")
@@ -108,12 +103,11 @@ def write_archive(
     members |= _run_files(project.runs, entries)
     codes = _codes(tried)
     copies = {code: files for code in codes if (files := _code_files(project.runs, code))}
-    for files in copies.values():
-        members |= files
+    members |= {name: file for files in copies.values() for name, file in files.items()}
     counts = {"cells": len({entry.key for entry in entries}), "attempts": len(tried)}
     facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, **counts}
     members["archive.json"] = (json.dumps(facts, indent=1) + "\n").encode()
-    members["README.md"] = _readme(experiments, grids, counts, codes, anonymous).encode()
+    members["README.md"] = _readme(experiments, facts, anonymous).encode()
     name = path.name.removesuffix(suffix)
     left: list[str] = []
     with TemporaryDirectory(prefix="gpas-archive-") as aside, _replacing(path) as file:
@@ -121,13 +115,15 @@ def write_archive(
             members, left = anonymised(members, project.config.parent, project.cache, Path(aside))
             _check_keys(members["experiments.yaml"], experiments, grids)
         _write(file, name, members, compressed=suffix != ".tar")
+    with path.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
     return Archive(
         path=path,
         grids=tuple(grids),
         **counts,
         files=len(members) + 1,
         size=path.stat().st_size,
-        digest=_digest_of(path),
+        digest=digest,
         without_code=tuple(code for code in codes if code not in copies),
         names_left=tuple(left),
     )
@@ -162,14 +158,6 @@ def _printed(
             yield f"published/{source}.yaml", papers.path_of(source).read_bytes()
 
 
-def _readme(
-    experiments: Experiments, grids: Iterable[str], counts: Mapping[str, int], codes: Sequence[str], anonymous: bool
-) -> str:
-    beside = {name: " --paper" if experiments.grids[name].table_spec.published else "" for name in grids}
-    commands = [f"gpas table {name}{option}" for name, option in beside.items()]
-    return readme(list(beside), commands, counts["cells"], counts["attempts"], codes, anonymous=anonymous)
-
-
 def _declared(project: Project, experiments: Experiments, entries: Sequence[Entry]) -> dict[str, Member]:
     """Return the experiments file, the seeds beside it, and the plugins and tasks that it names."""
     folder = project.config.parent
@@ -178,16 +166,13 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
     if seeds.exists():
         members["experiments.seeds.yaml"] = _inside(seeds, folder)
     declared = yaml.safe_load(experiments.path.read_text("utf-8")).get("plugins") or []
-    tasks = {
-        task
-        for entry in entries
-        for section in [entry.cell.parameters("downstream")]
-        if section
-        for task in section.tasks
-    }
+    sections = [section for entry in entries if (section := entry.cell.parameters("downstream"))]
+    tasks = {task for section in sections for task in section.tasks}
     for name in [*declared, *sorted(local_file(task) for task in tasks if is_local(task))]:
         found = _inside(folder / name, folder)
-        members[_safe_name(name)] = found
+        if Path(name).is_absolute() or ".." in Path(os.path.normpath(name)).parts:
+            raise GpasError(f"{name} is not a path below the folder of experiments.yaml; an archive cannot hold it")
+        members[Path(os.path.normpath(name)).as_posix()] = found
     return members
 
 
@@ -229,14 +214,6 @@ def _inside(path: Path, root: Path) -> Path:
     return real
 
 
-def _safe_name(name: str) -> str:
-    """Return the path of a declared file in the archive. Raises GpasError if it does not lead down from the project."""
-    parts = Path(os.path.normpath(name)).parts
-    if Path(name).is_absolute() or ".." in parts:
-        raise GpasError(f"{name} is not a path below the folder of experiments.yaml; an archive cannot hold it")
-    return "/".join(parts)
-
-
 def _write(file: IO[bytes], name: str, members: Mapping[str, Member], *, compressed: bool) -> None:
     """Write the members in order of name, and then their checksums."""
     out = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) if compressed else file
@@ -253,25 +230,12 @@ def _add(tar: tarfile.TarFile, name: str, content: Member) -> str:
     """Add a file and return its sha256. A journal that grows meanwhile is cut at its size when it was opened."""
     info = tarfile.TarInfo(name)
     info.mode = 0o644
-    with io.BytesIO(content) if isinstance(content, bytes) else open_regular(content) as file:
-        info.size = len(content) if isinstance(content, bytes) else os.fstat(file.fileno()).st_size
-        reader = _Hashing(file)
-        tar.addfile(info, reader)  # type: ignore[arg-type]
-    return reader.sha256.hexdigest()
-
-
-class _Hashing:
-    """A file that computes the checksum of what is read from it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes."""
-        data = self.file.read(size)
-        self.sha256.update(data)
-        return data
+    if isinstance(content, Path):
+        with open_regular(content) as file:
+            content = file.read(os.fstat(file.fileno()).st_size)
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+    return hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
@@ -288,69 +252,17 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         aside.unlink(missing_ok=True)
 
 
-def _digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-_TEXT = """\
-# Tables {grids}
-
-The numbers of {cells} in {attempts}, with everything behind them. Written by gpas_cli {version}.
-
-## Print the tables
-
-Install gpas_cli {version}, or take the code that made the numbers: name a folder of `runs/.code/` in `PYTHONPATH`.
-Then, in this folder:
-
-    sha256sum --check --quiet SHA256SUMS
-    gpas db rebuild --yes
-{commands}
-`tables/` has the tables as they were printed when the archive was written. `gpas why 'GRID[ROW,COLUMN]'` shows the runs
-behind a number, and `gpas diff A B` compares two cells.
-
-## What is included
-
-- `experiments.yaml`, with the plugins and the files of tasks that it names: the declared cells.
-- `runs/`: for each attempt, what was asked for (`attempt.json`), what happened (`journal.jsonl`: losses, evaluations,
-  final numbers, with a checksum for each line), how its process ended (`exit.json`), and the claims of schedulers.
-- `runs/.code/`: the code that the attempts ran: {codes}.
-- `published/`: the published numbers beside the tables.
-- `SHA256SUMS`: a checksum for each file.
-
-Checkpoints, logs and training texts are not included; journals have fingerprints of the texts. Forgotten attempts, and
-networks that were scored but not trained here, are not included either.
-
-{names}"""
-
-_NAMED = """\
-## Before you publish it
-
-The records name the absolute paths of the project's folder and its cache, hosts, process ids, SLURM job ids, partitions
-and accounts, times, and versions of libraries. Of the environment variables they have a fixed list of settings for
-threads and numerical libraries, and no others. `gpas export --archive FILE GRID --anonymous` removes the names.
-"""
-
-_ANONYMOUS = """\
-## What was removed
-
-In records, journals, tables and `experiments.yaml`, hosts, users and jobs have substitutes (host-1, user-1, job-1), and
-the folders of the project, of its cache and of the user are /project, /cache and /home/user. Process ids, git commits,
-and the accounts, partitions, constraints and set-up commands of clusters are removed from records. Times, versions of
-libraries and models of processors and GPUs are not. Copies of the code, plugins and files of tasks are unchanged.
-"""
-
-
-def readme(
-    grids: Sequence[str], commands: Sequence[str], cells: int, attempts: int, codes: Sequence[str], *, anonymous: bool
-) -> str:
-    """Return the text of README.md; `commands` print the tables."""
-    return _TEXT.format(
-        grids=", ".join(grids),
-        cells=count(cells, "cell"),
-        attempts=count(attempts, "attempt"),
+def _readme(experiments: Experiments, facts: Mapping[str, Any], anonymous: bool) -> str:
+    """Return the text of README.md, with the commands that print the tables."""
+    beside = {name: " --paper" if experiments.grids[name].table_spec.published else "" for name in facts["grids"]}
+    template = Template(_README.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    text: str = template.render(
+        grids=", ".join(beside),
+        cells=count(facts["cells"], "cell"),
+        attempts=count(facts["attempts"], "attempt"),
         version=__version__,
-        commands="".join(f"    {command}\n" for command in commands),
-        codes=", ".join(codes) or "no version is recorded",
-        names=_ANONYMOUS if anonymous else _NAMED,
+        commands=[f"gpas table {name}{option}" for name, option in beside.items()],
+        codes=", ".join(facts["code"]) or "no version is recorded",
+        anonymous=anonymous,
     )
+    return text

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sqlalchemy import Engine
 
 from gpas_cli.errors import UnknownCell
+from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.provenance import Difference, differences
 from gpas_cli.report import query
-from gpas_cli.report.query import curve_names, curves
+from gpas_cli.spec.cell import Stage
 from gpas_cli.store.projection import STEP_CURVES
 from gpas_cli.store.snapshot import snapshot_files
 from gpas_cli.words import listed
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.spec.cell import Stage
 
 # Curves of speed and memory differ between any two runs.
 _OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "lr", "grad_norm"}
@@ -182,17 +180,16 @@ def _commit(row: Mapping[str, Any]) -> str:
 
 
 def _curves(sides: tuple[Side, Side], keys: tuple[str, str]) -> tuple[CurveDifference, ...]:
-    names = [set(curve_names(side.engine, [key])[0]) for side, key in zip(sides, keys, strict=True)]
+    names = [set(query.curve_names(side.engine, [key])[0]) for side, key in zip(sides, keys, strict=True)]
     found = []
     for name in sorted((names[0] & names[1]) - _OF_THE_MACHINE, key=lambda name: (name != "loss", name)):
-        points = [_points(side, key, name) for side, key in zip(sides, keys, strict=True)]
+        points = [
+            dict(query.curves(side.engine, [key], name, number=side.number).get(key, ()))
+            for side, key in zip(sides, keys, strict=True)
+        ]
         if all(points):
             found.append(curve_difference(name, points[0], points[1]))
     return tuple(found)
-
-
-def _points(side: Side, key: str, name: str) -> dict[int, float]:
-    return dict(curves(side.engine, [key], name, number=side.number).get(key, ()))
 
 
 def curve_difference(name: str, a: Mapping[int, float], b: Mapping[int, float]) -> CurveDifference:
@@ -213,8 +210,7 @@ def _gap(point: Point) -> float:
     _, a, b = point
     if a == b or (a != a and b != b):
         return 0.0
-    gap = abs(a - b)
-    return gap if gap == gap else float("inf")
+    return math.inf if math.isnan(a - b) else abs(a - b)
 
 
 def _code(versions: tuple[str, str], runs: tuple[Path, Path]) -> CodeDifference:
@@ -226,13 +222,9 @@ def _code(versions: tuple[str, str], runs: tuple[Path, Path]) -> CodeDifference:
 
 
 def _file(path: str, before: bytes | None, after: bytes | None) -> FileDifference:
-    old, new = (_lines(content) for content in (before, after))
+    old, new = ((content or b"").decode("utf-8", "replace").splitlines() for content in (before, after))
     origin, target = ("/dev/null" if content is None else path for content in (before, after))
     lines = list(difflib.unified_diff(old, new, origin, target, lineterm=""))
     changed: Sequence[str] = [line for line in lines[2:] if line[:1] in "+-"]
     added = sum(line.startswith("+") for line in changed)
     return FileDifference(path, added, len(changed) - added, "\n".join(lines))
-
-
-def _lines(content: bytes | None) -> list[str]:
-    return (content or b"").decode("utf-8", "replace").splitlines()

@@ -6,43 +6,33 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+from sqlalchemy import Engine
 
 from gpas_cli.errors import UnknownCell
+from gpas_cli.grid.declared import TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.grid.select import conditions, run_words, select
 from gpas_cli.report import query
 from gpas_cli.report.papers import load
-from gpas_cli.report.result import Result
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table import Table, build
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
 from gpas_cli.state.usage import Spent, spent_on
 from gpas_cli.store.snapshot import snapshot_path
 
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from gpas_cli.grid.declared import TableSpec
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.recorded import Recorded
-    from gpas_cli.report.tables.entry_status import EntryStatus
-
 
 @dataclass(frozen=True)
-class SeedOrigin:
-    """One entry of a table cell. `value` is None if it has no number yet; `state` says why.
+class SeedOrigin(EntryStatus):
+    """One entry of a table cell, and where its number comes from.
 
     base: the number of the same seed in the row that differences refer to. environment: the versions and the machine
     that the attempt recorded.
     """
 
-    entry: Entry
-    seed: Label | None
-    state: str
-    key: str
-    value: float | None
-    base: float | None
-    result: Result | None
+    base: float | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -126,7 +116,9 @@ def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Pat
     seeds = tuple(_seed(status, place, known.engine) for status in place.cell.statuses)
     keys = [stage.key for seed in seeds for stage in seed.entry.cell.stages]
     own = {seed.entry.grid for seed in seeds}
-    command, others = _command(place, [entry for entry in known.entries if entry.grid in own])
+    entries = [entry for entry in known.entries if entry.grid in own]
+    wanted = [status.entry for status in place.cell.runs]
+    others = {entry.key for entry in select(entries, conditions(wanted, entries))} - {entry.key for entry in wanted}
     return NumberOrigin(
         place=place,
         compared=compared,
@@ -135,8 +127,8 @@ def _origin(place: Place, compared: Place, name: str, known: Recorded, runs: Pat
         published=_published(compared),
         codes=_codes(seeds, runs),
         spent=spent_on(runs, keys),
-        command=command,
-        others=others,
+        command=tuple(run_words(wanted, entries)),
+        others=len(others),
     )
 
 
@@ -156,24 +148,16 @@ def _seed(status: EntryStatus, place: Place, engine: Engine | None) -> SeedOrigi
     if result is not None and engine is not None:
         rows = {row["number"]: row for row in query.attempts(engine, result.key)}
         environment = rows[result.number]["environment"] or {}
-    return SeedOrigin(
-        entry=status.entry,
-        seed=status.seed,
-        state=status.state,
-        key=status.key,
-        value=status.value,
-        base=base.cell.values.get(status.seed) if base else None,
-        result=result,
-        environment=environment,
-    )
+    number = base.cell.values.get(status.seed) if base else None
+    return SeedOrigin(**vars(status), base=number, environment=environment)
 
 
 def _published(place: Place) -> tuple[PublishedNumber, ...]:
     found = []
-    for source, printed in (place.cell.printed or {}).items():
-        if printed.value is None:
+    for source, printed in place.cell.printed.items():
+        table = printed.cell.table
+        if table is None or printed.value is None:
             continue
-        table = printed.table or place.table.published[source]
         found.append(
             PublishedNumber(
                 source=source,
@@ -191,19 +175,11 @@ def _published(place: Place) -> tuple[PublishedNumber, ...]:
 def _codes(seeds: Sequence[SeedOrigin], runs: Path) -> tuple[Code, ...]:
     by_version: dict[tuple[str, str, bool], list[Label | None]] = {}
     for seed in seeds:
-        if seed.result is not None:
-            version = (seed.result.code or "", seed.result.git_commit or "", bool(seed.result.git_dirty))
+        if (made := seed.result) is not None:
+            version = (made.code or "", made.git_commit or "", bool(made.git_dirty))
             by_version.setdefault(version, []).append(seed.seed)
     found = []
     for (code, commit, dirty), labels in by_version.items():
         copy = snapshot_path(runs, code)
         found.append(Code(code, commit, dirty, copy if code and copy.is_dir() else None, tuple(labels)))
     return tuple(found)
-
-
-def _command(place: Place, entries: Sequence[Entry]) -> tuple[tuple[str, ...], int]:
-    """Return the words of a command that runs the cells at `place`, and how many other cells it runs too."""
-    wanted = [status.entry for status in place.cell.runs]
-    chosen = select(entries, conditions(wanted, entries))
-    others = {entry.key for entry in chosen} - {entry.key for entry in wanted}
-    return tuple(run_words(wanted, entries)), len(others)

@@ -15,8 +15,6 @@ from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.events import Phase, Score
 from gpas_cli.grid.document import spelled
 from gpas_cli.report import query
-from gpas_cli.report.query import spikes
-from gpas_cli.report.result import TaskResult
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import measure_of
 from gpas_cli.spec.parse import flat
@@ -95,6 +93,12 @@ class Difference:
         return _text(self.base), _text(self.own)
 
 
+def _text(value: object) -> str:
+    if value is None:
+        return "not set"
+    return spelled(value) if isinstance(value, bool | int | float | str) else str(value)
+
+
 @dataclass(frozen=True)
 class Provenance:
     """The provenance of one stage's result. `decisive` is the number of the attempt that tables show, `spent` the
@@ -116,7 +120,7 @@ class Provenance:
     decisive: int | None
     spent: Spent = field(default_factory=Spent)
     spikes: tuple[tuple[int, str, float], ...] = ()
-    scores: tuple[TaskResult, ...] = ()
+    scores: tuple[Score, ...] = ()
     taken_over: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[ForgottenAttempt, ...] = ()
 
@@ -134,24 +138,31 @@ def trace_number(
     tries = query.attempts(engine, key)
     if stage is None or not (tries or forgotten):
         raise UnknownCell(f"{key}: the database has no attempt at this stage; `gpas sync` ingests new ones")
+    last = _read(AttemptDir(forgotten[-1].directory).read_attempt) if forgotten and not tries else None
     # Parsed as a cell, so that one recorded by an older version has the settings that were added later.
     own = cell_from(stage["cell"], catalogue)
-    base = base or _ungated(own, catalogue)
+    if base is None and own.model.gate:
+        base = cell_from({**own.to_mapping(), "gate": None}, catalogue)
     result = query.results(engine, [key]).get(key)
-    scores = _in_order(result.scores if result else (), own)
+    section = own.parameters("downstream")
+    places = {task: place for place, task in enumerate(section.tasks if section else ())}
+    scores = sorted(
+        result.scores if result else (),
+        key=lambda one: (places.get(one.task, len(places)), one.metric != measure_of(one.task)),
+    )
     return Provenance(
         key=key,
         stage=stage["kind"],
         parents=tuple(stage["parents"]),
-        name=_name(tries, forgotten),
+        name=f"{tries[-1]['grid']}/{tries[-1]['name']}" if tries else f"{last.grid}/{last.name}" if last else "",
         cell=own.to_mapping(),
-        base_key=_key_of(base, stage["kind"]),
+        base_key=next((each.key for each in base.stages if each.kind == stage["kind"]), None) if base else None,
         differences=differences(base.to_mapping(), own.to_mapping()) if base else (),
         attempts=tuple(_attempt(runs, row) for row in tries),
         decisive=result.number if result and not result.gone else None,
         spent=spent_on(runs, [key]),
-        spikes=spikes(engine, key),
-        scores=scores,
+        spikes=query.spikes(engine, key),
+        scores=tuple(scores),
         taken_over=_taken_over(runs, key, scores),
         forgotten=forgotten,
     )
@@ -174,43 +185,12 @@ def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
     return tuple(found)
 
 
-def _name(tries: Sequence[Mapping[str, Any]], forgotten: Sequence[ForgottenAttempt]) -> str:
-    if tries:
-        return f"{tries[-1]['grid']}/{tries[-1]['name']}"
-    record = _read(AttemptDir(forgotten[-1].directory).read_attempt)
-    return f"{record.grid}/{record.name}" if record else ""
-
-
-def _taken_over(runs: Path, key: str, scores: Sequence[TaskResult]) -> dict[str, str]:
+def _taken_over(runs: Path, key: str, scores: Sequence[Score]) -> dict[str, str]:
     """Return task -> KEY/NNN for those of `scores` that the stage took over; {} if a journal cannot be read."""
     if not scores:
         return {}
     newest = _read(lambda: {event.task: event.taken_from for event in recorded_events(runs, key, Score)}) or {}
     return {score.task: origin for score in scores if (origin := newest.get(score.task))}
-
-
-def _in_order(scores: Sequence[TaskResult], cell: Cell) -> tuple[TaskResult, ...]:
-    """Return scores in the order of the cell's tasks, of each task the one that tables show first."""
-    section = cell.parameters("downstream")
-    places = {task: place for place, task in enumerate(section.tasks if section else ())}
-    return tuple(
-        sorted(scores, key=lambda one: (places.get(one.task, len(places)), one.metric != measure_of(one.task)))
-    )
-
-
-def _ungated(cell: Cell, catalogue: Catalogue | None) -> Cell | None:
-    """Return the same cell without a gate, None for a cell that has none."""
-    return cell_from({**cell.to_mapping(), "gate": None}, catalogue) if cell.model.gate else None
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "not set"
-    return spelled(value) if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _key_of(base: Cell | None, kind: str) -> str | None:
-    return next((stage.key for stage in base.stages if stage.kind == kind), None) if base else None
 
 
 def _computed(directory: AttemptDir) -> dict[str, Any]:

@@ -6,21 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from gpas_cli.grid.declared import Experiments, TableSpec
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.curves import Selection, curves
 from gpas_cli.report.figures.figure import Figure, Line, frame, make_figure
-from gpas_cli.report.figures.paper_figures import PaperFigure, declared_figures, make, request
-from gpas_cli.report.figures.series import quantity
+from gpas_cli.report.figures.paper_figures import declared_figures, make, request
+from gpas_cli.report.figures.series import CellCurve, Series, quantity
 from gpas_cli.report.labels import label_title, objective_title
 from gpas_cli.report.query import curve_names
-from gpas_cli.report.recorded import stage_keys
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Experiments, TableSpec
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.figures.series import CellCurve, Series
-    from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.recorded import Recorded, stage_keys
 
 
 @dataclass(frozen=True)
@@ -59,21 +55,15 @@ def grid_charts(known: Recorded, entries: Sequence[Entry], spec: TableSpec, limi
     Losses of different objectives have panels of their own.
     """
     drawn = entries[: limits.drawn_cells]
-    recorded = _recorded(known, drawn)
+    recorded: set[str] = set()
+    if known.engine is not None:
+        recorded = recorded.union(*curve_names(known.engine, stage_keys(drawn)))
     for kind, names in KINDS.items():
         for selection in (Selection(one) for one in map(quantity, names) if one.recorded_as in recorded):
             runs = curves(known.engine, drawn, selection, lambda entry: spec.over)
             for panel, own in _panels(runs, spec, apart=selection.quantity.of_targets):
                 made = chart(make_figure(own, selection, panel), limits)
                 yield {"kind": kind, "what": selection.quantity.name, "panel": panel, "chart": made}
-
-
-def _recorded(known: Recorded, entries: Sequence[Entry]) -> set[str]:
-    """Return the names of the curves that any stage of the entries has recorded."""
-    if known.engine is None:
-        return set()
-    over_updates, by_layer = curve_names(known.engine, stage_keys(entries))
-    return {*over_updates, *by_layer}
 
 
 def _panels(runs: Sequence[CellCurve], spec: TableSpec, *, apart: bool) -> Iterator[tuple[str, list[CellCurve]]]:
@@ -97,17 +87,13 @@ def paper_charts(
             if grid in grids:
                 made = make(request(spec, experiments, grid), known)
                 if made.panels:
-                    yield _paper_figure(made, limits)
-
-
-def _paper_figure(made: PaperFigure, limits: Limits) -> dict[str, Any]:
-    return {
-        "name": f"{made.name}-{made.grid}",
-        "heading": made.heading,
-        "missing": len(made.missing),
-        "command": made.command,
-        "panels": [chart(panel, limits) for panel in made.panels],
-    }
+                    yield {
+                        "name": f"{made.name}-{made.grid}",
+                        "heading": made.heading,
+                        "missing": len(made.missing),
+                        "command": made.command,
+                        "panels": [chart(panel, limits) for panel in made.panels],
+                    }
 
 
 def chart(figure: Figure, limits: Limits) -> dict[str, Any]:
@@ -121,8 +107,11 @@ def chart(figure: Figure, limits: Limits) -> dict[str, Any]:
 
 
 def _series(series: Series, figure: Figure, limits: Limits) -> dict[str, Any]:
-    if figure.heat_map:
-        return _map(series, limits)
+    if figure.heat_map:  # the rows from the lowest, with at most so many columns
+        columns = series.columns()
+        every = max(1, -(-len(columns) // limits.points))
+        rows = [[_rounded(value) for value in row[::every]] for row in series.matrix()]
+        return {**_look(series), "runs": len(series.runs), "columns": columns[::every], "rows": rows}
     means = [(x, summary.mean, summary.std or 0.0) for x, summary in series.mean()]
     final = series.final_norm()
     return {
@@ -133,14 +122,6 @@ def _series(series: Series, figure: Figure, limits: Limits) -> dict[str, Any]:
         "marks": [_point(*mark) for run in series.runs for mark in run.marks],
         "final": _rounded(final.mean) if final else None,
     }
-
-
-def _map(series: Series, limits: Limits) -> dict[str, Any]:
-    """Return the rows of a heat map, from the lowest, with at most so many columns."""
-    columns = series.columns()
-    every = max(1, -(-len(columns) // limits.points))
-    rows = [[_rounded(value) for value in row[::every]] for row in series.matrix()]
-    return {**_look(series), "runs": len(series.runs), "columns": columns[::every], "rows": rows}
 
 
 def _line(line: Line, limits: Limits) -> dict[str, Any]:
@@ -187,10 +168,7 @@ def thinned(points: Sequence[_Point], most: int) -> list[_Point]:
     for number, (start, end) in enumerate(pairwise(bounds)):
         after = points[end : bounds[number + 2]] if number + 2 < len(bounds) else points[-1:]
         ahead = [sum(point[i] for point in after) / len(after) for i in (0, 1)]
-        kept.append(max(points[start:end], key=lambda point: _area(kept[-1], point, ahead)))
+        (ax, ay), (cx, cy) = kept[-1][:2], ahead
+        # Twice the area of a triangle.
+        kept.append(max(points[start:end], key=lambda b: abs((b[0] - ax) * (cy - ay) - (cx - ax) * (b[1] - ay))))
     return [*kept, points[-1]]
-
-
-def _area(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> float:
-    """Return twice the area of a triangle."""
-    return abs((b[0] - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (b[1] - a[1]))

@@ -6,17 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpas_cli.grid.declared import Experiments
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimJson, ClaimPartJson, claim_json
 from gpas_cli.report.papers import load
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.words import count, listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.report.recorded import Recorded
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units
 _DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
@@ -32,10 +30,6 @@ def claims_of(experiments: Experiments, known: Recorded, grids: Sequence[str]) -
 def _numbered(claims: Sequence[ClaimJson], wanted: bool = True) -> list[ClaimJson]:
     """Return the claims with a number, or those without one."""
     return [claim for claim in claims if any(part["n"] for part in claim["parts"]) is wanted]
-
-
-def _anchor(claim: ClaimJson) -> str:
-    return f"claim-{claim['name']}{'-toy' if claim['toy'] else ''}"
 
 
 def _source(claim: ClaimJson) -> str:
@@ -119,14 +113,5 @@ def _drawing(part: ClaimPartJson, claim: ClaimJson) -> _Drawing | None:
     )
 
 
-FILTERS: dict[str, Callable[..., Any]] = {
-    "numbered": _numbered,
-    "anchor": _anchor,
-    "source": _source,
-    "remarks": _remarks,
-    "part_remarks": _part_remarks,
-    "missing": _missing,
-    "effect": _effect,
-    "short": _short,
-    "drawing": _drawing,
-}
+_FUNCTIONS = (_numbered, _source, _remarks, _part_remarks, _missing, _effect, _short, _drawing)
+FILTERS: dict[str, Callable[..., Any]] = {function.__name__[1:]: function for function in _FUNCTIONS}

@@ -6,36 +6,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from sqlalchemy import Engine
 
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.declared import TableSpec
+from gpas_cli.grid.declared import Experiments, TableSpec
+from gpas_cli.grid.entry import Entry
 from gpas_cli.page.charts import Limits, grid_charts, paper_charts
 from gpas_cli.page.claims import claims_of
 from gpas_cli.report import query
 from gpas_cli.report.claims.verdict import ClaimJson
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.papers.layouts import numbers, printed
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.paper_table import Serving, is_published_beside, serving
+from gpas_cli.report.tables.paper_table import is_published_beside, paper_beside_declared, serving
 from gpas_cli.report.tables.render import render, to_html
-from gpas_cli.report.tables.side_by_side import paper_beside_declared
 from gpas_cli.report.tables.table import build
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import main_result
-from gpas_cli.state.status import RESULTS
+from gpas_cli.state.status import RESULTS, CellStatus
 from gpas_cli.words import count
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
-
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.papers.layouts import PrintedPart
-    from gpas_cli.report.recorded import Recorded
-    from gpas_cli.state.status import CellStatus
-
 
 # The states in the order in which the page shows them.
 _STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
@@ -98,6 +91,11 @@ def collect(
     names = list(dict.fromkeys(state.entry.grid for state in states))
     shown, left_out = _details(states, known, log_tail, limits)
     sections = tuple(_section(name, experiments, known, states, limits) for name in names)
+    not_drawn = [
+        f"the curves of all but the first {limits.drawn_cells:,} cells of {section.name}"
+        for section in sections
+        if section.cells > limits.drawn_cells
+    ]
     return Content(
         title=sections[0].title if len(sections) == 1 else f"Results of {experiments.path.parent.name}",
         made=time.time(),
@@ -109,7 +107,7 @@ def collect(
         cells=[row(state) for state in states],
         details=shown,
         problem=known.problem,
-        left_out=(*left_out, *_not_drawn(sections, limits)),
+        left_out=(*left_out, *not_drawn),
     )
 
 
@@ -153,11 +151,6 @@ def _section(
         return replace(section, problem=str(error))
 
 
-def _not_drawn(sections: Sequence[_GridSection], limits: Limits) -> list[str]:
-    large = [section for section in sections if section.cells > limits.drawn_cells]
-    return [f"the curves of all but the first {limits.drawn_cells:,} cells of {section.name}" for section in large]
-
-
 def _details(
     states: Sequence[CellStatus], known: Recorded, log_tail: _LogTail, limits: Limits
 ) -> tuple[dict[str, Any], list[str]]:
@@ -188,6 +181,13 @@ _LATEST = ("directory", "executor", "threads", "parameters", "resumed_from", "fi
 def row(state: CellStatus) -> dict[str, Any]:
     """Return one line of the list of cells. `since`: the unix time of the newest evidence."""
     entry, progress = state.entry, state.progress
+    result: dict[str, Any] = {"result": None}
+    if found := main_result(state.metrics):
+        metric, value = found
+        result = {"result": value, "digits": metric.digits, "metric": metric.words}
+    evidence = state.evidence  # without its age
+    if state.source == "outcome":
+        evidence = "finished" if state.state in RESULTS else "ended"
     return {
         "id": entry.id,
         "grid": entry.grid,
@@ -195,7 +195,7 @@ def row(state: CellStatus) -> dict[str, Any]:
         "axes": dict(entry.axes),
         "state": state.state,
         "stage": state.stage,
-        "evidence": _evidence(state),
+        "evidence": evidence,
         "cause": state.cause,
         "since": None if state.age is None else round(time.time() - state.age),
         "attempt": state.attempt,
@@ -203,24 +203,8 @@ def row(state: CellStatus) -> dict[str, Any]:
         "step": progress.step if progress else None,
         "steps": progress.steps if progress else None,
         "eta": progress.eta if progress and state.state == "running" else None,
-        **_result(state),
+        **result,
     }
-
-
-def _result(state: CellStatus) -> dict[str, Any]:
-    """Return the main result of the stage: its value, its digits after the point and what it is."""
-    found = main_result(state.metrics)
-    if found is None:
-        return {"result": None}
-    metric, value = found
-    return {"result": value, "digits": metric.digits, "metric": metric.words}
-
-
-def _evidence(state: CellStatus) -> str:
-    """Return what the state was concluded from, without its age."""
-    if state.source == "outcome":
-        return "finished" if state.state in RESULTS else "ended"
-    return state.evidence
 
 
 def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dict[str, Any]:
@@ -228,20 +212,19 @@ def details(state: CellStatus, engine: Engine | None, log: Sequence[str]) -> dic
     entry = state.entry
     stages = [(stage.kind, stage.key) for stage in entry.cell.stages]
     rows = [(kind, row) for kind, key in stages for row in (query.attempts(engine, key) if engine else [])]
+    attempts = []
+    for kind, row in rows:
+        gone = {"gone": True} if row["gone"] is not None else {}
+        attempts.append({"stage": kind, **_present(row, _FACTS), **gone, "environment": row["environment"] or {}})
     return {
         "stages": stages,
         "settings": flat(entry.cell.to_mapping()),
         "notes": entry.notes,
         "metrics": dict(state.metrics),
-        "attempts": [_attempt(kind, row) for kind, row in rows],
+        "attempts": attempts,
         "latest": _present(rows[-1][1], _LATEST) if rows else {},
         "log": list(log),
     }
-
-
-def _attempt(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    gone = {"gone": True} if row["gone"] is not None else {}
-    return {"stage": kind, **_present(row, _FACTS), **gone, "environment": row["environment"] or {}}
 
 
 def _present(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -268,25 +251,16 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
     for entry in known.entries:
         if entry.grid in entries:
             entries[entry.grid].append(entry)
-    for part in _parts():
+    parts = [part for source in SOURCES for number in numbers(source) for part in printed(source, number)]
+    for part in (part for part in parts if part.tables):
         own = {
             name: (experiments.grids[name], cells)
             for name, cells in entries.items()
             if is_published_beside(experiments.grids[name], part)
         }
         served = serving(part, own) if own else None
-        if served and _has_number(served, known):
+        if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
             made = paper_beside_declared(served, known.states, known.results)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
             yield _PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")
-
-
-def _parts() -> Iterator[PrintedPart]:
-    for source in SOURCES:
-        for number in numbers(source):
-            yield from (part for part in printed(source, number) if part.tables)
-
-
-def _has_number(served: Serving, known: Recorded) -> bool:
-    return any(stage.key in known.results for entry in served.entries for stage in entry.cell.stages)

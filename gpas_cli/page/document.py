@@ -13,17 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpas_cli.page.claims import FILTERS
+from gpas_cli.page.content import Content
 from gpas_cli.words import count, date_and_time, one_line, printable
-
-if TYPE_CHECKING:
-    from gpas_cli.page.content import Content
-
 
 ASSETS = Path(__file__).parent / "assets"
 # In the order in which they are joined.
@@ -47,20 +44,17 @@ def to_html(content: Content, refresh: float = 0.0, data: str = "") -> Document:
     refresh: the seconds after which a page that is served asks its server for new data, 0 for a file. data: the JSON of
     `to_mapping`, if it is known.
     """
-    script, style = _script(), _style()
+    script, style = _script(), (ASSETS / "page.css").read_text("utf-8")
     policy = _policy(script, style, served=refresh > 0)
-    html = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            content=content,
-            data=Markup(data or to_json(to_mapping(content))),
-            details=Markup(to_json(without_repetition(content.details or {}))),
-            script=Markup(script),
-            style=Markup(style),
-            policy=policy,
-            refresh=refresh,
-        )
+    page = _templates().get_template("page.html")
+    html = page.render(
+        content=content,
+        data=Markup(data or to_json(to_mapping(content))),
+        details=Markup(to_json(without_repetition(content.details or {}))),
+        script=Markup(script),
+        style=Markup(style),
+        policy=policy,
+        refresh=refresh,
     )
     return Document(html, policy)
 
@@ -68,6 +62,16 @@ def to_html(content: Content, refresh: float = 0.0, data: str = "") -> Document:
 def to_mapping(content: Content) -> dict[str, Any]:
     """Return what changes while cells run: the HTML of the sections, the figures, and the list of cells."""
     templates = _templates()
+    grids = [
+        {
+            "name": grid.name,
+            "anchor": grid.anchor,
+            "title": grid.title,
+            "summary": templates.get_template("grid.html").render(grid=grid),
+            "charts": grid.charts,
+        }
+        for grid in content.grids
+    ]
     return {
         "made": date_and_time(content.made),
         "overview": templates.get_template("overview.html").render(content=content),
@@ -75,16 +79,7 @@ def to_mapping(content: Content) -> dict[str, Any]:
         "paper_tables": (
             templates.get_template("paper_tables.html").render(content=content) if content.paper_tables else ""
         ),
-        "grids": [
-            {
-                "name": grid.name,
-                "anchor": grid.anchor,
-                "title": grid.title,
-                "summary": templates.get_template("grid.html").render(grid=grid),
-                "charts": grid.charts,
-            }
-            for grid in content.grids
-        ],
+        "grids": grids,
         "figures": content.figures,
         "cells": content.cells,
     }
@@ -95,11 +90,6 @@ def _script() -> str:
     """Return the scripts as one, in a function of its own so that nothing becomes global."""
     parts = "\n".join((ASSETS / name).read_text("utf-8") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
-
-
-@cache
-def _style() -> str:
-    return (ASSETS / "page.css").read_text("utf-8")
 
 
 def _policy(script: str, style: str, *, served: bool) -> str:
@@ -139,7 +129,10 @@ def without_repetition(details: Mapping[str, Mapping[str, Any]]) -> dict[str, An
 
     Each environment is there once too, in the list `environments`; attempts have its place in the list.
     """
-    settings = _common([one["settings"] for one in details.values()])
+    first, *others = [one["settings"] for one in details.values()] or [{}]
+    settings = {
+        key: value for key, value in first.items() if others and all(key in own and own[key] == value for own in others)
+    }
     places: dict[str, int] = {}
     environments: list[Any] = []
     cells = {}
@@ -154,14 +147,6 @@ def without_repetition(details: Mapping[str, Mapping[str, Any]]) -> dict[str, An
             attempts.append({**attempt, "environment": places[spelled]})
         cells[name] = {**one, "settings": own, "attempts": attempts}
     return {"settings": settings, "environments": environments, "cells": cells}
-
-
-def _common(settings: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings that are the same in all cells; {} for a single cell."""
-    if len(settings) < 2:
-        return {}
-    first, *others = settings
-    return {key: value for key, value in first.items() if all(key in s and s[key] == value for s in others)}
 
 
 # Characters that could end the element or begin another one.

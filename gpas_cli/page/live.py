@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.errors import GpasError
+from gpas_cli.page.content import Content
 from gpas_cli.page.document import Document, to_html, to_json, to_mapping
 from gpas_cli.words import date_and_time
-
-if TYPE_CHECKING:
-    from gpas_cli.page.content import Content
 
 IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so that it does not slow down a grid
 
@@ -81,23 +79,19 @@ class LivePage:
     def _take(self) -> _Snapshot:
         from sqlalchemy.exc import SQLAlchemyError
 
-        before = self._last.content if self._last else None
         began = time.thread_time()
         try:
             content = self.collect()
         except (GpasError, SQLAlchemyError, OSError) as error:
-            content = self.rescue(before, error)
-        json, tag = self._shown(content)
-        seconds = time.thread_time() - began
-        return _Snapshot(content, json, tag, time.monotonic(), seconds, self.refresh)
-
-    def _shown(self, content: Content) -> tuple[str, str]:
-        """Return the JSON of the content without the time, and its tag: the time alone does not make another page."""
+            content = self.rescue(self._last.content if self._last else None, error)
         last = self._last
         if last is not None and replace(content, made=last.content.made) == last.content:
-            return last.json, last.tag
-        json = to_json({name: part for name, part in to_mapping(content).items() if name != "made"})
-        return json, sha256(json.encode()).hexdigest()[:32]
+            json, tag = last.json, last.tag  # the time alone does not make another page
+        else:
+            json = to_json({name: part for name, part in to_mapping(content).items() if name != "made"})
+            tag = sha256(json.encode()).hexdigest()[:32]
+        seconds = time.thread_time() - began
+        return _Snapshot(content, json, tag, time.monotonic(), seconds, self.refresh)
 
     def cell(self, name: str) -> bytes | None:
         """Return what is shown when the cell is opened, as JSON; None if there is no such cell or it cannot be read."""

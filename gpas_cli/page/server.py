@@ -10,13 +10,11 @@ import sys
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from gpas_cli.errors import GpasError
-
-if TYPE_CHECKING:
-    from gpas_cli.page.live import LivePage
+from gpas_cli.page.live import LivePage
 
 _ADDRESS = "127.0.0.1"
 MOST_REQUESTS = 64  # that are answered at a time

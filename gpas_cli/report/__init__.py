@@ -3,7 +3,7 @@
     recorded     what is recorded of some cells: states and results, where everything here starts
     stored_results  the decisive result of each stage, from the database with or without SQLAlchemy
     query        attempts, stages, curves and external networks, from the database
-    result       the result of one stage; `metrics` names what it can contain
+    result       the result of one stage, and the metrics that it can contain
     labels       what a cell is called: in row titles, and in the papers
     papers/      published numbers, recipes, layouts, claims and figures, as data
     tables/      entries + results -> a table, and the table as text

@@ -2,15 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from gpas_cli.errors import Problem
-from gpas_cli.grid.declared import Experiments
-from gpas_cli.report.claims.declared import claim_problems
-from gpas_cli.report.tables.table_checks import table_problems
+from gpas_cli.errors import GpasError, Problem
+from gpas_cli.grid.claim import Claim, Comparison
+from gpas_cli.grid.declared import Experiments, Grid, TableSpec
+from gpas_cli.grid.settings import children, unnamed
+from gpas_cli.report.claims.measure import feature_fault, state_metric
+from gpas_cli.report.papers import published
+from gpas_cli.report.result import metric
+from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
+from gpas_cli.spec.stage import PRETRAIN, StageKind
+from gpas_cli.words import listed
+
+_COMPARED_SCORES = ("loss", "perplexity")  # that every objective has, each under a name of its own
+_NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference", "loss_batch_mean", "bits_per_byte")
 
 
 def report_problems(experiments: Experiments) -> Iterator[Problem]:
     """Yield the problems of tables and claims, with their places in the file."""
-    yield from table_problems(experiments)
-    yield from claim_problems(experiments)
+    for grid in experiments.grids.values():
+        yield from _unreported(experiments.grids, grid)
+        if grid.table is not None:
+            kinds = experiments.catalogue.stage_kinds.values()
+            yield from _problems(experiments.grids, grid, grid.table, kinds)
+    yield from _claim_problems(experiments)
+
+
+def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: Iterable[StageKind]) -> Iterator[Problem]:
+    try:
+        what = metric(table.value, kinds)
+    except GpasError as error:
+        yield _problem(grid, str(error), "value")
+        return
+    if what.stage != PRETRAIN and what.stage not in _stages_of(grids, grid):
+        message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
+        yield _problem(grid, message, "value")
+    for source, name in table.published.items():
+        try:
+            printed = published(source, name)
+        except GpasError as error:
+            yield _problem(grid, str(error), "published", source)
+            continue
+        if printed.metric != what.family:
+            message = f"'{printed.name}' prints {printed.metric}, but the table shows {what.family}"
+            yield _problem(grid, message, "published", source)
+
+
+def _unreported(grids: Mapping[str, Grid], grid: Grid) -> Iterator[Problem]:
+    """Yield that no cell of the grid reports the validation score that its table shows."""
+    value = grid.table_spec.value
+    scored_as, _, score = value.partition("_")
+    words = {objective.scored_as for objective in OBJECTIVES.values()}
+    if scored_as not in words or score not in _COMPARED_SCORES:
+        scored_as = ""
+        if value not in _NEXT_TOKEN_SCORES:
+            return
+    objectives = _objectives_of(grids, grid)
+    reported = {objective.scored_as for objective in objectives}
+    if scored_as not in reported:
+        kinds = listed(sorted({objective.kind for objective in objectives}), 3)
+        names = sorted(f"{word}_{name}".removeprefix("_") for word in reported for name in _COMPARED_SCORES)
+        yield _problem(
+            grid, f"no cell reports '{value}': cells of objective {kinds} report {listed(names, 6)}", "value"
+        )
+
+
+def _objectives_of(grids: Mapping[str, Grid], grid: Grid) -> set[Objective]:
+    """Return the known objectives, without changes of their settings, of the grid's cells and of its included grids."""
+    found = set().union(*(_objectives_of(grids, grids[include.grid]) for include in grid.include))
+    if not grid.has_own_cells:
+        return found
+    overrides = [override.settings for override in grid.override]
+    nodes = [children(node)["objective"] for node in (grid.base, *overrides) if "objective" in children(node)]
+    for axis in grid.all_axes:
+        for name, values in zip(axis.names, zip(*axis.points, strict=True), strict=True):
+            nodes += [value.setting for value in values if name == "objective"]
+    own = [parse_objective(unnamed(node).plain(), []) for node in nodes]
+    return found | {objective for objective in own if objective is not None} | (set() if nodes else {CAUSAL})
+
+
+def _stages_of(grids: Mapping[str, Grid], grid: Grid) -> set[str]:
+    """Return the sections that the grid and its included grids set; they include the stages of its cells."""
+    settings = [grid.base, *(override.settings for override in grid.override)]
+    names = {name for node in settings for name in children(node)}
+    names |= {name.partition(".")[0] for axis in grid.all_axes for name in axis.names}
+    return names.union(*(_stages_of(grids, grids[include.grid]) for include in grid.include))
+
+
+def _problem(grid: Grid, message: str, *path: str) -> Problem:
+    node = grid.table_node
+    for part in path:
+        node = children(node).get(part, node) if node else None
+    return Problem(("grids", grid.name, "table", *path), message, str(node.mark if node else grid.mark))
+
+
+def _claim_problems(experiments: Experiments) -> Iterator[Problem]:
+    """Yield the problems of the metrics, curves and published tables that claims name, with their places."""
+    for sizes in experiments.claims.values():
+        for claim in sizes:
+            for comparison in claim.comparisons:
+                yield from _comparison_problems(experiments, claim, comparison)
+
+
+def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Comparison) -> Iterator[Problem]:
+    kinds = list(experiments.catalogue.stage_kinds.values())
+    if fault := feature_fault(comparison.value, kinds):
+        yield _claim_problem(claim, comparison, fault, "value")
+        return
+    needed = state_metric(comparison.value, kinds).stage
+    for name in comparison.grids:
+        grid = experiments.grids.get(name)
+        if grid and needed != PRETRAIN and needed not in _stages_of(experiments.grids, grid):
+            message = f"'{comparison.value.title}' comes from the stage '{needed}', which no cell of '{name}' has"
+            yield _claim_problem(claim, comparison, message, "value")
+    for source, name in comparison.published.items():
+        try:
+            published(source, name)
+        except GpasError as error:
+            yield _claim_problem(claim, comparison, str(error), "published", source)
+
+
+def _claim_problem(claim: Claim, comparison: Comparison, message: str, *path: str) -> Problem:
+    mark = comparison.marks.get(path[0], comparison.mark)
+    return Problem(("claims", claim.name, *path), message, str(mark))

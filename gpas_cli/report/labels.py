@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpas_cli.grid.document import Label
+from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.settings import children
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
-from gpas_cli.spec.data import CORPORA, Data
-from gpas_cli.spec.depth import READS, Depth
+from gpas_cli.spec.data import CORPORA
+from gpas_cli.spec.depth import READS
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name, headline
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.gate import Gate, activation
-from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, Size, usual_embed_std
+from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
 from gpas_cli.spec.stage import Metric
-
-if TYPE_CHECKING:
-    from gpas_cli.grid import Entry
-    from gpas_cli.spec.cell import Cell
 
 RowKey = tuple[Label | None, ...]
 
@@ -40,22 +38,32 @@ def facts(entry: Entry) -> dict[str, Label]:
     trained on, `text` the one that its perplexity is measured on, with the tokens of it (`measured`).
     """
     cell = entry.cell
-    model = cell.model
+    model, size = cell.model, cell.model.size
+    corpus = next((name for name, known in CORPORA.items() if known.source == cell.data.source), NO_MATCH)
+    schedule = {name: getattr(cell.depth, name) for name in READS[cell.depth.kind]}
+    # The name under `corpora` by which the text is declared.
+    named = _declared(entry, "data")
+    known = entry.declared is not None and named in entry.declared.corpora
+    # A perplexity on a text is comparable if it consists of the usual tokens.
+    usual_tokens = corpus in CORPORA and CORPORA[corpus].tokenizer == cell.data.tokenizer
     return {
         **entry.axes,
         "family": _name_in(FAMILIES, model.family),
-        "size": _name_in(SIZES, model.size),
-        "shape": _describe_shape(model.size),
+        "size": _name_in(SIZES, size),
+        "shape": f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}",
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),
         "init": model.init.preset,
         "std": _describe_std(model),
-        "data": _named_corpus(entry) or _describe_corpus(cell.data),
-        "text": _describe_text(cell.data),
+        "data": named if known else corpus,
+        "text": corpus if usual_tokens else NO_MATCH,
         "objective": cell.objective.kind,
-        **_describe_depth(cell.depth),
-        "budget": "equal" if _has_equal_work(entry) else "steps",
+        "depth": cell.depth.kind,
+        **{
+            name: value for name, value in schedule.items() if name in _DEPTH_LABELS and (name != "full_steps" or value)
+        },
+        "budget": "equal" if _declared(entry, "depth", "work_of") else "steps",
         "steps": round(relative_flops(cell) * cell.optim.updates),
         "lr": cell.optim.lr,
         "schedule": getattr(cell.optim.decay_of_rate, "decay_shape", cell.optim.schedule),
@@ -96,11 +104,6 @@ def measured(entry: Entry, column: Label, metric: Metric, *, by_task: bool) -> d
     return {"task": task, "text": task}
 
 
-def _describe_shape(size: Size) -> str:
-    """Return layers, hidden width, FFN width and heads: "24x1024x4096x16"."""
-    return f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}"
-
-
 def _describe_std(model: Model) -> str:
     """Return "usual", or the standard deviations of the initialisation that differ from those of its preset."""
     given = model.init
@@ -119,18 +122,6 @@ def describe_norm(model: Model) -> str:
     return model.scheme if published else NO_MATCH
 
 
-def _named_corpus(entry: Entry) -> str:
-    """Return the name under `corpora` by which a cell's text is declared, "" if it has none."""
-    declared = entry.declared
-    name = _declared(entry, "data")
-    return name if declared is not None and name in declared.corpora else ""
-
-
-def _has_equal_work(entry: Entry) -> bool:
-    """Return whether the cell is declared as having as many updates as have the work of a depth schedule."""
-    return bool(_declared(entry, "depth", "work_of"))
-
-
 def _declared(entry: Entry, *path: str) -> str:
     """Return a setting of the declaration as text, or the name that its section extends; "" if there is none."""
     node = entry.declared.settings if entry.declared else None
@@ -140,14 +131,6 @@ def _declared(entry: Entry, *path: str) -> str:
         return ""
     value = children(node)["like"].value if "like" in children(node) else node.value
     return value if isinstance(value, str) else ""
-
-
-def _describe_depth(depth: Depth) -> dict[str, Label]:
-    """Return the kind, and of its settings those by which papers name a schedule."""
-    own: dict[str, Label] = {name: getattr(depth, name) for name in READS[depth.kind] if name in _DEPTH_LABELS}
-    if not depth.full_steps:
-        own.pop("full_steps", None)
-    return {"depth": depth.kind, **own}
 
 
 def describe_gate(gate: Gate | None) -> str:
@@ -202,17 +185,6 @@ def scheme_titles(entries: Sequence[Entry]) -> dict[Label, str]:
 
 def _name_in(named: Mapping[str, Any], value: object) -> str:
     return next((name for name, known in named.items() if known == value), NO_MATCH)
-
-
-def _describe_corpus(data: Data) -> str:
-    """Return the name of the text that is read, whatever its rows and tokens."""
-    return next((name for name, known in CORPORA.items() if known.source == data.source), NO_MATCH)
-
-
-def _describe_text(data: Data) -> str:
-    """Return the name of the text if a perplexity on it is comparable: if it consists of the usual tokens."""
-    name = _describe_corpus(data)
-    return name if name in CORPORA and CORPORA[name].tokenizer == data.tokenizer else NO_MATCH
 
 
 def _word(value: object) -> str:

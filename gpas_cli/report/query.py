@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, Select, func, literal, select
 from sqlalchemy.orm import aliased
 
 from gpas_cli.report.result import SCORING, ExternalNetwork, Result
-from gpas_cli.report.stored_results import metrics_in, results_in, score_rows, task_result
+from gpas_cli.report.stored_results import metrics_in, results_in, score_rows, task_score
 from gpas_cli.spec.downstream import Downstream
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Rows
@@ -83,7 +83,7 @@ def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
         origin=last["cell"].get("external") or {},
         settings={name: recorded.get(name, getattr(usual, name)) for name in SCORING},
         precision=last["precision"],
-        scores=tuple(map(task_result, rows)),
+        scores=tuple(map(task_score, rows)),
     )
 
 

@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpas_cli.grid.entry import Entry
 from gpas_cli.project import Project
 from gpas_cli.report.result import Result
 from gpas_cli.report.stored_results import results_in
 from gpas_cli.state.observe import observe
-from gpas_cli.state.status import StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.peek import Survey, describe_lost, lost_stages, rows_of, survey
 from gpas_cli.store.refresh import describe_missing_runs, results_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
-
-    from gpas_cli.grid.entry import Entry
 
 State = tuple[str, float | None]  # with the fraction that is done, None if unknown
 
@@ -83,12 +81,9 @@ def _stored(project: Project, keys: Sequence[str]) -> tuple[Survey | None, dict[
 
 def _states(runs: Path, keys: Iterable[str]) -> dict[str, State]:
     alive = SchedulerView(runs)
-    return {key: _state(observe(runs, key, alive)) for key in keys}
-
-
-def _state(status: StageStatus) -> State:
-    """Return the state as tables show it: until a stage has been run again, that of its earlier result."""
-    return status.stands or status.state, status.fraction
+    found = {key: observe(runs, key, alive) for key in keys}
+    # Until a stage has been run again, the state of its earlier result stands.
+    return {key: (status.stands or status.state, status.fraction) for key, status in found.items()}
 
 
 def stage_keys(entries: Sequence[Entry]) -> list[str]:

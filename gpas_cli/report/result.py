@@ -1,4 +1,4 @@
-"""Results of stages, and scores of networks that were not trained here.
+"""Results of stages, the metrics that they can contain, and scores of networks that were not trained here.
 
 Without SQLAlchemy, so that tables can be built without a database.
 """
@@ -6,37 +6,16 @@ Without SQLAlchemy, so that tables can be built without a database.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpas_cli.documents import ScoreJson
+from gpas_cli.errors import GpasError, nearest
 from gpas_cli.events import Score
 from gpas_cli.spec.downstream import BY_TASK, averages
+from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
 SCORING = ("shots", "limit", "max_length")  # of the scoring; scores under others cannot be compared
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskResult:
-    """The score of a stage at a downstream task. Accuracies are fractions; `stderr` is None if unknown."""
-
-    task: str
-    metric: str
-    value: float
-    stderr: float | None
-    examples: int
-    shots: int
-    task_version: str
-    harness: str
-
-
-def score_json(score: Score | TaskResult) -> ScoreJson:
-    """Return a score for JSON."""
-    return {
-        "task": score.task, "metric": score.metric, "value": score.value, "stderr": score.stderr,
-        "examples": score.examples, "shots": score.shots, "task_version": score.task_version, "harness": score.harness,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +49,7 @@ class Result:
     last_step: int | None = None
     ended: float | None = None
     gone: bool = False
-    scores: tuple[TaskResult, ...] = ()
+    scores: tuple[Score, ...] = ()
 
     def stderr(self, name: str) -> float | None:
         """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
@@ -89,10 +68,10 @@ class ExternalNetwork:
     origin: Mapping[str, str]
     settings: Mapping[str, int]
     precision: str | None
-    scores: tuple[TaskResult, ...]
+    scores: tuple[Score, ...]
 
 
-def standard_error(scores: Sequence[TaskResult], name: str) -> float | None:
+def standard_error(scores: Sequence[Score], name: str) -> float | None:
     """Return the standard error of METRIC/TASK over the questions, of an average over the tasks of `scores` too.
 
     None if it is unknown. Accuracies are in percent.
@@ -107,3 +86,44 @@ def standard_error(scores: Sequence[TaskResult], name: str) -> float | None:
     if not squares or len(squares) < len(errors):
         return None
     return math.sqrt(sum(squares)) / len(errors) * (1 if metric == "task_perplexity" else 100)
+
+
+METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}
+_SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
+
+
+def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
+    """Return the metric called `name`, of a built-in stage or of `kinds`. Raises GpasError with the nearest name."""
+    known = _declared(kinds)
+    if name not in known:
+        raise GpasError(f"unknown metric '{name}'; {nearest(name, known)}")
+    return known[name]
+
+
+def recorded_metric(name: str, kinds: Iterable[StageKind], results: Mapping[str, Result]) -> Metric:
+    """Return the metric called `name`: one of `metric`, or any number that `results` have, of which none is better.
+
+    Raises GpasError with the nearest name.
+    """
+    known = _declared(kinds)
+    if name in known:
+        return known[name]
+    found = [result for result in results.values() if name in result.metrics]
+    if not found:
+        names = dict.fromkeys([*(n for result in results.values() for n in result.metrics), *known])
+        raise GpasError(f"no number '{name}' is recorded; {nearest(name, names)}")
+    digits = _digits([result.metrics[name] for result in found])
+    return Metric(name, name.replace("_", " "), better="", digits=digits, stage=found[0].stage)
+
+
+def _declared(kinds: Iterable[StageKind]) -> dict[str, Metric]:
+    return {**{own.name: own for kind in kinds for own in kind.metrics}, **METRICS}
+
+
+def _digits(values: Iterable[float]) -> int:
+    """Return the digits after the point that show SIGNIFICANT_DIGITS of the largest value; none for whole numbers."""
+    finite = [abs(value) for value in values if math.isfinite(value)]
+    largest = max(finite, default=0.0)
+    if not largest or all(value == int(value) for value in finite):
+        return 0
+    return max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(largest)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from gpas_cli.report.result import PARTIAL, Result, TaskResult
+from gpas_cli.events import Score
+from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.downstream import BY_TEXT, metrics_of
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.store.peek import Rows, rows_in
@@ -22,7 +23,7 @@ _SAME = (
     *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
 )
 _ATTEMPT = ", ".join(f"attempt.{name}" for name in ("id", "stage_key", "cause", "gone", "created", "name", *_SAME))
-_SCORE = tuple(each.name for each in fields(TaskResult))
+_SCORE = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
 _OF = "JOIN stage ON stage.key = attempt.stage_key"
 
 
@@ -72,9 +73,9 @@ def score_rows(rows: Rows, which: str, values: Iterable[Any]) -> list[dict[str, 
     return sorted(found, key=lambda row: (row["number"], row["task"], row["metric"]))  # servers collate
 
 
-def task_result(row: Mapping[str, Any]) -> TaskResult:
+def task_score(row: Mapping[str, Any]) -> Score:
     """Return the score in one of `score_rows`."""
-    return TaskResult(**{name: row[name] for name in _SCORE})
+    return Score(**{name: row[name] for name in _SCORE})
 
 
 def _with_scores(rows: Rows, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
@@ -89,7 +90,7 @@ def _with_scores(rows: Rows, keys: Sequence[str], found: Mapping[str, Result]) -
 
 
 def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Result:
-    scores = tuple(map(task_result, rows.values()))
+    scores = tuple(map(task_score, rows.values()))
     if known is not None and not known.gone:
         return replace(known, scores=scores)
     last = max(rows.values(), key=lambda row: row["number"])

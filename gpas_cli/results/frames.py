@@ -11,21 +11,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring, select
 from gpas_cli.project import Project
+from gpas_cli.report.checks import report_problems
+from gpas_cli.report.claims.declared import select_claims
+from gpas_cli.report.claims.evaluate import evaluate
+from gpas_cli.report.claims.verdict import ClaimJson, claim_json
 from gpas_cli.report.recorded import Recorded, recorded, stage_keys
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.report.tables.entry_status import is_supported
+from gpas_cli.report.tables.notes import full_title
+from gpas_cli.report.tables.table import Table, TableCell, build
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.report.claims.verdict import ClaimJson
-    from gpas_cli.report.tables.table import Table, TableCell
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
 _Where: TypeAlias = str | Sequence[str]
@@ -44,8 +47,6 @@ class Results:
     @cached_property
     def experiments(self) -> Experiments:
         """The declared grids. Raises InvalidExperiments with every problem of the file."""
-        from gpas_cli.report.checks import report_problems
-
         return load(self.project.config, check=report_problems)
 
     @property
@@ -59,11 +60,14 @@ class Results:
         state: as in `gpas status`, of the first stage without a result. attempt to cause: of the last stage that has a
         result; `ended` is a time in UTC.
         """
+        import pandas as pd
+
         with self._recorded(of, where) as known:
-            rows = [{**_labels(entry, known), "state": _state(entry, known), **_facts(entry, known)}
+            rows = [{**_labels(entry), "state": _state(entry, known), **_facts(entry, known)}
                     for entry in known.entries]  # fmt: skip
         frame = _frame(rows, known, ("state", *_FACTS, *_TEXT))
-        return _typed(frame)
+        counts = dict.fromkeys(("attempt", "parameters", "last_step"), "Int64")  # they may be missing
+        return frame.assign(ended=pd.to_datetime(frame["ended"].astype(float), unit="s", utc=True)).astype(counts)
 
     def metrics(self, of: Cells = None, where: _Where = ()) -> pd.DataFrame:
         """Return one row for each final number of a stage: stage, metric, value, and its standard error if it has one.
@@ -73,7 +77,7 @@ class Results:
         """
         with self._recorded(of, where) as known:
             rows = [
-                {**_labels(entry, known), "stage": result.stage, "metric": name, "value": value,
+                {**_labels(entry), "stage": result.stage, "metric": name, "value": value,
                  "stderr": _number(result.stderr(name))}
                 for entry in known.entries for result in _results(entry, known)
                 for name, value in sorted(result.metrics.items())
@@ -90,13 +94,8 @@ class Results:
 
         with self._recorded(of, where) as known:
             found = curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
-            rows = [
-                {**_labels(entry, known), "stage": stage.kind, "step": step, "value": value}
-                for entry in known.entries for stage in entry.cell.stages
-                for step, value in found.get(stage.key, ())
-            ]  # fmt: skip
-            _refuse_unknown(name, rows, known, layers=False)
-        return _frame(rows, known, ("stage", "step", "value"))
+            points = {key: [{"step": step, "value": value} for step, value in curve] for key, curve in found.items()}
+            return _curve_frame(name, points, known, ("step", "value"))
 
     def layer_curves(self, name: str = "activation_variance", of: Cells = None, where: _Where = ()) -> pd.DataFrame:
         """Return one row for each point and layer of a curve by layer: step, layer and value.
@@ -108,14 +107,12 @@ class Results:
 
         with self._recorded(of, where) as known:
             found = layer_curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
-            rows = [
-                {**_labels(entry, known), "stage": stage.kind, "step": step, "layer": layer + 1, "value": value}
-                for entry in known.entries for stage in entry.cell.stages
-                for step, values in found.get(stage.key, ())
-                for layer, value in sorted(values.items())
-            ]  # fmt: skip
-            _refuse_unknown(name, rows, known, layers=True)
-        return _frame(rows, known, ("stage", "step", "layer", "value"))
+            points = {
+                key: [{"step": step, "layer": layer + 1, "value": value}
+                      for step, values in curve for layer, value in sorted(values.items())]
+                for key, curve in found.items()
+            }  # fmt: skip
+            return _curve_frame(name, points, known, ("step", "layer", "value"))
 
     def table(self, grid: str = "", where: _Where = ()) -> pd.DataFrame:
         """Return one row for each cell of a grid's table: mean and std over seeds, the difference from the base.
@@ -123,8 +120,6 @@ class Results:
         n, wanted: the seeds with a number, and all. delta: the mean paired difference, with its 95 % interval from
         delta_low to delta_high and the p of the paired t test. published_SOURCE: the number that the source prints.
         """
-        from gpas_cli.report.tables.table import build
-
         name = grid or self.experiments.default
         with self._recorded([name] if name in self.grids else name, where) as known:
             spec = self.experiments.grids[name].table_spec
@@ -138,10 +133,6 @@ class Results:
         95 % interval; p, adjusted: of the test, and by Holm over the parts; needed: further seeds that the test needs.
         `toy` selects claims at toy size or, if False, at paper size. Raises GpasError for an unknown name.
         """
-        from gpas_cli.report.claims.declared import select_claims
-        from gpas_cli.report.claims.evaluate import evaluate
-        from gpas_cli.report.claims.verdict import claim_json
-
         chosen = select_claims(self.experiments, names, grids=grids, toy=toy)
         of = dict.fromkeys(grid for claim in chosen for grid in claim.grids if grid in self.grids)
         if not of:
@@ -163,13 +154,13 @@ class Results:
             return expand(self.experiments, [of] if isinstance(of, str) else None)
         names = [of] if isinstance(of, str) else _names(of)
         declared = expand(self.experiments, self.grids)
-        return list({entry.id: entry for name in names for entry in self._named(name, declared)}.values())
-
-    def _named(self, name: str, declared: Sequence[Entry]) -> list[Entry]:
-        """Return the cells of a grid, or the cell with a name or key; cells of the default grid take precedence."""
-        if name in self.experiments.grids:
-            return [entry for entry in declared if entry.grid == name]
-        return [find_preferring(self.experiments.default, declared, name)]
+        found: dict[str, Entry] = {}
+        for name in names:
+            own = [entry for entry in declared if entry.grid == name]
+            if name not in self.experiments.grids:
+                own = [find_preferring(self.experiments.default, declared, name)]
+            found |= {entry.id: entry for entry in own}
+        return list(found.values())
 
 
 def _names(of: Any) -> list[str]:
@@ -182,7 +173,7 @@ def _names(of: Any) -> list[str]:
     return list(of)
 
 
-def _labels(entry: Entry, known: Recorded) -> dict[str, Any]:
+def _labels(entry: Entry) -> dict[str, Any]:
     return {"grid": entry.grid, "cell": entry.name, "key": entry.key, **{_axis(axis): label for axis, label in
             entry.axes.items()}}  # fmt: skip
 
@@ -220,36 +211,30 @@ def _frame(rows: Sequence[Mapping[str, Any]], known: Recorded, columns: Sequence
     return pd.DataFrame(list(rows), columns=["grid", "cell", "key", *axes, *columns])
 
 
-def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame of cells with times, and with counts that may be missing."""
-    import pandas as pd
-
-    counts = dict.fromkeys(("attempt", "parameters", "last_step"), "Int64")
-    return frame.assign(ended=pd.to_datetime(frame["ended"].astype(float), unit="s", utc=True)).astype(counts)
-
-
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _refuse_unknown(name: str, rows: Sequence[Any], known: Recorded, *, layers: bool) -> None:
-    """Raise GpasError if no selected cell has the curve `name` but some have others."""
-    from gpas_cli.report.query import curve_names
+def _curve_frame(
+    name: str, points: Mapping[str, Sequence[Mapping[str, float]]], known: Recorded, columns: Sequence[str]
+) -> pd.DataFrame:
+    """Return one row for each point, by stage key. Raises GpasError if only other curves are recorded."""
+    rows = [
+        {**_labels(entry), "stage": stage.kind, **point}
+        for entry in known.entries for stage in entry.cell.stages for point in points.get(stage.key, ())
+    ]  # fmt: skip
+    if not rows and known.engine is not None:
+        from gpas_cli.report.query import curve_names
 
-    if rows or known.engine is None:
-        return
-    names = curve_names(known.engine, stage_keys(known.entries))
-    recorded_names = names[1] if layers else names[0]
-    if recorded_names and name not in recorded_names:
-        raise GpasError(
-            f"no curve '{name}' {'by layer ' if layers else ''}is recorded; {nearest(name, recorded_names)}"
-        )
+        over_updates, by_layer = curve_names(known.engine, stage_keys(known.entries))
+        others, where = (by_layer, "by layer ") if "layer" in columns else (over_updates, "")
+        if others and name not in others:
+            raise GpasError(f"no curve '{name}' {where}is recorded; {nearest(name, others)}")
+    return _frame(rows, known, ("stage", *columns))
 
 
 def _table_frame(table: Table) -> pd.DataFrame:
     import pandas as pd
-
-    from gpas_cli.report.tables.notes import full_title
 
     rows = []
     for row in table.rows:
@@ -262,10 +247,9 @@ def _table_frame(table: Table) -> pd.DataFrame:
 
 
 def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
-    from gpas_cli.statistics.stats import interval
-
     summary, delta = cell.summary, cell.delta
-    low, high = (interval(delta) if delta else None) or (math.nan, math.nan)
+    low, high = cell.interval or (math.nan, math.nan)
+    published = {source: cell.printed.get(source) for source in table.published}
     return {
         "mean": summary.mean if summary else math.nan,
         "std": _number(summary.std if summary else None),
@@ -276,9 +260,8 @@ def _cell_numbers(table: Table, cell: TableCell) -> dict[str, Any]:
         "delta_low": low,
         "delta_high": high,
         "p": _number(delta.p if delta else None),
-        **{f"published_{source}": printed.value if (printed := (cell.printed or {}).get(source)) else math.nan
-           for source in table.published},
-    }  # fmt: skip
+        **{f"published_{source}": _number(printed.value if printed else None) for source, printed in published.items()},
+    }
 
 
 _CLAIM_COLUMNS = (

@@ -54,6 +54,11 @@ class Metric:
         """The name in a sentence."""
         return self.name.replace("_", " ")
 
+    @property
+    def heading(self) -> str:
+        """The title with the unit: "validation loss, nats/token"."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
     def shown(self, value: float) -> str:
         """Return a value with the metric's digits and unit: "51.20 %"."""
         return f"{value:.{self.digits}f}{f' {self.unit}' if self.unit else ''}"

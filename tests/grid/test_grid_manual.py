@@ -17,8 +17,8 @@ from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import _SETTINGS
 from gpas_cli.project import packaged
 from gpas_cli.report.claims.measure import DIVERGED, SPIKES
-from gpas_cli.report.metrics import METRICS
 from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.result import METRICS
 from gpas_cli.spec.cell import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth

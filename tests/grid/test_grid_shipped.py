@@ -226,7 +226,7 @@ UNPRINTED = {
 def test_every_cell_of_a_published_table_has_its_number(grid: str) -> None:
     spec = EXPERIMENTS.grids[grid].table_spec
     cells = [cell for row in build(GRIDS[grid], {}, {}, spec).rows for cell in row.cells if cell.statuses]
-    bare = {source: sum(source not in (cell.printed or {}) for cell in cells) for source in spec.published}
+    bare = {source: sum(source not in cell.printed for cell in cells) for source in spec.published}
     assert bare == {source: UNPRINTED.get((grid, source), 0) for source in spec.published}
 
 

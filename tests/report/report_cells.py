@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpas_cli.grid import Entry, TableSpec
@@ -28,6 +28,12 @@ def result(of: Entry, perplexity: float | None = None, stage: str = "pretrain", 
     metrics: Mapping[str, float] = {} if perplexity is None else both
     usual = {"outcome": "done", "metrics": metrics, "precision": "fp32", "device": "cpu", "code": "c0de", **facts}
     return {key: Result(key=key, stage=stage, number=1, directory=f"{key[:2]}/{key}/001", **usual)}
+
+
+def valued(entries: Sequence[Entry], perplexities: Iterable[float]) -> dict[str, Result]:
+    """Return the finished trainings of entries with these perplexities."""
+    pairs = zip(entries, perplexities, strict=True)
+    return {key: made for one, value in pairs for key, made in result(one, value).items()}
 
 
 def spec(**changes: Any) -> TableSpec:

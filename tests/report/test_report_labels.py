@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 from report_cells import entry
 
-from gpas_cli.report.labels import (
-    NO_MATCH,
-    describe_gate,
-    describe_norm,
-    facts,
-    measured,
-    row_title,
-    scheme_titles,
-)
-from gpas_cli.report.metrics import METRICS
+from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, measured, row_title, scheme_titles
+from gpas_cli.report.result import METRICS
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
@@ -49,7 +41,7 @@ def test_a_changed_scheme_or_size_is_in_no_paper() -> None:
     assert facts(changed)["norm"] == "mix"
     half = parse_model({"size": "71m", "norm": {"scheme": "mix", "post_fraction": 0.5}})
     assert describe_norm(half) == NO_MATCH
-    shallow = entry(size={"like": "71m", "layers": 6}, axes={"size": "71m"})  # type: ignore[arg-type]
+    shallow = entry(size={"like": "71m", "layers": 6}, axes={"size": "71m"})
     assert facts(shallow)["size"] == NO_MATCH
 
 

@@ -18,7 +18,6 @@ from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, filled
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.events import Event, Outcome, Scoring
-from gpas_cli.report.result import score_json
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, KNOWN_TASKS, Downstream, metrics_of
 from gpas_cli.spec.parse import build
 from gpas_cli.store.refresh import ingest
@@ -117,7 +116,7 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
 
 
 def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> EvaluatedJson:
-    scores = [score_json(score) for score in done.scores]
+    scores = [filled(ScoreJson, score) for score in done.scores]
     metrics = _metrics(done, section)
     new = done.outcome is not None
     return filled(EvaluatedJson, done, origin=origin, new=new, missing=_reason(done), scores=scores, metrics=metrics)

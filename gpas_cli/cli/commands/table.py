@@ -27,13 +27,12 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
 from gpas_cli.plan.plan import Plan
-from gpas_cli.report.metrics import METRICS
 from gpas_cli.report.papers.layouts import SEPARATOR, is_printed_name
+from gpas_cli.report.result import METRICS
 from gpas_cli.report.tables.external import select_networks
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import TablesJson, table_json
-from gpas_cli.report.tables.side_by_side import beside_published, by_metrics
-from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, to_run
 from gpas_cli.schedule.scheduler import choose, scheduler_named
 

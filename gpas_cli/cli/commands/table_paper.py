@@ -24,9 +24,15 @@ from gpas_cli.report.papers.layouts import (
 )
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import together
-from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
+from gpas_cli.report.tables.paper_table import (
+    Serving,
+    paper_beside_declared,
+    paper_table,
+    published_table,
+    serving,
+    with_ours,
+)
 from gpas_cli.report.tables.render import PrintedTableJson, TableJson, printed_json, render, table_json
-from gpas_cli.report.tables.side_by_side import paper_beside_declared
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.terminal import Drawn
 

@@ -32,7 +32,6 @@ from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
 from gpas_cli.origin.provenance import AttemptProvenance, Difference, ForgottenAttempt, Provenance, trace_number
 from gpas_cli.report.papers.layouts import is_printed_name
 from gpas_cli.report.recorded import Recorded, recorded
-from gpas_cli.report.result import score_json
 from gpas_cli.report.tables.paper_table import Serving, paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.spec.stage import called
@@ -344,7 +343,7 @@ def _json(stage: Provenance) -> _OriginJson:
         spikes=[{"step": step, "of": of, "value": value} for step, of, value in stage.spikes],
         attempts=[_try_json(attempt) for attempt in stage.attempts],
         hours=spent_json(stage.spent),
-        scores=[score_json(score) for score in stage.scores],
+        scores=[filled(ScoreJson, score) for score in stage.scores],
         forgotten=[
             {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}
             for one in stage.forgotten

@@ -15,13 +15,12 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import NumberJson, filled
 from gpas_cli.events import Score
 from gpas_cli.origin.number import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
-from gpas_cli.report.result import TaskResult
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
 from gpas_cli.state.usage import HoursJson, Spent
-from gpas_cli.statistics.stats import interval
+from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, listed
 
 _INDENT = 16  # characters before a fact
@@ -180,7 +179,7 @@ def _difference(origin: NumberOrigin) -> str:
         return f"no {place.table.spec.over} has both numbers; {theirs}"
     digits = place.metric.digits
     test = f", p = {delta.p:.2g} (paired t test)" if delta.p is not None else ""
-    if bounds := interval(delta):
+    if bounds := mean_interval(delta):
         test = f", 95 % interval {bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f}{test}"
     return f"{delta.mean:+.{digits}f} over {count(delta.n, 'pair')}{test}; {theirs}"
 
@@ -271,7 +270,7 @@ def _seed_json(seed: SeedOrigin) -> _SeedOriginJson:
     return filled(_SeedOriginJson, seed, result, cell=seed.entry.id, attempt=number, device=device)
 
 
-def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
+def scores_table(scores: Sequence[Score]) -> Table:
     """Return a table with a row for each score: accuracies in percent, and what scored the task."""
     drawn = Table(box=None, title_justify="left")
     for title in ("task", "score"):
@@ -287,12 +286,12 @@ def scores_table(scores: Sequence[Score | TaskResult]) -> Table:
     return drawn
 
 
-def skipped_notes(scores: Sequence[Score | TaskResult]) -> list[str]:
+def skipped_notes(scores: Sequence[Score]) -> list[str]:
     """Return a sentence for each task of which questions were skipped."""
     return [skipped_note(one.task, float(one.value), one.examples) for one in scores if one.metric == SKIPPED]
 
 
-def _shown(score: Score | TaskResult, number: float | None) -> str:
+def _shown(score: Score, number: float | None) -> str:
     """Return a score or its standard error as text: an accuracy as a percentage."""
     if number is None:
         return ""

@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.claim import EACH_RUN
+from gpas_cli.grid.claim import EACH_RUN, Claim
+from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.seeds import add_seeds, seeds_path, with_seeds
 from gpas_cli.grid.select import select
@@ -22,16 +24,10 @@ from gpas_cli.project import Project
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence, assess
 from gpas_cli.report.claims.verdict import UNDECIDED
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.state.locks import locked
 from gpas_cli.statistics.sequential import fewest, log_evidence, possible
 from gpas_cli.statistics.stats import aggregate, unit
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.claim import Claim
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.recorded import Recorded
-
 
 _LOCK_NAME = "added-seeds.lock"  # in the run directories; held while the file of added seeds is written
 _SIMULATIONS = 1000  # of further seeds, for the chance of a decision

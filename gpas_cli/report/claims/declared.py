@@ -1,21 +1,18 @@
-"""The claims of a file and of the papers: their checks, and their selection by name, grid, source and size."""
+"""The claims of a file and of the papers, and their selection by name, grid, source and size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.claim import Claim, Comparison
+from gpas_cli.grid.claim import Claim
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import read_document
 from gpas_cli.grid.readers import root_of
-from gpas_cli.report.claims.measure import feature_fault, stage_of
-from gpas_cli.report.papers import SOURCES, published
-from gpas_cli.report.tables.table_checks import stages_of
-from gpas_cli.spec.stage import PRETRAIN
+from gpas_cli.report.papers import SOURCES
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
 
@@ -76,34 +73,3 @@ def _check(what: str, given: Sequence[str], valid: Iterable[str]) -> None:
     for name in given:
         if name not in known:
             raise GpasError(f"no {what} '{name}'; {nearest(name, known)}")
-
-
-def claim_problems(experiments: Experiments) -> Iterator[Problem]:
-    """Yield the problems of the metrics, curves and published tables that claims name, with their places."""
-    for sizes in experiments.claims.values():
-        for claim in sizes:
-            for comparison in claim.comparisons:
-                yield from _problems(experiments, claim, comparison)
-
-
-def _problems(experiments: Experiments, claim: Claim, comparison: Comparison) -> Iterator[Problem]:
-    kinds = list(experiments.catalogue.stage_kinds.values())
-    if fault := feature_fault(comparison.value, kinds):
-        yield _problem(claim, comparison, fault, "value")
-        return
-    needed = stage_of(comparison.value, kinds)
-    for name in comparison.grids:
-        grid = experiments.grids.get(name)
-        if grid and needed != PRETRAIN and needed not in stages_of(experiments.grids, grid):
-            message = f"'{comparison.value.title}' comes from the stage '{needed}', which no cell of '{name}' has"
-            yield _problem(claim, comparison, message, "value")
-    for source, name in comparison.published.items():
-        try:
-            published(source, name)
-        except GpasError as error:
-            yield _problem(claim, comparison, str(error), "published", source)
-
-
-def _problem(claim: Claim, comparison: Comparison, message: str, *path: str) -> Problem:
-    mark = comparison.marks.get(path[0], comparison.mark)
-    return Problem(("claims", claim.name, *path), message, str(mark))

@@ -24,10 +24,10 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.document import Label
+from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.claims.measure import Group, groups, state_metric
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
@@ -38,10 +38,6 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-
 
 _LEVEL = 0.95
 _ALPHA = 0.05
@@ -59,26 +55,22 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     absent = [grid for grid in claim.grids if grid not in present]
     if absent:
         return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
-    parts = [_part(comparison, group, known) for comparison in claim.comparisons for group in groups(comparison, known)]
-    parts = _titled(_decided(parts), known)
-    verdict = _whole(claim, parts)
-    lost = missing(parts)
-    reason = "" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim"
-    made = Verdict(
-        claim,
-        verdict,
-        tuple(parts),
-        lost,
-        reason=reason,
+    titles = scheme_titles(known.entries)
+    parts = _decided(
+        [_part(comparison, group, titles) for comparison in claim.comparisons for group in groups(comparison, known)]
     )
+    reason = "" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim"
+    made = Verdict(claim, _whole(claim, parts), tuple(parts), missing(parts), reason=reason)
     if has_added_seeds(made):
         made = judged(made, _ALPHA)
     return replace(made, command=command(made, known.entries))
 
 
-def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
-    part = Part(comparison, group.labels, "", group.pairs, test=comparison.test)
-    part = replace(part, published=_published(comparison, group))
+def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> Part:
+    words = [label_title(axis, label, titles) or f"no {axis}" for axis, label in group.labels.items()]
+    title = ", ".join(filter(None, (comparison.says, *words)))
+    beside = _published(comparison, group)
+    part = Part(comparison, group.labels, title, group.pairs, test=comparison.test, published=beside)
     if group.unpaired and not group.pairs:
         return replace(part, reason=f"{group.unpaired[0].id} has no base in {', '.join(comparison.grids)}")
     effects = list(part.effects().values())
@@ -98,17 +90,10 @@ def _part(comparison: Comparison, group: Group, known: Recorded) -> Part:
     return replace(
         part,
         effect=part.shown(tested.mean),
-        interval=_interval(part, tested),
+        interval=(part.shown(tested.interval[0]), part.shown(tested.interval[1])) if tested.interval else None,
         needed=further.further if further else None,
         needed_range=(further.fewest, further.most) if further else (None, None),
     )
-
-
-def _interval(part: Part, tested: _Assessed) -> tuple[float, float] | None:
-    if tested.interval is None:
-        return None
-    low, high = tested.interval
-    return part.shown(low), part.shown(high)
 
 
 def _reasons(first: str, part: Part) -> str:
@@ -158,16 +143,14 @@ def _most(numbers: Iterable[int | None]) -> int | None:
 
 def _decided(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with adjusted p values and verdicts."""
-    tested = [replace(part, adjusted=p) for part, p in zip(parts, holm([part.p for part in parts]), strict=True)]
-    if tested and all(part.inside is not None and part.inside <= _ALPHA for part in tested):
-        return [replace(part, verdict=SUPPORTED) for part in tested]
-    return [replace(part, verdict=_verdict(part)) for part in tested]
-
-
-def _verdict(part: Part) -> str:
-    if part.p is None or part.adjusted is None or part.adjusted > _ALPHA:
-        return part.verdict
-    return SUPPORTED if part.inside == part.p else CONTRADICTED
+    supported = all(part.inside is not None and part.inside <= _ALPHA for part in parts)
+    found = []
+    for part, adjusted in zip(parts, holm([part.p for part in parts]), strict=True):
+        verdict = SUPPORTED if supported else part.verdict
+        if not supported and adjusted is not None and adjusted <= _ALPHA:
+            verdict = SUPPORTED if part.inside == part.p else CONTRADICTED
+        found.append(replace(part, adjusted=adjusted, verdict=verdict))
+    return found
 
 
 def _whole(claim: Claim, parts: Sequence[Part]) -> str:
@@ -179,16 +162,6 @@ def _whole(claim: Claim, parts: Sequence[Part]) -> str:
     # A part after Holm is decided too strictly for the whole: all parts must hold.
     holds = [part.verdict == SUPPORTED or (part.inside is not None and part.inside <= _ALPHA) for part in parts]
     return SUPPORTED if parts and complete and all(holds) else UNDECIDED
-
-
-def _titled(parts: Sequence[Part], known: Recorded) -> list[Part]:
-    titles = scheme_titles(known.entries)
-    return [replace(part, title=_title(part, titles)) for part in parts]
-
-
-def _title(part: Part, titles: Mapping[Label, str]) -> str:
-    words = [label_title(axis, label, titles) or f"no {axis}" for axis, label in part.labels.items()]
-    return ", ".join([*([part.comparison.says] if part.comparison.says else []), *words])
 
 
 def _published(comparison: Comparison, group: Group) -> float | None:
@@ -228,12 +201,11 @@ _WAITING = ("queued", "running")
 
 def missing(parts: Iterable[Part]) -> tuple[EntryStatus, ...]:
     """Return the runs without the number that the parts need, each once. A diverged run is an observation."""
+    measured = [one for part in parts for pair in part.pairs for one in pair.measured]
     found: dict[str, EntryStatus] = {}
-    for part in parts:
-        for pair in part.pairs:
-            for one in pair.measured:
-                if one.value is None and not one.diverged:
-                    found.setdefault(one.status.entry.cell.key, one.status)
+    for one in measured:
+        if not one.settled:
+            found.setdefault(one.status.entry.cell.key, one.status)
     return tuple(found.values())
 
 

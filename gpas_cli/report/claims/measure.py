@@ -11,25 +11,20 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison, Feature
 from gpas_cli.grid.document import Label, identity, spelled
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.series import Points, Quantity, by_layer, quantity
 from gpas_cli.report.labels import usual_label
-from gpas_cli.report.metrics import metric
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.result import metric
 from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
 from gpas_cli.report.tables.paper_table import by_variant
 from gpas_cli.report.tables.table import stage_kinds
 from gpas_cli.spec.stage import Metric, StageKind
-from gpas_cli.statistics.growth import exponential_evidence
-from gpas_cli.statistics.stats import aggregate
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-    from gpas_cli.report.recorded import Recorded
-
+from gpas_cli.statistics.stats import aggregate, exponential_evidence
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
@@ -57,6 +52,11 @@ class Measured:
     def diverged(self) -> bool:
         return self.status.state == DIVERGED
 
+    @property
+    def settled(self) -> bool:
+        """Whether the run has its number, or diverged, which is an observation too."""
+        return self.value is not None or self.diverged
+
 
 def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
     """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
@@ -65,11 +65,6 @@ def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
     if feature.curve:
         _curve_of(feature)
     return metric("mean_importance" if feature.curve in _IMPORTANCE_CURVES else "loss", kinds)
-
-
-def stage_of(feature: Feature, kinds: Iterable[StageKind]) -> str:
-    """Return the name of the stage that reports the feature. Raises GpasError for an unknown metric or curve."""
-    return state_metric(feature, kinds).stage
 
 
 def _curve_of(feature: Feature) -> Quantity:
@@ -82,26 +77,21 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
 
     Raises GpasError for an unknown metric or curve, or an entry without the stage that reports it.
     """
-    statuses = {entry.id: _status(entry, feature, over, known) for entry in entries}
+    statuses = {}
+    for entry in entries:
+        what = state_metric(feature, [stage.declared for stage in entry.cell.stages])
+        usual = usual_label(entry.cell, what)  # by default of all tasks together
+        if usual is None or "/" in feature.metric:
+            name = feature.metric if what.by_task else what.name
+        else:
+            name = what.recorded_as(usual)
+        seed = entry.axes.get(over)
+        statuses[entry.id] = entry_status(entry, seed, what, name, known.states, known.results)
     if not feature.curve:
         return {name: _of_metric(status, feature) for name, status in statuses.items()}
     done = {status.key: status for status in statuses.values() if status.state in _ENDED}
     points = _points(list(done), _curve_of(feature), feature, known)
     return {name: _of_curve(status, points.get(status.key), feature) for name, status in statuses.items()}
-
-
-def _status(entry: Entry, feature: Feature, over: str, known: Recorded) -> EntryStatus:
-    what = state_metric(feature, [stage.declared for stage in entry.cell.stages])
-    seed: Label | None = entry.axes.get(over)
-    return entry_status(entry, seed, what, _recorded_name(entry, feature, what), known.states, known.results)
-
-
-def _recorded_name(entry: Entry, feature: Feature, what: Metric) -> str:
-    """Return the name under which an attempt reports the feature: METRIC/TASK, by default of all tasks together."""
-    usual = usual_label(entry.cell, what)
-    if usual is None or "/" in feature.metric:
-        return feature.metric if what.by_task else what.name
-    return what.recorded_as(usual)
 
 
 def _of_metric(status: EntryStatus, feature: Feature) -> Measured:
@@ -121,9 +111,7 @@ def _of_curve(status: EntryStatus, points: Mapping[int, Mapping[int, float]] | N
     if feature.take == "early-change":
         return Measured(status, _early_change(points or {}))
     chosen = _chosen(status.entry, points or {}, feature)
-    if feature.take == "count":
-        return Measured(status, float(len(chosen)))
-    return Measured(status, _taken(chosen, feature.take))
+    return Measured(status, float(len(chosen)) if feature.take == "count" else _taken(chosen, feature.take))
 
 
 def _points(
@@ -223,7 +211,9 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
     except GpasError as error:
         return str(error)
     if not feature.curve:
-        return _task_fault(feature, kinds)
+        name, slash, _ = feature.metric.partition("/")
+        untasked = slash and not state_metric(feature, kinds).by_task
+        return f"'{name}' has no tasks; write {name}" if untasked else ""
     drawn = _curve_of(feature)
     if drawn.spans:
         return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
@@ -236,13 +226,6 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
         return "early-change compares updates; write updates: all"
     if feature.take == "count" and isinstance(feature.updates, int):
         return "a count is of all updates; leave out updates"
-    return ""
-
-
-def _task_fault(feature: Feature, kinds: Iterable[StageKind]) -> str:
-    name, slash, _ = feature.metric.partition("/")
-    if slash and not state_metric(feature, kinds).by_task:
-        return f"'{name}' has no tasks; write {name}"
     return ""
 
 
@@ -289,17 +272,14 @@ def groups(comparison: Comparison, known: Recorded) -> list[Group]:
         return _plain(comparison, entries, known)
     axis, first, second = comparison.across
     plain = replace(comparison, across=None)
-    near = _plain(plain, [entry for entry in entries if _is(entry, axis, first)], known)
-    far = {_identity(group): group for group in _plain(plain, [e for e in entries if _is(e, axis, second)], known)}
-    return [_interaction(group, far.get(_identity(group))) for group in near]
-
-
-def _is(entry: Entry, axis: str, label: Label) -> bool:
-    return axis in entry.axes and identity(entry.axes[axis]) == identity(label)
-
-
-def _identity(group: Group) -> Hashable:
-    return tuple(group.labels.items())
+    near, far = (
+        _plain(
+            plain, [one for one in entries if axis in one.axes and identity(one.axes[axis]) == identity(label)], known
+        )
+        for label in (first, second)
+    )
+    others = {tuple(group.labels.items()): group for group in far}
+    return [_interaction(group, others.get(tuple(group.labels.items()))) for group in near]
 
 
 def _interaction(near: Group, far: Group | None) -> Group:
@@ -364,25 +344,20 @@ def _bases(comparison: Comparison, subjects: Sequence[Entry], candidates: Sequen
     Axes that only some of the cells have, such as settings of the gate, are left out of the comparison.
     """
     axes = set.intersection(*(set(entry.axes) for entry in [*subjects, *candidates])) if candidates else set()
-    shared = sorted(axes - {*comparison.against, comparison.best} - _free(comparison))
+    # Axes on which the subject has several labels that are not compared one by one.
+    free = {axis for axis, labels in comparison.subject.items() if len(labels) > 1 and axis not in comparison.by}
+    shared = sorted(axes - {*comparison.against, comparison.best} - (free - {comparison.over}))
     found: dict[Hashable, Entry] = {}
     for entry in candidates:
         key = tuple(identity(entry.axes[axis]) for axis in shared)
         if key in found and found[key].cell.key != entry.cell.key:
             raise GpasError(
-                f"{_place(comparison)}: {found[key].id} and {entry.id} are both bases for the same seed; "
+                f"{comparison.mark}: {found[key].id} and {entry.id} are both bases for the same seed; "
                 "name one of them in `against`"
             )
         found[key] = entry
     keys = {entry.id: tuple(identity(entry.axes[axis]) for axis in shared if axis in entry.axes) for entry in subjects}
     return {name: found[key] for name, key in keys.items() if key in found}
-
-
-def _free(comparison: Comparison) -> set[str]:
-    """Return the axes on which the subject has several labels that are not compared one by one."""
-    return {axis for axis, labels in comparison.subject.items() if len(labels) > 1 and axis not in comparison.by} - {
-        comparison.over
-    }
 
 
 def _refuse_repeated(comparison: Comparison, subjects: Sequence[Entry]) -> None:
@@ -393,13 +368,9 @@ def _refuse_repeated(comparison: Comparison, subjects: Sequence[Entry]) -> None:
         if first is not entry:
             axes = [axis for axis in entry.axes if entry.axes[axis] != first.axes.get(axis)]
             raise GpasError(
-                f"{_place(comparison)}: {first.id} and {entry.id} are both subjects with {comparison.over} "
+                f"{comparison.mark}: {first.id} and {entry.id} are both subjects with {comparison.over} "
                 f"{spelled(entry.axes.get(comparison.over))}; add {' or '.join(axes)} to `by`, or to `subject`"
             )
-
-
-def _place(comparison: Comparison) -> str:
-    return str(comparison.mark)
 
 
 def _effect(comparison: Comparison, own: Measured, base: Measured | None) -> float | None:

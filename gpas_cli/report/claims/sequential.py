@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.report.claims.measure import Pair
@@ -62,11 +63,7 @@ class PartEvidence:
     def waiting(self, seeds: Sequence[int]) -> list[EntryStatus]:
         """Return the runs of these seeds that have no number yet."""
         return [
-            one.status
-            for pair in self.part.pairs
-            if pair.seed in seeds
-            for one in pair.measured
-            if one.value is None and not one.diverged
+            one.status for pair in self.part.pairs if pair.seed in seeds for one in pair.measured if not one.settled
         ]
 
 
@@ -130,7 +127,7 @@ def _judged(found: PartEvidence, against: float | None) -> Part:
 
 def _part(part: Part, level: float) -> PartEvidence:
     ordered = sorted((pair for pair in part.pairs if _number(pair) is not None), key=lambda pair: _number(pair) or 0)
-    used = ordered[: next((i for i, pair in enumerate(ordered) if not _settled(pair)), len(ordered))]
+    used = list(takewhile(lambda pair: all(one.settled for one in pair.measured), ordered))
     effects = tuple(pair.effect for pair in used)
     low, high = part.bounds()
     if part.comparison.test == EACH_RUN:
@@ -150,8 +147,3 @@ def _part(part: Part, level: float) -> PartEvidence:
 
 def _number(pair: Pair) -> int | None:
     return pair.seed if isinstance(pair.seed, int) and not isinstance(pair.seed, bool) else None
-
-
-def _settled(pair: Pair) -> bool:
-    """Return whether every run of the pair has its number, or diverged."""
-    return all(one.value is not None or one.diverged for one in pair.measured)

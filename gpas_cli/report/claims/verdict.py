@@ -8,10 +8,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
-from gpas_cli.documents import DocumentJson, NumberJson
+from gpas_cli.documents import DocumentJson, NumberJson, filled
 from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.document import Label
-from gpas_cli.report.claims.measure import Measured, Pair
+from gpas_cli.report.claims.measure import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
 from gpas_cli.words import count
@@ -85,13 +85,14 @@ class Part:
 
     def left_out(self) -> str:
         """Return how many seeds are left out because their numbers have no difference or ratio; "" if none are."""
-        seeds = sum(pair.effect is None and any(map(self._is_undefined, pair.measured)) for pair in self.pairs)
-        why = "NaN or not positive" if self.comparison.logarithmic else "NaN"
+        log = self.comparison.logarithmic
+        seeds = 0
+        for pair in self.pairs:
+            values = [one.value for one in pair.measured if one.value is not None]
+            undefined = any(math.isnan(x) or (log and math.isfinite(x) and x <= 0) for x in values)
+            seeds += pair.effect is None and undefined
+        why = "NaN or not positive" if log else "NaN"
         return f"{count(seeds, 'seed')} left out: the number is {why}" if seeds else ""
-
-    def _is_undefined(self, one: Measured) -> bool:
-        value = math.inf if one.value is None else one.value
-        return math.isnan(value) or (self.comparison.logarithmic and math.isfinite(value) and value <= 0)
 
     def shown(self, effect: float) -> float:
         """Return an effect on the scale of the test in units of the value: a ratio instead of its logarithm."""
@@ -199,12 +200,12 @@ class ClaimPartJson(TypedDict):
     verdict: VerdictWord
     test: Annotated[str, ("t", "sign", "each-run", "sequential"), "sequential: seeds were added to decide the claim"]
     effect: Annotated[float | None, "the mean over seeds; of ratios, the geometric mean"]
-    interval: Annotated[list[float] | None, "its 95 % interval"]
+    interval: Annotated[tuple[float, float] | None, "its 95 % interval"]
     p: Annotated[float | None, "two-sided, for the side of the claimed interval on which the effect is"]
     adjusted_p: Annotated[float | None, "by Holm over the parts of the claim"]
     n: Annotated[int, "seeds with an effect"]
     needed: Annotated[int | None, "further seeds that decide with a probability of 80 % at today's effect and spread"]
-    needed_range: Annotated[list[int | None], "the same at the ends of the effect's 80 % interval"]
+    needed_range: Annotated[tuple[int | None, int | None], "the same at the ends of the effect's 80 % interval"]
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]
@@ -246,59 +247,39 @@ class ClaimsJson(DocumentJson):
 
 def claim_json(verdict: Verdict) -> ClaimJson:
     """Return the verdict on a claim for JSON."""
-    claim = verdict.claim
-    return {
-        "name": claim.name,
-        "statement": claim.statement,
-        "source": {"paper": claim.source.paper, "where": claim.source.where, "quote": claim.source.quote},
-        "toy": claim.toy,
-        "grids": list(claim.grids),
-        "verdict": verdict.verdict,
-        "reason": verdict.reason,
-        "p": verdict.p,
-        "needed": verdict.needed,
-        "parts": [_part(part) for part in verdict.parts],
-        "missing": [{"cell": one.entry.id, "key": one.key, "state": one.state} for one in verdict.missing],
-        "command": verdict.command,
-    }
+    return filled(
+        ClaimJson,
+        verdict,
+        name=verdict.claim.name,
+        statement=verdict.claim.statement,
+        source=filled(_ClaimSourceJson, verdict.claim.source),
+        toy=verdict.claim.toy,
+        grids=list(verdict.claim.grids),
+        parts=[_part(part) for part in verdict.parts],
+        missing=[filled(_MissingRunJson, one, cell=one.entry.id) for one in verdict.missing],
+    )
 
 
 def _part(part: Part) -> ClaimPartJson:
     comparison = part.comparison
-    return {
-        "title": part.title,
-        "labels": dict(part.labels),
-        "compare": comparison.compare,
-        "value": comparison.value.title,
-        "low": comparison.low if math.isfinite(comparison.low) else None,
-        "high": comparison.high if math.isfinite(comparison.high) else None,
-        "verdict": part.verdict,
-        "test": part.test,
-        "effect": part.effect,
-        "interval": list(part.interval) if part.interval else None,
-        "p": part.p,
-        "adjusted_p": part.adjusted,
-        "n": part.n,
-        "needed": part.needed,
-        "needed_range": list(part.needed_range),
-        "diverged": part.diverged(),
-        "published": part.published,
-        "reason": part.reason,
-        "seeds": [_seed(part, pair) for pair in part.pairs],
-    }
-
-
-def _seed(part: Part, pair: Pair) -> _ClaimSeedJson:
-    effect = None if pair.effect is None else part.shown(pair.effect)
-    return {
-        "seed": pair.seed,
-        "own": _number(pair.own),
-        "base": _number(pair.base),
-        "effect": effect,
-        "cells": [one.status.entry.id for one in pair.measured],
-        "states": [one.status.state for one in pair.measured],
-    }
-
-
-def _number(one: Measured | None) -> float | None:
-    return one.value if one else None
+    return filled(
+        ClaimPartJson,
+        part,
+        compare=comparison.compare,
+        value=comparison.value.title,
+        low=comparison.low if math.isfinite(comparison.low) else None,
+        high=comparison.high if math.isfinite(comparison.high) else None,
+        adjusted_p=part.adjusted,
+        diverged=part.diverged(),
+        seeds=[
+            {
+                "seed": pair.seed,
+                "own": pair.own.value,
+                "base": pair.base.value if pair.base else None,
+                "effect": None if pair.effect is None else part.shown(pair.effect),
+                "cells": [one.status.entry.id for one in pair.measured],
+                "states": [one.status.state for one in pair.measured],
+            }
+            for pair in part.pairs
+        ],
+    )

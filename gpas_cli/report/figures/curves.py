@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import Label, same
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.series import PART, CellCurve, Points, Quantity, by_layer, over_updates
 from gpas_cli.report.labels import facts
+from gpas_cli.spec.cell import Stage
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from gpas_cli.grid.entry import Entry
     from gpas_cli.report.query import Curve, LayerCurve
-    from gpas_cli.spec.cell import Stage
 
 _ENTRIES_AT_ONCE = 100  # whose curves are in memory together
 
@@ -116,7 +116,8 @@ def _cell_curves(stored: _Stored, entry: Entry, over: str, selection: Selection)
 
 def _stage_curves(stored: _Stored, key: str, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
     quantity = selection.quantity
-    first = _first_update(blank.entry, selection.start)
+    start = selection.start
+    first = start * blank.entry.cell.optim.updates if start < 1 else start
     if not (quantity.by_layer or quantity.per_layer):
         points = over_updates(stored.curve(key, quantity.recorded_as), quantity.scale)
         marks = stored.curve(key, quantity.spikes) if quantity.spikes else []
@@ -125,34 +126,27 @@ def _stage_curves(stored: _Stored, key: str, blank: CellCurve, selection: Select
     recorded = stored.layer_curve(key, quantity.recorded_as)
     if not recorded:
         return
+    last, _ = recorded[-1]
+    later = [row for row in recorded if row[0] >= first]
     if quantity.per_layer:
         points = over_updates(((step, at[0]) for step, at in recorded), quantity.scale)
         yield replace(blank, points=_from(points, first))
     elif quantity.spans:
-        yield replace(blank, step=recorded[-1][0], matrix=_spans(stored, blank.entry, key, quantity))
+        # The last recorded values over n = 1, 2, ... layers, by layer.
+        spans = range(1, blank.entry.cell.model.size.layers + 1)
+        read = [stored.layer_curve(key, quantity.recorded_over(n)) for n in spans]
+        rows = tuple(tuple(value for _, value in sorted(of[-1][1].items())) if of else () for of in read)
+        yield replace(blank, step=last, matrix=rows)
     elif selection.map:
-        yield _layers_over_updates([row for row in recorded if row[0] >= first], blank, quantity)
+        yield _layers_over_updates(later, blank, quantity)
     elif selection.layers is not None:
-        yield from _curve_per_layer([row for row in recorded if row[0] >= first], blank, selection)
+        yield from _curve_per_layer(later, blank, selection)
     else:
         yield from _curve_per_update(recorded, blank, selection)
 
 
-def _first_update(entry: Entry, start: float) -> float:
-    return start * entry.cell.optim.updates if start < 1 else start
-
-
 def _from(points: Points, first: float) -> Points:
     return tuple(point for point in points if point[0] >= first)
-
-
-def _spans(stored: _Stored, entry: Entry, key: str, quantity: Quantity) -> tuple[tuple[float, ...], ...]:
-    """Return the last recorded values over n = 1, 2, ... layers, by layer."""
-    rows = []
-    for n in range(1, entry.cell.model.size.layers + 1):
-        layers = stored.layer_curve(key, quantity.recorded_over(n))
-        rows.append(tuple(value for _, value in sorted(layers[-1][1].items())) if layers else ())
-    return tuple(rows)
 
 
 def _layers_over_updates(recorded: LayerCurve, blank: CellCurve, quantity: Quantity) -> CellCurve:
@@ -168,15 +162,10 @@ def _curve_per_layer(recorded: LayerCurve, blank: CellCurve, selection: Selectio
     outputs = selection.quantity.outputs
     rows = [(step, dict(by_layer(blank.entry, at, outputs=outputs)[0])) for step, at in recorded]
     known = sorted({layer for _, values in rows for layer in values})
-    wanted = selection.layers or _thinned(known, selection.every)
-    for layer in wanted:
+    # By default the first layer, every n-th after it, and the last.
+    for layer in selection.layers or sorted({*known[:: selection.every], *known[-1:]}):
         points = tuple((float(step), values[layer]) for step, values in rows if layer in values)
-        yield replace(blank, points=points, variant=(("layer", _whole(layer)),))
-
-
-def _thinned(layers: Sequence[float], every: int) -> list[float]:
-    """Return the first layer, every n-th after it, and the last."""
-    return sorted({*layers[::every], *layers[-1:]})
+        yield replace(blank, points=points, variant=(("layer", int(layer) if layer == int(layer) else layer),))
 
 
 def _curve_per_update(recorded: LayerCurve, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
@@ -196,10 +185,6 @@ def _nearest(steps: Sequence[int], wanted: float) -> int | None:
     nearest = min(steps, key=lambda step: abs(step - wanted))
     interval = max((after - before for before, after in pairwise(steps)), default=0)
     return nearest if abs(nearest - wanted) <= interval else None
-
-
-def _whole(layer: float) -> Label:
-    return int(layer) if layer == int(layer) else layer
 
 
 def of_part(runs: Sequence[CellCurve], part: str) -> list[CellCurve]:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypedDict
 
+from gpas_cli.documents import filled
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
 from gpas_cli.report.labels import objective_title
-from gpas_cli.statistics.growth import LEAST_POINTS, better
+from gpas_cli.statistics.stats import LEAST_POINTS, better
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
@@ -169,9 +170,15 @@ def make_figure(
         return Figure(one_line(title), x, "number of layers", make_series(runs), heat_map=quantity.axis)
     if selection.map:
         return Figure(one_line(title), "update", "layer", make_series(runs), heat_map=y, log=quantity.log)
+    x = "update"
+    if selection.over_layers:
+        each = any(run.variant and run.variant[-1][0] == "update" for run in runs)
+        x = "layer" if each else f"layer ({_when(runs)})"
+    objectives = ", ".join(dict.fromkeys(objective_title(run.entry) for run in runs))
+    mixed = quantity.of_targets and len({objective_title(run.entry) for run in runs}) > 1
     return Figure(
         title=one_line(title),
-        x=_layer_title(runs) if selection.over_layers else "update",
+        x=x,
         y=f"{y}, ratio to {ratio_to}" if ratio_to else y,
         series=make_series(runs),
         log=quantity.log and not ratio_to if log is None else log,
@@ -179,19 +186,8 @@ def make_figure(
         every_run=every_run,
         bars=quantity.bars,
         level=1.0 if ratio_to else None,
-        note=_objectives(runs) if quantity.of_targets else "",
+        note=f"losses of different objectives ({objectives}) cannot be compared" if mixed else "",
     )
-
-
-def _objectives(runs: Sequence[CellCurve]) -> str:
-    """Return a warning if the losses of `runs` are those of different objectives."""
-    titles = dict.fromkeys(objective_title(run.entry) for run in runs)
-    found = ", ".join(titles)
-    return f"losses of different objectives ({found}) cannot be compared" if len(titles) > 1 else ""
-
-
-def _layer_title(runs: Sequence[CellCurve]) -> str:
-    return "layer" if any(run.variant and run.variant[-1][0] == "update" for run in runs) else f"layer ({_when(runs)})"
 
 
 def _when(runs: Sequence[CellCurve]) -> str:
@@ -201,56 +197,38 @@ def _when(runs: Sequence[CellCurve]) -> str:
 
 def frame(figure: Figure) -> _FrameJson:
     """Return everything about a plot but its series and lines, as plain data: title, axes and kind."""
-    return {
-        "title": figure.title,
-        "x": figure.x,
-        "y": figure.y,
-        "log": figure.log,
-        "log_x": figure.log_x,
-        "layers": figure.layers,
-        "level": figure.level,
-        "bars": figure.has_bars,
-        "heat_map": figure.heat_map,
-        "note": figure.note,
-    }
+    return filled(_FrameJson, figure, bars=figure.has_bars)
 
 
 def as_json(figure: Figure) -> PlotJson:
     """Return a plot for JSON."""
-    return {
-        **frame(figure),
-        "series": [_series_json(series) for series in figure.series],
-        "lines": list(figure.lines),
-    }
+    series = [_series_json(one) for one in figure.series]
+    return {**frame(figure), "series": series, "lines": list(figure.lines)}
 
 
 def _series_json(series: Series) -> _SeriesJson:
     final = series.final_norm()
     matrix = series.matrix()
-    return {
-        "title": series.title,
-        "labels": dict(series.labels),
-        "over": series.runs[0].over,
-        "colour": series.colour,
-        "style": series.style,
-        "shade": series.shade,
-        "points": [{"x": x, "mean": at.mean, "std": at.std, "n": at.n} for x, at in series.mean()],
-        "final_norm": {"mean": final.mean, "std": final.std, "n": final.n} if final else None,
-        "matrix": matrix or None,
-        "columns": list(series.columns()) if matrix else None,
-        "runs": [_run_json(run) for run in series.runs],
-    }
-
-
-def _run_json(run: CellCurve) -> _DrawnRunJson:
-    return {
-        "name": run.entry.id,
-        "key": run.entry.cell.key,
-        "over": run.entry.axes.get(run.over),
-        "points": run.points,
-        "spikes": run.marks,
-        "final_norm": run.final_norm,
-    }
+    return filled(
+        _SeriesJson,
+        series,
+        over=series.runs[0].over,
+        points=[filled(_PointJson, at, x=x) for x, at in series.mean()],
+        final_norm=filled(_MeanJson, final) if final else None,
+        matrix=matrix or None,
+        columns=list(series.columns()) if matrix else None,
+        runs=[
+            filled(
+                _DrawnRunJson,
+                run,
+                name=run.entry.id,
+                key=run.entry.cell.key,
+                over=run.entry.axes.get(run.over),
+                spikes=run.marks,
+            )
+            for run in series.runs
+        ],
+    )
 
 
 _GROWTH_NOTE = "dashed: of a power law and an exponential, fitted to the logarithms, the one with the lower AIC"

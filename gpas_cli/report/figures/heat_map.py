@@ -29,11 +29,14 @@ def canvas_size(series: Sequence[Series], size: tuple[float, float]) -> tuple[fl
 
 def draw(canvas: Any, figure: Figure, title: str) -> None:
     """Draw a map for each series on a matplotlib figure, with one colour bar."""
+    from matplotlib.colors import LogNorm, Normalize
+
     columns = _columns(len(figure.series), canvas.get_figwidth())
     rows = math.ceil(len(figure.series) / columns)
     axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    maps = [one.matrix() for one in figure.series]
-    limits = {"norm": _norm([value for matrix in maps for row in matrix for value in row], figure), "cmap": _SHADES}
+    values = [value for matrix in (one.matrix() for one in figure.series) for row in matrix for value in row]
+    norm = LogNorm if figure.log and min(values) > 0 else Normalize
+    limits = {"norm": norm(min(values), max(values)), "cmap": _SHADES}
     drawn = [_draw_map(own, one, limits) for own, one in zip(axes.flat, figure.series, strict=False)]
     for unused in axes.flat[len(figure.series) :]:
         unused.set_visible(False)
@@ -48,14 +51,6 @@ def draw(canvas: Any, figure: Figure, title: str) -> None:
     canvas.supxlabel(figure.x, fontsize="medium")
     canvas.supylabel(figure.y, fontsize="medium")
     canvas.suptitle("\n".join(textwrap.wrap(title, int(_TITLE_CHARACTERS * canvas.get_figwidth()))), fontsize="medium")
-
-
-def _norm(values: Sequence[float], figure: Figure) -> Any:
-    """Return the scale of the colours: logarithmic if the figure is and all values are positive."""
-    from matplotlib.colors import LogNorm, Normalize
-
-    scale = LogNorm if figure.log and min(values) > 0 else Normalize
-    return scale(min(values), max(values))
 
 
 def _draw_map(axes: Any, series: Series, limits: dict[str, Any]) -> Any:

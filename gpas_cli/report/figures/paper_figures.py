@@ -4,7 +4,6 @@
     `declared_figures`      -> `FigureSpec`s, by the names gpas-3a, curse-1, spike-4
     `request`               the entries that a figure needs, of the paper's grid, its toy grid or any other
     `make`                  what is recorded of them -> `PaperFigure`, plots as data
-    `figures`               all of these in one call
 
 Keys of a figure in YAML: `title`; `grid` and `where`, the paper's grid and the labels that select its cells; `toy`, the
 grid at quickstart size; `cells`, the labels of the drawn cells in any grid; `methods`, titled groups of cells;
@@ -23,28 +22,27 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Label, spelled
+from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
 from gpas_cli.report.figures.series import CellCurve, quantity
+from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
 
-if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.grid.entry import Entry
-
-_SOURCES = ("gpas", "curse_of_depth", "spike_no_more", "raptr")
+_FOLDER = Path(__file__).parents[1] / "papers" / "figures"
 _BOUND = "bound"  # a quantity that is computed, not recorded
 _BOUND_AXIS = "upper bound of the Jacobian's norm"
 _TOY_SIZES = ("quickstart",)
@@ -141,9 +139,9 @@ class PaperFigure:
 def declared_figures() -> dict[str, FigureSpec]:
     """Return the figures of the papers by name, in the papers' order."""
     found: dict[str, FigureSpec] = {}
-    for source in _SOURCES:
-        text = files("gpas_cli.report").joinpath("papers", "figures", f"{source}.yaml").read_text(encoding="utf-8")
-        document = yaml.safe_load(text)
+    paths = [path for source in SOURCES if (path := _FOLDER / f"{source}.yaml").exists()]
+    for path in paths:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
         for name, figure in document["figures"].items():
             usual = {"where": {}, "cells": {}, **figure}
             lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}
@@ -215,26 +213,19 @@ def make(request: Request, known: Recorded, bounds: _Bounds | None = None) -> Pa
             panels.append(made)
             drawn |= names
     without = [entry for entry in request.entries if entry.id not in drawn]
-    missing = [entry for entry in without if not _is_done(entry, known)]
-    filled = tuple(_lettered([panel for panel in panels if not panel.is_empty]))
+    missing = [entry for entry in without if not all(stage.key in known.results for stage in entry.cell.stages)]
+    filled = [panel for panel in panels if not panel.is_empty]
+    if len(filled) > 1:
+        letters = zip(string.ascii_lowercase, filled, strict=False)
+        filled = [replace(panel, title=f"({letter}) {panel.title.strip()}") for letter, panel in letters]
     return replace(
         blank,
-        panels=filled,
+        panels=tuple(filled),
         missing=tuple(entry.id for entry in missing),
         unrecorded=tuple(entry.id for entry in without if entry not in missing),
         command=_command(missing, request.declared, known),
         problem="" if filled else "no cell has recorded it",
     )
-
-
-def figures(experiments: Experiments, known: Recorded, *, toy: bool = False) -> list[PaperFigure]:
-    """Return all figures of the papers, at their own or at quickstart size; those that need torch have a problem."""
-    chosen = declared_figures().values()
-    return [make(request(spec, experiments, spec.toy if toy else ""), known) for spec in chosen]
-
-
-def _is_done(entry: Entry, known: Recorded) -> bool:
-    return all(stage.key in known.results for stage in entry.cell.stages)
 
 
 def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorded) -> str:
@@ -267,7 +258,8 @@ def _panel(
     recorded = {run.entry.id for run in runs}
     if spec.against:
         runs = ratios(runs, spec.against)
-    title = panel.get("title") or ", ".join(f"{_axis(axis)} {spelled(value)}" for axis, value in label.items())
+    words = [(axis.rpartition(".")[2] if axis != "size" else "", spelled(value)) for axis, value in label.items()]
+    title = panel.get("title") or ", ".join(f"{axis} {value}" for axis, value in words)
     made = make_figure(runs, selection, title, y=spec.y, log=panel.get("log"))
     if panel.get("growth") and runs:
         made = with_growth(made)
@@ -315,18 +307,6 @@ def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:
     ]
     axes = dict.fromkeys((*_METHOD_AXES, *(axis for method in spec.methods for axis in method["cells"])))
     return replace(run, method=titles[0], method_axes=tuple(axes)) if titles else run
-
-
-def _axis(axis: str) -> str:
-    return "" if axis == "size" else axis.rpartition(".")[2]
-
-
-def _lettered(panels: Sequence[Figure]) -> list[Figure]:
-    """Return the panels with (a), (b), ... before their titles, if there are several."""
-    if len(panels) < 2:
-        return list(panels)
-    letters = string.ascii_lowercase
-    return [replace(panel, title=f"({letters[i]}) {panel.title.strip()}") for i, panel in enumerate(panels)]
 
 
 def _with_bounds(blank: PaperFigure, request: Request, bounds: _Bounds | None) -> PaperFigure:

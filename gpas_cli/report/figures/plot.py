@@ -25,7 +25,7 @@ _FORMATS = (".pdf", ".svg", ".png")
 _PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines
 _COLUMN_SIZE = (3.3, 2.3)  # inches, of a plot as wide as a column of a paper
 _PAGE_SIZE = (6.8, 2.4)  # inches, of one as wide as both columns
-_NARROW = 5.0  # inches; narrower panels are below each other, and narrower plots have their legend below
+_NARROW = 5.0  # inches; narrower panels are below each other
 _TITLE_CHARACTERS = 19  # in an inch
 STYLE: dict[str, Any] = {
     # matplotlib includes a Times, as in the body of most papers; the second has the characters that this one has not.
@@ -71,7 +71,7 @@ def check_formats(paths: Sequence[Path]) -> None:
 
 
 def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None = None) -> None:
-    """Write the sheet to `paths`, each in the format of its suffix; `size` is in inches, without a long legend.
+    """Write the sheet to `paths`, each in the format of its suffix; `size` is in inches, without the legend below.
 
     Raises GpasError without matplotlib, for an unknown suffix, or if there is nothing to draw.
     """
@@ -102,8 +102,8 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
         canvas.set_size_inches(heat_map.canvas_size(panels[0].series, size))
         heat_map.draw(canvas, panels[0], sheet.title or panels[0].title)
         return
-    below = size[0] < _NARROW or len(panels) > 1
-    rows, columns = (len(panels), 1) if size[0] < _NARROW else _arranged(len(panels))
+    columns = 1 if size[0] < _NARROW else 2 if len(panels) == 4 else min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
     width = size[0] / columns
     axes = []
     legends: list[_Labelled] = []
@@ -116,17 +116,7 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
     if title:
         canvas.suptitle("\n".join(title), x=0.01, ha="left", fontsize=8, linespacing=1.1)
     plots = rows * size[1] + _LINE_HEIGHT * max(0, len(title) - 1)
-    if below:
-        canvas.set_size_inches(size[0], plots + _legends_below(canvas, legends, (size[0], width), rows))
-    else:
-        height, wider = _legend_beside(canvas, legends[0])
-        canvas.set_size_inches(size[0] + wider, max(plots, height))
-
-
-def _arranged(panels: int) -> tuple[int, int]:
-    """Return the rows and columns of so many panels."""
-    columns = min(3, panels) if panels != 4 else 2
-    return math.ceil(panels / columns), columns
+    canvas.set_size_inches(size[0], plots + _legends_below(canvas, legends, (size[0], width), rows))
 
 
 def _draw_panel(axes: Any, panel: Figure, width: float, *, titled: bool) -> list[tuple[str, Any]]:
@@ -182,20 +172,18 @@ _BAR_WEIGHTS = (1.0, 0.45, 0.7, 0.25)  # opacity of bars by line style: the seri
 def _draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     """Draw everything that a plot has and return the titles and artists of its legend."""
     draw = _draw_bars if figure.has_bars else _draw_series
-    handles = [(_title(figure, series), draw(axes, figure, series)) for series in figure.series]
+    handles = []
+    for series in figure.series:
+        title = series.title
+        if figure.every_run and len(series.runs) > 1:  # each is a line
+            over = series.runs[0].over
+            title += f", {over} {', '.join(str(run.entry.axes.get(over)) for run in series.runs)}"
+        handles.append((title, draw(axes, figure, series)))
     drawn = [(line, _draw_line(axes, line, figure)) for line in figure.lines]
     _draw_final_norm(axes, figure)
     if figure.level is not None:
         axes.axhline(figure.level, color="0.4", linewidth=0.6, zorder=0)
     return [*handles, *((line.title, handle) for line, handle in drawn if line.in_legend)]
-
-
-def _title(figure: Figure, series: Series) -> str:
-    """Return the title of a series; if each of its runs is a line, with the labels of the runs."""
-    if not figure.every_run or len(series.runs) < 2:
-        return series.title
-    over = series.runs[0].over
-    return f"{series.title}, {over} {', '.join(str(run.entry.axes.get(over)) for run in series.runs)}"
 
 
 def beyond(figure: Figure) -> float:
@@ -311,12 +299,10 @@ def _draw_final_norm(axes: Any, figure: Figure) -> None:
 
 
 _LONGEST_LABEL = 34  # characters in a line of the legend
-_LONGEST_COLUMN = 24  # entries of a legend
 _MOST_SHADES = 6  # series that a legend names one by one if their colours represent numbers
 _LINE_HEIGHT = 0.15  # inches, of a line of the legend or title
 _CHARACTER_WIDTH = 0.062  # inches, of a character of the legend, at most
 _HANDLE_WIDTH = 0.5  # inches, of the line in the legend and its margins
-_USUAL_LEGEND = 1.5  # inches of a plot's width that a legend beside it may take
 _BAR_TICKS = 12  # at most, on a colour bar
 
 
@@ -340,8 +326,13 @@ def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float,
         for one in drawn:
             _colour_bar(one)
         return 0.0
-    looks = {artist.title: repr(look(artist, 0)) for panel in panels for artist in panel.drawn if _is_named(artist)}
-    if len(set(looks.values())) == len(looks):
+    looks = {
+        artist.title: repr(look(artist, 0))
+        for panel in panels
+        for artist in panel.drawn
+        if not isinstance(artist, Line) or artist.in_legend
+    }
+    if len(panels) == 1 or len(set(looks.values())) == len(looks):
         entries = {title: handle for one in drawn for title, handle in one.handles}
         return _below(canvas, entries, panels, width)
     alike = len({tuple(_explained(panel)) for panel in panels}) == 1
@@ -349,63 +340,33 @@ def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float,
     return rows * needed + (_below(canvas, {}, panels, width) if alike else 0.0)
 
 
-def _legend_beside(canvas: Any, one: _Labelled) -> tuple[float, float]:
-    """Draw a legend beside a single plot. Return the height that it needs and the width that it adds, in inches."""
-    if _is_shaded(one.panel):
-        _colour_bar(one)
-        return 0.0, 0.0
-    titles = _wrapped_titles(dict(one.handles))
-    explained = list(_explained(one.panel))
-    if not titles and not explained:
-        return 0.0, 0.0
-    columns = math.ceil(len(titles) / _LONGEST_COLUMN)
-    _draw(canvas, dict(one.handles), titles, "outside right upper", columns, "\n".join(explained))
-    lines = _lines(titles) / columns + len(explained) + 3
-    return _LINE_HEIGHT * lines, max(
-        0.0, columns * (_CHARACTER_WIDTH * _longest(titles) + _HANDLE_WIDTH) - _USUAL_LEGEND
-    )
-
-
 def _below(part: Any, entries: Mapping[str, Any], panels: Sequence[Figure], width: float) -> float:
-    titles = _wrapped_titles(entries)
+    """Draw a legend with these titles and artists below panels, and return the inches that it needs."""
+    titles = ["\n".join(textwrap.wrap(title, _LONGEST_LABEL)) for title in entries]
+    lines = [line for title in titles for line in title.split("\n")]
     explained = list(dict.fromkeys(line for panel in panels for line in _explained(panel)))
     if not titles and not explained and len(panels) == 1:
         return 0.0
-    columns = max(1, min(len(titles), int(width / (_CHARACTER_WIDTH * _longest(titles) + _HANDLE_WIDTH))))
+    longest = max(map(len, lines), default=0)
+    columns = max(1, min(len(titles), int(width / (_CHARACTER_WIDTH * longest + _HANDLE_WIDTH))))
     heading = textwrap.wrap("; ".join(explained), int(width / _CHARACTER_WIDTH))
-    _draw(part, entries, titles, "outside lower left", columns, "\n".join(heading))
-    return _LINE_HEIGHT * (math.ceil(_lines(titles) / columns) + len(heading) + 0.8)
-
-
-def _draw(part: Any, entries: Mapping[str, Any], titles: Sequence[str], place: str, columns: int, heading: str) -> None:
     legend = part.legend(
         list(entries.values()),
         [str(i) for i in range(len(titles))],
-        loc=place,
+        loc="outside lower left",
         ncols=columns,
         frameon=False,
         handlelength=2.4,
         columnspacing=1.0,
         labelspacing=0.3,
-        title=heading or None,
+        title="\n".join(heading) or None,
         title_fontsize=6.5,
         alignment="left",
     )
     # Set afterwards: a label that begins with an underscore would be left out.
     for text, title in zip(legend.get_texts(), titles, strict=True):
         text.set_text(title)
-
-
-def _wrapped_titles(entries: Mapping[str, Any]) -> list[str]:
-    return ["\n".join(textwrap.wrap(title, _LONGEST_LABEL)) for title in entries]
-
-
-def _longest(titles: Sequence[str]) -> int:
-    return max((len(line) for title in titles for line in title.split("\n")), default=0)
-
-
-def _lines(titles: Sequence[str]) -> int:
-    return sum(title.count("\n") + 1 for title in titles)
+    return _LINE_HEIGHT * (math.ceil(len(lines) / columns) + len(heading) + 0.8)
 
 
 def _explained(figure: Figure) -> Iterator[str]:
@@ -425,11 +386,6 @@ def _explained(figure: Figure) -> Iterator[str]:
         yield f"thin: not all {over}s"
     if any(run.marks for series in figure.series for run in series.runs):
         yield "triangles: spikes"
-
-
-def _is_named(artist: Series | Line) -> bool:
-    """Return whether the legend has an entry for it."""
-    return not isinstance(artist, Line) or artist.in_legend
 
 
 def _is_shaded(panel: Figure) -> bool:

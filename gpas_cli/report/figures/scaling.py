@@ -9,9 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from gpas_cli.grid.document import Label, spelled
+from gpas_cli.grid.document import spelled
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report import papers
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.labels import facts, row_title, scheme_titles
@@ -20,10 +21,6 @@ from gpas_cli.spec.cost import flops_per_token, parameters
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.stats import aggregate, two_sided_t
 from gpas_cli.words import count
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
-
 
 _LEAST_POINTS = 3  # at different x: fewer leave nothing to estimate the scatter from
 _LEVEL = 0.95
@@ -142,7 +139,10 @@ def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[str, s
     laws: list[Law] = []
     for title, points in sources:
         for over, x in _AXES if points else ():
-            own = _laws(title, points, over)
+            own = []
+            for method, alike in _by_method(points):
+                pairs = [(getattr(point, over), point.loss) for point in alike]
+                own.append(Law(title, method, over, len({x for x, _ in pairs}), fit(pairs)))
             laws += own
             panels.append(_panel(title, x, points, over, own))
     missing = tuple(entry.id for entry in entries if _loss(entry, known) is None)
@@ -181,10 +181,9 @@ def _published(entries: Sequence[Entry], table: papers.PublishedTable) -> list[_
     methods = _methods(entries)
     found: dict[tuple[str, str], _Point] = {}
     for entry in entries:
-        labels = facts(entry)
-        perplexity, tokens = table.value(labels), table.tokens(labels)
-        if perplexity is not None and tokens is not None:
-            point = _point(entry, methods[entry.id], math.log(perplexity), tokens)
+        printed = table.cell(facts(entry))
+        if printed and printed.value is not None and printed.tokens is not None:
+            point = _point(entry, methods[entry.id], math.log(printed.value), printed.tokens)
             found.setdefault((point.method, point.size), point)
     best: dict[str, float] = {}
     for point in found.values():
@@ -200,15 +199,12 @@ def _methods(entries: Sequence[Entry]) -> dict[str, str]:
         axis for entry in entries for axis in entry.axes if axis not in ("size", "norm", "gate", "seed")
     )
     varying = [axis for axis in axes if len({entry.axes.get(axis) for entry in entries}) > 1]
-    return {entry.id: ", ".join([_scheme(entry, titles), *_further(entry, varying)]) for entry in entries}
-
-
-def _scheme(entry: Entry, titles: Mapping[Label, str]) -> str:
-    return row_title(("norm", "gate"), (entry.axes["norm"], entry.axes["gate"]), titles)
-
-
-def _further(entry: Entry, axes: Sequence[str]) -> list[str]:
-    return [f"{axis} {spelled(entry.axes[axis])}" for axis in axes if axis in entry.axes]
+    found = {}
+    for entry in entries:
+        scheme = row_title(("norm", "gate"), (entry.axes["norm"], entry.axes["gate"]), titles)
+        further = [f"{axis} {spelled(entry.axes[axis])}" for axis in varying if axis in entry.axes]
+        found[entry.id] = ", ".join([scheme, *further])
+    return found
 
 
 def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1) -> _Point:
@@ -222,14 +218,6 @@ def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1)
         loss=loss,
         runs=runs,
     )
-
-
-def _laws(source: str, points: Sequence[_Point], over: str) -> list[Law]:
-    found = []
-    for method, own in _by_method(points):
-        pairs = [(getattr(point, over), point.loss) for point in own]
-        found.append(Law(source, method, over, len({x for x, _ in pairs}), fit(pairs)))
-    return found
 
 
 def _by_method(points: Sequence[_Point]) -> Iterator[tuple[str, list[_Point]]]:
@@ -251,12 +239,9 @@ def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Seque
         if law.law is not None:
             xs = [pairs[0][0] * (pairs[-1][0] / pairs[0][0]) ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS + 1)]
             band = tuple((at, *law.law.band(at)) for at in xs) if len(laws) <= _MOST_BANDS else ()
-            title = f"{method}: {_exponent(law.law)}"
+            half = (law.law.interval[1] - law.law.interval[0]) / 2
+            title = f"{method}: \N{MINUS SIGN}{law.law.exponent:.3f} ± {half:.3f}"
             lines.append(Line(title, tuple((at, law.law.at(at)) for at in xs), band, **look))
     title = f"{source[0].upper()}{source[1:]}"
     note = _NOTE if any(law.law for law in laws) else f"no law: fewer than {_LEAST_POINTS} sizes"
     return Figure(title, x, "validation loss (nats per token)", log=True, log_x=True, lines=tuple(lines), note=note)
-
-
-def _exponent(law: PowerLaw) -> str:
-    return f"\N{MINUS SIGN}{law.exponent:.3f} ± {(law.interval[1] - law.interval[0]) / 2:.3f}"

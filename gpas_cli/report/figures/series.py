@@ -7,22 +7,17 @@ colour. This module does not need matplotlib.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.document import Label
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import label_title, row_title, scheme_titles
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.stats import Aggregate, aggregate
 from gpas_cli.words import one_line
-
-if TYPE_CHECKING:
-    from gpas_cli.grid import Entry
-
 
 Points = tuple[tuple[float, float], ...]
 
@@ -139,19 +134,16 @@ def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     for run in distinct:
         groups.setdefault((run.entry.grid, frozenset(run.labels.items())), []).append(run)
     titles = scheme_titles([run.entry for run in distinct])
-    varying = _varying([group[0].labels for group in groups.values()])
-    variants = {axis for run in distinct for axis, _ in run.variant}
-    found = [
-        Series(_title(group[0].labels, varying, variants, titles), group[0].labels, tuple(group))
-        for group in groups.values()
-    ]
-    return _coloured(_with_grids(found), varying)
-
-
-def _varying(labels: Sequence[Mapping[str, Label]]) -> list[str]:
-    """Return the axes on which labels differ."""
+    labels = [group[0].labels for group in groups.values()]
     axes = dict.fromkeys(axis for mapping in labels for axis in mapping)
-    return [axis for axis in axes if len({mapping.get(axis) for mapping in labels}) > 1]
+    varying = [axis for axis in axes if len({mapping.get(axis) for mapping in labels}) > 1]
+    variants = {axis for run in distinct for axis, _ in run.variant}
+    names = [_title(group[0].labels, varying, variants, titles) for group in groups.values()]
+    found = []
+    for name, group in zip(names, groups.values(), strict=True):
+        title = f"{name} ({group[0].entry.grid})" if names.count(name) > 1 else name  # two grids have it
+        found.append(Series(title, group[0].labels, tuple(group)))
+    return _coloured(found, varying)
 
 
 def _title(
@@ -167,21 +159,10 @@ def _title(
     words += [row_title(method, tuple(labels[axis] for axis in method), titles)] if method else []
     if others and set(varying) <= set(variants):
         words = []
-    words += [_label(axis, labels.get(axis), titles) for axis in others]
+    for axis in others:
+        label = labels.get(axis)
+        words.append(str(label) if axis == PART else label_title(axis, label, titles) or f"no {axis}")
     return one_line(", ".join(words))
-
-
-def _label(axis: str, label: Label | None, titles: Mapping[Label, str]) -> str:
-    return str(label) if axis == PART else label_title(axis, label, titles) or f"no {axis}"
-
-
-def _with_grids(found: Sequence[Series]) -> list[Series]:
-    """Return the series; titles that two grids share get the name of the grid."""
-    counts = Counter(series.title for series in found)
-    return [
-        replace(series, title=f"{series.title} ({series.runs[0].entry.grid})") if counts[series.title] > 1 else series
-        for series in found
-    ]
 
 
 def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, ...]:
@@ -200,12 +181,6 @@ def _coloured(found: Sequence[Series], varying: Sequence[str]) -> tuple[Series, 
     )
 
 
-def _grid(series: Series, found: Sequence[Series]) -> str:
-    """Return the grid of a series if another series has the same labels, else ""."""
-    alike = sum(other.labels == series.labels for other in found)
-    return series.runs[0].entry.grid if alike > 1 else ""
-
-
 def _styles(gates: Sequence[Label]) -> dict[Label, int]:
     """Return line styles by gate: the first gate is solid (0) and, if there are both, no gate is dashed (1)."""
     distinct = list(dict.fromkeys(gates))
@@ -217,7 +192,11 @@ def _styles(gates: Sequence[Label]) -> dict[Label, int]:
 def _colours(found: Sequence[Series], hued: Sequence[str]) -> list[int]:
     """Return a colour for each series. A scheme has the same colour in every figure coloured by schemes alone."""
     schemes = [str(series.labels.get("norm")) for series in found]
-    keys = [(*(series.labels.get(axis) for axis in hued), _grid(series, found)) for series in found]
+    keys = []
+    for series in found:
+        alike = sum(other.labels == series.labels for other in found) > 1  # of another grid
+        grid = series.runs[0].entry.grid if alike else ""
+        keys.append((*(series.labels.get(axis) for axis in hued), grid))
     if set(hued) <= {"norm"} and all(
         scheme in SCHEMES and not key[-1] for scheme, key in zip(schemes, keys, strict=True)
     ):

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import Figure, Line
-from gpas_cli.report.figures.series import Points, Series
+from gpas_cli.report.figures.series import Points
 from gpas_cli.report.figures.ticks import apart, is_log, linear_ticks, log_ticks, readable
 from gpas_cli.words import printable
 
@@ -132,7 +132,10 @@ class _Frame:
         for number, curve in enumerate(curves):
             self._draw(canvas, curve)
             if len(curves) > 1:
-                for x, y in _spread(curve.points, number):
+                count = len(curve.points)
+                for i in range(_KEYS_ON_CURVE):  # at other places than on the curve before, and at the end
+                    place = round((i + 0.3 + 0.17 * (number % 5)) * count / _KEYS_ON_CURVE)
+                    x, y = curve.points[min(count - 1, place)]
                     canvas.text(x, y, _KEYS[number % len(_KEYS)], color=curve.colour)
         return str(canvas.plot("\n"))
 
@@ -178,15 +181,10 @@ def _curves(figure: Figure) -> list[_Curve]:
             if (x > 0 or not figure.log_x) and math.isfinite(y)
         )
         joined = not isinstance(one, Line) or one.form != "points"
+        colour = _COLOURS[one.colour % len(_COLOURS)] if one.shade is None else _shade(one.shade)
         if placed:
-            found.append(_Curve(one.title, placed, _colour(one), bool(one.style), joined))
+            found.append(_Curve(one.title, placed, colour, bool(one.style), joined))
     return found
-
-
-def _colour(one: Series | Line) -> tuple[int, int, int] | None:
-    if one.shade is not None:
-        return _shade(one.shade)
-    return _COLOURS[one.colour % len(_COLOURS)]
 
 
 def _shade(fraction: float) -> tuple[int, int, int]:
@@ -214,13 +212,6 @@ def _ticks(low: float, high: float, log: bool, most: int) -> tuple[float, ...]:
 def _shown(ticks: Any, figure: Figure) -> list[float]:
     """Return the numbers of ticks of y."""
     return [float(f"{10**tick:.4g}") if is_log(figure) else tick for tick in ticks]
-
-
-def _spread(points: Points, number: int) -> Iterator[tuple[float, float]]:
-    """Yield the points at which a curve has its key: at other places than the curve before it, and at the end."""
-    count = len(points)
-    for i in range(_KEYS_ON_CURVE):
-        yield points[min(count - 1, round((i + 0.3 + 0.17 * (number % 5)) * count / _KEYS_ON_CURVE))]
 
 
 def _legend(curves: Sequence[_Curve], room: int) -> Iterator[Text]:

@@ -23,20 +23,14 @@ import yaml
 from gpas_cli.errors import GpasError, nearest
 
 CellLabels = Mapping[str, Any]
+Place = tuple[str, int, int]  # published table, row and column
 
 SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
 UNCHANGED = {"gate": "none", "embed": "plain", "depth": "full", "budget": "steps"}
 # What says which experiment a number belongs to; of these, a row has what its source states.
 IDENTITY = ("family", "norm", "init", "data")
-_NOT_COMPARED = (
-    "size",
-    "family",
-    "init",
-    "std",
-    "data",
-    "text",
-    "steps",
-)  # with `as_if`: only the direction of effects is compared
+# With `as_if` only the direction of effects is compared.
+_NOT_COMPARED = ("size", "family", "init", "std", "data", "text", "steps")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
 
 
@@ -82,11 +76,11 @@ class PublishedTable:
     name: str
     what: str
     metric: str
-    unit: str
     better: str
     axis: str
     columns: tuple[Any, ...]
     rows: tuple[PublishedRow, ...]
+    unit: str = ""
     train_tokens: tuple[int, ...] = ()
     as_if: str = ""
     compared_as: str = ""
@@ -95,42 +89,21 @@ class PublishedTable:
     sizes: Mapping[str, str] = field(default_factory=dict)
     no_cells: str = "no grid declares such a cell"
 
+    def cell(self, labels: CellLabels) -> PublishedCell | None:
+        """Return the published cell of ours with these labels, None if there is none."""
+        column, row = self._column(labels), self._row(labels)
+        return None if column is None or row is None else PublishedCell(self, self.rows.index(row), column)
+
     def value(self, labels: CellLabels) -> float | None:
         """Return the printed number of the cell with these labels, None if there is none."""
-        column = self._column(labels)
-        row = self._row(labels)
-        return row.values[column] if row is not None and column is not None else None
-
-    def delta(self, labels: CellLabels, base: CellLabels) -> float | None:
-        """Return the printed number of `labels` minus that of `base`, None if either is missing."""
-        own, other = self.value(labels), self.value(base)
-        # Printed numbers have a few decimals, and so has their difference.
-        return None if own is None or other is None else round(own - other, 6)
-
-    def tokens(self, labels: CellLabels) -> int | None:
-        """Return the tokens that the cell's column was trained on; None if not stated, or with `as_if`."""
-        column = self._column(labels)
-        return self.train_tokens[column] if self.train_tokens and column is not None and not self.as_if else None
-
-    def remarks_for(self, labels: CellLabels) -> tuple[Remark, ...]:
-        """Return the remarks about the printed number of the cell with these labels."""
-        column = self._column(labels)
-        row = self._row(labels)
-        if row is None or column is None:
-            return ()
-        own = {**row.labels, **({self.axis: self.columns[column]} if self.axis else {})}
-        return tuple(remark for remark in self.remarks if has_labels(own, remark.where))
+        found = self.cell(labels)
+        return found.value if found else None
 
     def in_own_words(self, labels: CellLabels) -> CellLabels:
         """Return the labels with the size that the source calls a network of this shape."""
         if not self.sizes or "shape" not in labels:
             return labels
         return {**labels, "size": self.sizes.get(labels["shape"])}
-
-    def place(self, labels: CellLabels) -> tuple[int, int] | None:
-        """Return the row and column of the cell with these labels, None if there is none."""
-        column, row = self._column(labels), self._row(labels)
-        return None if column is None or row is None else (self.rows.index(row), column)
 
     def _column(self, labels: CellLabels) -> int | None:
         if not self.axis:
@@ -143,6 +116,80 @@ class PublishedTable:
         cell = self.in_own_words(labels)
         fitting = [row for row in self.rows if row.fits(cell, _NOT_COMPARED if self.as_if else ())]
         return max(fitting, key=lambda row: len(row.labels), default=None)
+
+
+@dataclass(frozen=True)
+class PublishedCell:
+    """One cell of a published table, by its row and column; in the paper's layout with its text.
+
+    table: None for a setting, which is text alone. mark: "second" where the text is underlined.
+    """
+
+    table: PublishedTable | None
+    row: int = 0
+    column: int = 0
+    text: str = ""
+    mark: str = ""
+
+    @property
+    def place(self) -> Place:
+        """Its table, row and column."""
+        return (self.table.name if self.table else "", self.row, self.column)
+
+    @property
+    def labels(self) -> CellLabels:
+        """The labels of its row and column, {} for a setting."""
+        if self.table is None:
+            return {}
+        column = {self.table.axis: self.table.columns[self.column]} if self.table.axis else {}
+        return {**self.table.rows[self.row].labels, **column}
+
+    @property
+    def value(self) -> float | None:
+        """The number, None if there is none."""
+        return self.table.rows[self.row].values[self.column] if self.table else None
+
+    @property
+    def delta(self) -> float | None:
+        """The printed difference from the base, None if none is printed."""
+        deltas = self.table.rows[self.row].deltas if self.table else ()
+        return deltas[self.column] if deltas else None
+
+    @property
+    def std(self) -> float | None:
+        """The printed standard deviation, None if none is printed."""
+        stds = self.table.rows[self.row].stds if self.table else ()
+        return stds[self.column] if stds else None
+
+    @property
+    def tokens(self) -> int | None:
+        """The tokens that its column was trained on; None if not stated, or with `as_if`."""
+        table = self.table
+        return table.train_tokens[self.column] if table and table.train_tokens and not table.as_if else None
+
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """The remarks about it."""
+        return tuple(one for one in self.table.remarks if has_labels(self.labels, one.where)) if self.table else ()
+
+    @property
+    def base(self) -> PublishedCell | None:
+        """The cell of the row without a gate that it is compared with, None for one without a gate."""
+        if self.table is None:
+            return None
+        own = {"gate": "none", **self.table.rows[self.row].labels}
+        # DeepNorm starts otherwise with a gate than without one.
+        wanted = {axis: label for axis, label in own.items() if axis not in ("gate", "init")}
+        for place, row in enumerate(self.table.rows if own["gate"] != "none" else ()):
+            if row.labels.get("gate", "none") == "none" and has_labels(row.labels, wanted):
+                return replace(self, row=place)
+        return None
+
+    def minus(self, base: PublishedCell | None) -> float | None:
+        """Return the difference of two numbers, None if either is missing."""
+        if self.value is None or base is None or base.value is None:
+            return None
+        return round(self.value - base.value, 6)  # printed numbers have a few decimals, and so has their difference
 
 
 def published(source: str, name: str) -> PublishedTable:
@@ -185,34 +232,24 @@ def load(source: str) -> dict[str, Any]:
 @cache
 def _table(source: str, name: str) -> PublishedTable:
     whole = load(source)
-    data = whole["tables"][name]
-    columns = data.get("columns", {})
-    where = frozen({**whole.get("where", {}), **data.get("where", {})})
+    data: dict[str, Any] = dict(whole["tables"][name])
+    where = frozen({**whole.get("where", {}), **data.pop("where", {})})
+    columns = data.pop("columns", {"axis": "", "labels": ()})
     return PublishedTable(
         source=source,
         name=name,
-        what=data["what"],
-        metric=data["metric"],
-        unit=data.get("unit", ""),
-        better=data["better"],
-        axis=columns.get("axis", ""),
-        columns=tuple(columns.get("labels", ())),
-        rows=tuple(_row(row, where) for row in data["rows"]),
-        train_tokens=tuple(data.get("train_tokens", ())),
-        compared_as=data.get("compared_as", ""),
-        recipes=tuple(data.get("recipes", ())),
-        remarks=tuple(Remark(frozen(remark["where"]), remark["text"]) for remark in data.get("remarks", ())),
+        axis=columns["axis"],
+        columns=tuple(columns["labels"]),
+        rows=tuple(
+            PublishedRow(**{**frozen(row), "labels": {**where, **frozen(row["labels"])}}) for row in data.pop("rows")
+        ),
+        remarks=tuple(Remark(frozen(one["where"]), one["text"]) for one in data.pop("remarks", ())),
         sizes={shape: name for name, shape in whole.get("sizes", {}).items()},
-        no_cells=data.get("no_cells", PublishedTable.no_cells),
+        **frozen(data),
     )
 
 
-def _row(row: Mapping[str, Any], where: CellLabels) -> PublishedRow:
-    numbers = {name: tuple(row[name]) for name in ("values", "deltas", "stds") if name in row}
-    return PublishedRow({**where, **frozen(row["labels"])}, **numbers)
-
-
-def frozen(labels: CellLabels) -> CellLabels:
+def frozen(labels: CellLabels) -> dict[str, Any]:
     """Return the labels with tuples in place of lists."""
     return {axis: tuple(label) if isinstance(label, list) else label for axis, label in labels.items()}
 

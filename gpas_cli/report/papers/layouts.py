@@ -24,13 +24,13 @@ A part has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.report.papers import SOURCES, CellLabels, PublishedRow, PublishedTable, load, published
+from gpas_cli.report.papers import SOURCES, PublishedCell, PublishedTable, load, published
 
 SEPARATOR = ":"  # in the name of a printed table: gpas:2
 ALIASES = {"curse": "curse_of_depth", "spike": "spike_no_more"}  # short names of sources on the command line
@@ -39,42 +39,11 @@ _PLACES = ("Left", "Right")  # of two tables under one caption
 
 
 @dataclass(frozen=True)
-class PrintedCell:
-    """One cell as printed. `mark` is "second" where the text is underlined.
-
-    table, row, column: the published table that has its number, and where; None for a setting.
-    """
-
-    text: str
-    mark: str = ""
-    table: PublishedTable | None = None
-    row: int = 0
-    column: int = 0
-
-    @property
-    def labels(self) -> CellLabels:
-        """The labels of its row and column in the published table."""
-        assert self.table is not None  # settings have no labels
-        column = {self.table.axis: self.table.columns[self.column]} if self.table.axis else {}
-        return {**self.table.rows[self.row].labels, **column}
-
-    @property
-    def value(self) -> float | None:
-        """The number, None if there is none."""
-        return self.table.rows[self.row].values[self.column] if self.table else None
-
-    @property
-    def delta(self) -> float | None:
-        """The printed difference from the base."""
-        return _at(self.table.rows[self.row].deltas, self.column) if self.table else None
-
-
-@dataclass(frozen=True)
 class PrintedLine:
     """One row. `band` is the heading above the rows that it belongs to, "" if there is none."""
 
     title: str
-    cells: tuple[PrintedCell, ...]
+    cells: tuple[PublishedCell, ...]
     band: str = ""
 
 
@@ -164,24 +133,33 @@ def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
 
 def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
     source = name.partition(SEPARATOR)[0]
-    headings = tuple(data["headings"])
-    if "texts" not in data:
+    if "texts" in data:
+        lines = [
+            PrintedLine(row, tuple(PublishedCell(None, text=text) for text in texts))
+            for row, texts in data["texts"].items()
+        ]
+    else:
         lines = [line for band in data.get("bands") or [data] for line in _lines(source, data, band)]
-        return PrintedPart(name, title, data["corner"], headings, tuple(lines))
-    lines = [PrintedLine(row, tuple(map(PrintedCell, texts))) for row, texts in data["texts"].items()]
-    cells_of = printed(source, data["cells_of"])[0] if "cells_of" in data else None
-    quantities = tuple(data.get("quantities", ()))
-    return PrintedPart(name, title, data["corner"], headings, tuple(lines), quantities, cells_of)
+    return PrintedPart(
+        name=name,
+        title=title,
+        corner=data["corner"],
+        headings=tuple(data["headings"]),
+        lines=tuple(lines),
+        quantities=tuple(data.get("quantities", ())),
+        cells_of=printed(source, data["cells_of"])[0] if "cells_of" in data else None,
+    )
 
 
 def _lines(source: str, part: Mapping[str, Any], band: Mapping[str, Any]) -> Iterator[PrintedLine]:
     columns = [column for name in band.get("columns") or part["columns"] for column in _columns(source, name, part)]
     title = band["title"] if "bands" in part and "title" in band else ""
     for place, row in enumerate(band["rows"], band.get("first", 0)):
-        cells = [
-            _cell(part, band, row, index, *_address(table, column, place + further, part))
-            for index, (table, column, further) in enumerate(columns)
-        ]
+        cells = []
+        for index, (table, column, further) in enumerate(columns):
+            # The published columns of a transposed part are its rows.
+            at = (column, place + further) if part.get("transposed") else (place + further, column)
+            cells.append(_cell(part, band, row, index, PublishedCell(table, *at)))
         yield PrintedLine(row, tuple(cells), title)
 
 
@@ -194,47 +172,28 @@ def _columns(source: str, name: str, part: Mapping[str, Any]) -> Iterator[tuple[
     yield from ((table, i, int(further or 0)) for i in every if not at or str(table.columns[i]) == label)
 
 
-def _address(table: PublishedTable, column: int, row: int, part: Mapping[str, Any]) -> tuple[PublishedTable, int, int]:
-    """Return the table, and the published row and column of a printed cell."""
-    return (table, column, row) if part.get("transposed") else (table, row, column)
-
-
 def _cell(
-    part: Mapping[str, Any],
-    band: Mapping[str, Any],
-    title: str,
-    index: int,
-    table: PublishedTable,
-    row: int,
-    column: int,
-) -> PrintedCell:
+    part: Mapping[str, Any], band: Mapping[str, Any], title: str, index: int, cell: PublishedCell
+) -> PublishedCell:
+    """Return the cell below a heading with its text: its own, or its number in the digits of the part."""
     heading = part["headings"][index]
-    own = table.rows[row]
     exceptions = {**part.get("as_printed", {}), **band.get("as_printed", {})}
     text = exceptions.get(title, {}).get(heading)
     if text is None:
-        text = _text(own, column, _digits(part, index)) or part.get("absent", "")
-        if own.values[column] is not None and not _at(own.stds, column):
+        digits = part.get("digits", 2)
+        text = _text(cell, digits if isinstance(digits, int | str) else digits[index]) or part.get("absent", "")
+        if cell.value is not None and not cell.std:
             suffixes = part.get("suffix", {})
             text += suffixes.get(title, suffixes.get(heading, ""))
     marked = heading in part.get("underlined", {}).get(title, ())
-    return PrintedCell(text, "second" if marked else "", table, row, column)
+    return replace(cell, text=text, mark="second" if marked else "")
 
 
-def _digits(part: Mapping[str, Any], index: int) -> int | str:
-    digits: int | str | Sequence[int | str] = part.get("digits", 2)
-    return digits if isinstance(digits, int | str) else digits[index]
-
-
-def _text(row: PublishedRow, column: int, digits: int | str) -> str:
+def _text(cell: PublishedCell, digits: int | str) -> str:
     """Return a number with its difference or its standard deviation in parentheses, "" if there is none."""
-    value, delta, std = row.values[column], _at(row.deltas, column), _at(row.stds, column)
-    if value is None:
+    if cell.value is None:
         return ""
     form = digits if isinstance(digits, str) else f".{digits}f"
-    beside = f" ({delta:+{form}})" if delta is not None else f" ({std:{form}})" if std is not None else ""
-    return f"{value:{form}}{beside}"
-
-
-def _at(values: Sequence[float | None], index: int) -> float | None:
-    return values[index] if values else None
+    if cell.delta is not None:
+        return f"{cell.value:{form}} ({cell.delta:+{form}})"
+    return f"{cell.value:{form}}" + ("" if cell.std is None else f" ({cell.std:{form}})")

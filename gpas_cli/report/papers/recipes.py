@@ -9,15 +9,13 @@ for one that does not hold there, and `not_here` what no setting of ours express
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_labels, load
-
-if TYPE_CHECKING:
-    from gpas_cli.grid.entry import Entry
 
 _RELATIVE = 1e-6  # numbers that differ by less are the same setting
 _BEST_OF = "best_of"
@@ -34,29 +32,20 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class _RecipeException:
-    """Settings of the rows with the labels `where`."""
-
-    where: CellLabels
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class _Recipe:
-    """How some published networks were trained. stated_in: where the source says so.
+    """How some published networks were trained, as in the file. stated_in: where the source says so.
 
-    axis, columns: the labels that lists of values are by.
+    exceptions: `settings` of the rows with the labels `where`. columns: the `axis` and the `labels` that lists of
+    values are by.
     """
 
-    name: str
     stated_in: str
     settings: Mapping[str, Any]
-    code: Mapping[str, Any]
-    not_here: Mapping[str, Any]
-    unstated: tuple[str, ...]
-    exceptions: tuple[_RecipeException, ...]
-    axis: str
-    columns: tuple[Any, ...]
+    code: Mapping[str, Any] = field(default_factory=dict)
+    not_here: Mapping[str, Any] = field(default_factory=dict)
+    unstated: Sequence[str] = ()
+    exceptions: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def settings_of(self, labels: CellLabels) -> dict[str, tuple[Any, str]]:
         """Return setting -> (value, origin) of the cell with these labels, of the settings that are known."""
@@ -67,20 +56,20 @@ class _Recipe:
                 if value is not None:
                     found[name] = (value, origin)
         for exception in self.exceptions:
-            if has_labels(labels, exception.where):
-                found |= {name: (value, "paper") for name, value in exception.settings.items()}
+            if has_labels(labels, frozen(exception["where"])):
+                found |= {name: (value, "paper") for name, value in exception["settings"].items()}
         return {name: (value, origin) for name, (value, origin) in found.items() if value is not None}
 
     def _of_column(self, values: Any, labels: CellLabels) -> Any:
         if not isinstance(values, list):
             return values
-        places = [i for i, label in enumerate(self.columns) if has_labels(labels, {self.axis: label})]
-        return values[places[0]] if places else None
+        axis, columns = self.columns["axis"], self.columns["labels"]
+        return next((value for value, at in zip(values, columns, strict=True) if has_labels(labels, {axis: at})), None)
 
 
-def recipes(table: PublishedTable) -> tuple[_Recipe, ...]:
+def recipes(table: PublishedTable) -> list[_Recipe]:
     """Return the recipes of the networks of a table."""
-    return tuple(recipe(table.source, name) for name in table.recipes)
+    return [recipe(table.source, name) for name in table.recipes]
 
 
 @cache
@@ -88,19 +77,7 @@ def recipe(source: str, name: str) -> _Recipe:
     """Return one recipe of a source; a name SOURCE/NAME is one of another source."""
     if "/" in name:
         source, _, name = name.partition("/")
-    data = load(source)["recipes"][name]
-    columns = data.get("columns", {})
-    return _Recipe(
-        name=name,
-        stated_in=data["stated_in"],
-        settings=data.get("settings", {}),
-        code=data.get("code", {}),
-        not_here=data.get("not_here", {}),
-        unstated=tuple(data.get("unstated", ())),
-        exceptions=tuple(_RecipeException(frozen(one["where"]), one["settings"]) for one in data.get("exceptions", ())),
-        axis=columns.get("axis", ""),
-        columns=tuple(columns.get("labels", ())),
-    )
+    return _Recipe(**load(source)["recipes"][name])
 
 
 @dataclass(frozen=True)

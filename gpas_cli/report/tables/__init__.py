@@ -2,11 +2,9 @@
 
 entry_status  the number that one entry contributes, or why there is none
 external      networks that were not trained here, as rows below the cells
-table         entries + results -> `Table`: data, not text
-side_by_side  several metrics in one table
+table         entries + results -> `Table`: data, not text; of several metrics, side by side
 paper_table   a paper's table -> `Table`: in its order and notation, with our numbers or without
 table_place   a cell of a table, by the words that name it, and the cells without a number
-table_checks  whether the tables that grids declare can be made
 notes         what a reader must know of a table
 sheet         `Sheet`: a table as lines of text with notes, and how its columns fit into a width
 cell_text     a `Table` -> a `Sheet`: the text of its cells

@@ -15,6 +15,7 @@ from gpas_cli.words import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
 _WHICH, _LABEL, _NUMBER, _PUBLISHED, _ORIGIN = range(5)  # the parts of a line, in their order
+_BESIDE = ("published_", "published_delta_")
 _AS_PRINTED = ("table", "part", "band", "row", "column", "text", "value", "delta")
 _NUMBERS = (
     *("metric", "mean", "std", "stderr", "n", "wanted"),
@@ -50,16 +51,12 @@ def _as_printed(tables: Iterable[Table]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_AS_PRINTED)
     for table in tables:
-        for row, column, _, cell in _printed_cells(table):
-            place = (table.printed, table.corner, row.section, row.title, column.title)
-            writer.writerow(map(_csv_cell, (*place, cell.text, cell.value, cell.delta)))
+        for row in table.rows:
+            for column, cell in zip(table.columns, row.cells, strict=True):
+                place = (table.printed, table.corner, row.section, row.title, column.title)
+                for one in cell.printed.values():
+                    writer.writerow(map(_csv_cell, (*place, one.cell.text, one.value, one.delta)))
     return out.getvalue()
-
-
-def _printed_cells(table: Table) -> Iterator[tuple[Row, Column, str, Printed]]:
-    for row in table.rows:
-        for column, cell in zip(table.columns, row.cells, strict=True):
-            yield from ((row, column, source, printed) for source, printed in (cell.printed or {}).items())
 
 
 def _written(lines: Iterable[_Line], columns: Iterable[_Place] = ()) -> str:
@@ -85,7 +82,7 @@ def _csv_cell(value: object) -> object:
 def _columns(table: Table) -> list[_Place]:
     """Return the columns of a table's lines, also of those that it does not have."""
     labels = [*table.spec.rows, table.spec.columns, *(["column"] if table.printed else [])]
-    printed = [f"{part}{source}" for source in table.published for part in ("published_", "published_delta_")]
+    printed = [f"{part}{source}" for source in table.published for part in _BESIDE]
     origin = ["external", "weights"] if table.externals.rows else []
     parts = ((_LABEL, labels), (_NUMBER, _NUMBERS), (_PUBLISHED, printed), (_ORIGIN, origin))
     return [(part, name) for part, names in parts for name in names]
@@ -96,13 +93,20 @@ def _lines(table: Table) -> Iterator[_Line]:
 
     Of a table as printed, a line for each of its cells.
     """
-    if table.alone:
-        yield from _printed_lines(table)
-        return
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            if cell.statuses:
-                yield {**_labels(table, row, column), **_numbers(column, cell), **_printed(table, cell)}
+            if table.alone:
+                yield from _as_printed_lines(row, column, cell)
+            elif cell.statuses:
+                labels = dict(zip((*table.spec.rows, table.spec.columns), (*row.key, column.label), strict=True))
+                # The columns of a paper's layout may share a label, so that they have their headings too.
+                headed = {"column": column.title, **labels} if table.printed else labels
+                published = [(source, one) for source, one in cell.printed.items() if source in table.published]
+                yield {
+                    **{(_LABEL, name): label for name, label in headed.items()},
+                    **_numbers(column, cell),
+                    **{place: value for source, one in published for place, value in _beside(source, one).items()},
+                }
     for external in table.externals.rows:
         origin = {(_ORIGIN, "external"): external.title, (_ORIGIN, "weights"): external.network.origin.get("weights")}
         for column, score in zip(table.columns, external.cells, strict=True):
@@ -111,22 +115,19 @@ def _lines(table: Table) -> Iterator[_Line]:
             yield {(_LABEL, table.spec.columns): column.label, **named, **origin}
 
 
-def _printed_lines(table: Table) -> Iterator[_Line]:
-    for row, column, source, cell in _printed_cells(table):
-        labels = {"band": row.section, "row": row.title, "column": column.title}
-        numbers = {"published_": cell.value, "published_delta_": cell.delta}
+def _as_printed_lines(row: Row, column: Column, cell: TableCell) -> Iterator[_Line]:
+    labels = {"band": row.section, "row": row.title, "column": column.title}
+    for source, printed in cell.printed.items():
         yield {
             **{(_LABEL, name): label for name, label in labels.items() if label},
-            (_PUBLISHED, "printed"): cell.text,
-            **{(_PUBLISHED, f"{part}{source}"): value for part, value in numbers.items() if value is not None},
+            (_PUBLISHED, "printed"): printed.cell.text,
+            **{place: value for place, value in _beside(source, printed).items() if value is not None},
         }
 
 
-def _labels(table: Table, row: Row, column: Column) -> _Line:
-    """Return the labels of a cell; in the layout of a paper, whose columns may share a label, their headings too."""
-    labels = dict(zip((*table.spec.rows, table.spec.columns), (*row.key, column.label), strict=True))
-    headed = {"column": column.title, **labels} if table.printed else labels
-    return {(_LABEL, name): label for name, label in headed.items()}
+def _beside(source: str, printed: Printed) -> _Line:
+    values = zip(_BESIDE, (printed.value, printed.delta), strict=True)
+    return {(_PUBLISHED, f"{part}{source}"): value for part, value in values}
 
 
 def _numbers(column: Column, cell: TableCell) -> _Line:
@@ -139,13 +140,3 @@ def _numbers(column: Column, cell: TableCell) -> _Line:
 
 def _named(values: Sequence[object]) -> _Line:
     return {(_NUMBER, name): value for name, value in zip(_NUMBERS, values, strict=True)}
-
-
-def _printed(table: Table, cell: TableCell) -> _Line:
-    printed = {source: (cell.printed or {}).get(source) for source in table.published}
-    return {
-        (_PUBLISHED, f"{part}{source}"): value
-        for source, one in printed.items()
-        if one
-        for part, value in (("published_", one.value), ("published_delta_", one.delta))
-    }

@@ -6,15 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import Label
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.stage import Metric, called
-
-if TYPE_CHECKING:
-    from gpas_cli.grid import Entry
 
 States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
@@ -110,20 +107,15 @@ def missing_numbers(statuses: Sequence[EntryStatus], over: str) -> str:
     if not missing:
         return ""
     counts = Counter(status.state for status in missing)
-    words = [_word(state, count, missing, len(counts) > 1) for state, count in sorted(counts.items(), key=_order)]
-    if len(missing) == len(statuses):
-        return ", ".join(words)
-    diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
-    return f"{len(statuses) - len(missing)}/{len(statuses)} {over}s{diverged}"
-
-
-def _order(item: tuple[str, int]) -> int:
-    return list(STATE_NAMES).index(item[0]) if item[0] in STATE_NAMES else len(STATE_NAMES)
-
-
-def _word(state: str, count: int, missing: Sequence[EntryStatus], counted: bool) -> str:
-    name = STATE_NAMES.get(state, state)
-    known = [s.progress for s in missing if s.state == state and s.progress is not None]
-    # Rounded down, so that only a finished stage shows 100 %.
-    percent = f" {math.floor(100 * sum(known) / len(known))} %" if known and state in ("running", "interrupted") else ""
-    return f"{count} {name}{percent}" if counted else f"{name}{percent}"
+    if len(missing) < len(statuses):
+        diverged = f", {counts['diverged']} diverged" if counts["diverged"] else ""
+        return f"{len(statuses) - len(missing)}/{len(statuses)} {over}s{diverged}"
+    words = []
+    order = [*STATE_NAMES, *(state for state in counts if state not in STATE_NAMES)]
+    for state in sorted(counts, key=order.index):
+        name = STATE_NAMES.get(state, state)
+        known = [s.progress for s in missing if s.state == state and s.progress is not None]
+        if known and state in ("running", "interrupted"):
+            name += f" {math.floor(100 * sum(known) / len(known))} %"  # only a finished stage shows 100 %
+        words.append(f"{counts[state]} {name}" if len(counts) > 1 else name)
+    return ", ".join(words)

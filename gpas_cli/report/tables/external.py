@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.report.result import SCORING, ExternalNetwork, TaskResult, standard_error
+from gpas_cli.events import Score
+from gpas_cli.report.result import SCORING, ExternalNetwork, standard_error
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, Downstream, metrics_of, task_title
 from gpas_cli.words import listed
 
@@ -36,7 +37,7 @@ class ExternalRow:
     title: str
     network: ExternalNetwork
     cells: tuple[ExternalCell, ...]
-    scores: tuple[TaskResult, ...]
+    scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True)

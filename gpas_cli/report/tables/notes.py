@@ -24,6 +24,7 @@ from gpas_cli.words import abbreviated, count, listed
 _SIGNIFICANT = 0.05
 _MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 _NAMED = 3  # cells in one note
+_DIGEST = 12  # hex digits of a version or a text
 
 
 @dataclass(frozen=True)
@@ -41,24 +42,7 @@ def notes(table: Table) -> tuple[Note, ...]:
     """Return all notes of a table, in the order in which they are printed."""
     if table.alone:
         return table.remarks
-    makers = (
-        _seeds,
-        _delta,
-        _marks,
-        _diverged,
-        _unfinished,
-        _withheld,
-        _pairs,
-        _bases,
-        _mixtures,
-        _scores,
-        _externals,
-        _overrides,
-        _shortcuts,
-        _published_notes,
-        _gains,
-    )
-    return (*table.remarks, *(note for make in makers for note in make(table)))
+    return (*table.remarks, *(note for make in _MAKERS for note in make(table)))
 
 
 def gains(table: Table) -> list[_Gain]:
@@ -66,7 +50,7 @@ def gains(table: Table) -> list[_Gain]:
     return [
         _Gain(full_title(row), table.columns[i].title, source, cell.delta.mean, printed.delta)
         for row, i, cell in _shown_cells(table)
-        for source, printed in (cell.printed or {}).items()
+        for source, printed in cell.printed.items()
         if cell.delta is not None and printed.delta is not None
     ]
 
@@ -77,39 +61,27 @@ def significant(cell: TableCell) -> bool:
     return delta is not None and delta.p is not None and delta.n >= _MIN_PAIRS and delta.p < _SIGNIFICANT
 
 
-def _seeds(table: Table) -> Iterator[Note]:
+def _reading(table: Table) -> Iterator[Note]:
+    """Note what means, deviations, differences and marks are."""
     over = table.spec.over
-    sizes = sorted({len(cell.statuses) for _, _, cell in _shown_cells(table)})
+    cells = [cell for _, _, cell in _shown_cells(table)]
+    sizes = sorted({len(cell.statuses) for cell in cells})
     if sizes and sizes[-1] > 1:
         number = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         yield Note("seeds", f"mean ± sample standard deviation over {number} {over}s")
     elif sizes:
         yield Note("seeds", f"one {over} per cell: differences may be noise")
-    if any(cell.stderr is not None for _, _, cell in _shown_cells(table)):
+    if any(cell.stderr is not None for cell in cells):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
-
-
-def _delta(table: Table) -> Iterator[Note]:
-    deltas = [cell for _, _, cell in _shown_cells(table) if cell.delta is not None]
-    if not deltas:
-        return
-    against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
-    paired = (
-        f", the mean over the {table.spec.over}s that both have"
-        if any(len(cell.statuses) > 1 for cell in deltas)
-        else ""
-    )
-    interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in deltas) else ""
-    yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}{interval}")
-    if any(map(significant, deltas)):
-        yield Note(
-            "delta",
-            f"* paired t test over {table.spec.over}s, two-sided p < {_SIGNIFICANT:g}, per cell, uncorrected",
-        )
-
-
-def _marks(table: Table) -> Iterator[Note]:
-    cells = [cell for _, _, cell in _shown_cells(table)]
+    compared = [cell for cell in cells if cell.delta is not None]
+    if compared:
+        against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
+        several = any(len(cell.statuses) > 1 for cell in compared)
+        paired = f", the mean over the {over}s that both have" if several else ""
+        interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in compared) else ""
+        yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}{interval}")
+    if any(map(significant, compared)):
+        yield Note("delta", f"* paired t test over {over}s, two-sided p < {_SIGNIFICANT:g}, per cell, uncorrected")
     if any(cell.mark for cell in cells):
         rest = "" if all(cell.complete for cell in cells) else " (unfinished cells are not ranked)"
         yield Note("marks", f"bold: best of its column; underlined: second best{rest}")
@@ -126,7 +98,14 @@ def _diverged(table: Table) -> Iterator[Note]:
 
 
 def _unfinished(table: Table) -> Iterator[Note]:
-    statuses = _runs(table)
+    # Each entry once in a column, which may show several metrics of it.
+    runs: dict[tuple[str, object], EntryStatus] = {}
+    for _, i, cell in _shown_cells(table):
+        for status in cell.runs:
+            key = (status.entry.id, table.columns[i].label)
+            if key not in runs or status.value is None:
+                runs[key] = status
+    statuses = list(runs.values())
     unrecorded = sum(s.state == "unrecorded" for s in statuses)
     missing = [s for s in statuses if s.value is None and s.state not in ("diverged", "unrecorded")]
     if missing:
@@ -142,56 +121,38 @@ def _unfinished(table: Table) -> Iterator[Note]:
         yield Note("unfinished", "unsynced: finished, but not yet in the database; run `gpas sync`")
 
 
-def _runs(table: Table) -> list[EntryStatus]:
-    """Return the status of each entry in each column, once if the column shows several metrics of it."""
-    found: dict[tuple[str, object], EntryStatus] = {}
-    for _, i, cell in _shown_cells(table):
-        for status in cell.runs:
-            place = (status.entry.id, table.columns[i].label)
-            if place not in found or status.value is None:
-                found[place] = status
-    return list(found.values())
-
-
 def _withheld(table: Table) -> Iterator[Note]:
     withheld = [s for s in table.statuses if s.withheld is not None]
     gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
-    changed = [s for s in withheld if s not in gone]
-    if gone:
-        yield Note(
-            "withheld",
-            f"not shown, because the run directories are gone: the numbers of {_few(gone)}; "
-            f"restore the directories, or run the cells again with `gpas run grid`",
-        )
-    if changed:
-        yield Note(
-            "withheld",
-            f"not shown, because the run directories no longer contain them: the numbers of {_few(changed)}; "
-            f"`gpas status` shows the evidence, `gpas sync` updates the database",
-        )
+    for why, found, remedy in (
+        (
+            "the run directories are gone",
+            gone,
+            "restore the directories, or run the cells again with `gpas run grid`",
+        ),
+        (
+            "the run directories no longer contain them",
+            [s for s in withheld if s not in gone],
+            "`gpas status` shows the evidence, `gpas sync` updates the database",
+        ),
+    ):
+        if found:
+            names = listed(list(dict.fromkeys(s.entry.name for s in found)), _NAMED)
+            yield Note("withheld", f"not shown, because {why}: the numbers of {names}; {remedy}")
 
 
-def _few(statuses: Sequence[EntryStatus]) -> str:
-    names = list(dict.fromkeys(s.entry.name for s in statuses))
-    return listed(names, _NAMED)
-
-
-def _pairs(table: Table) -> Iterator[Note]:
-    few = [
-        f"{place(table, row, i)} ({cell.delta.n} of {cell.summary.n})"
-        for row, i, cell in _shown_cells(table)
-        if cell.delta is not None and cell.summary is not None and cell.delta.n < cell.summary.n
-    ]
+def _differences(table: Table) -> Iterator[Note]:
+    """Note differences over fewer seeds than the mean, and those that a base without a number leaves out."""
+    few, lone = [], []
+    for row, i, cell in _shown_cells(table):
+        if cell.summary is None:
+            continue
+        if cell.delta is None and row.base is not None:
+            lone.append(place(table, row, i))
+        elif cell.delta is not None and cell.delta.n < cell.summary.n:
+            few.append(f"{place(table, row, i)} ({cell.delta.n} of {cell.summary.n})")
     if few:
         yield Note("pairs", f"differences over fewer {table.spec.over}s than the mean: {', '.join(few)}")
-
-
-def _bases(table: Table) -> Iterator[Note]:
-    lone = [
-        place(table, row, i)
-        for row, i, cell in _shown_cells(table)
-        if row.base is not None and cell.summary is not None and cell.delta is None
-    ]
     if lone:
         yield Note("base", f"no difference, because the base has no number: {', '.join(lone)}")
 
@@ -204,16 +165,18 @@ def _mixtures(table: Table) -> Iterator[Note]:
     for index, column in enumerate(table.columns):
         cells = [row.cells[index] for row in table.rows]
         results = _shown_results([s for cell in cells for s in cell.statuses])
-        yield from _mixture(results, "training texts", lambda r: _short(r.fingerprint), f"{column.title}: ")
-        yield from _mixture(
-            results, "validation texts", lambda r: _short(r.validation_fingerprint), f"{column.title}: "
-        )
+        where = f"{column.title}: "
+        yield from _mixture(results, "training texts", lambda r: (r.fingerprint or "")[:_DIGEST], where)
+        yield from _mixture(results, "validation texts", lambda r: (r.validation_fingerprint or "")[:_DIGEST], where)
     everything = table.statuses
     results = _shown_results(everything)
     yield from _mixture(results, "precisions", lambda r: r.precision)
-    yield from _mixture(results, "versions of the code", lambda r: _short(r.code))
+    yield from _mixture(results, "versions of the code", lambda r: (r.code or "")[:_DIGEST])
     yield from _mixture(results, "devices", lambda r: r.gpu or r.device)
-    changed = [s for s in everything if s.value is not None and _changed(s.result)]
+    # One with several versions was resumed after the code had changed.
+    changed = [
+        s for s in everything if s.value is not None and s.result and s.result.metrics.get("code_versions", 1) > 1
+    ]
     if changed:
         names = listed([s.entry.id for s in changed], _NAMED)
         yield Note("mixture", f"{count(len(changed), 'run')} resumed after the code had changed: {names} (`gpas why`)")
@@ -233,11 +196,6 @@ def _mixture(
         yield Note("mixture", f"{where}the numbers mix {what}: {parts}")
 
 
-def _changed(result: Result | None) -> bool:
-    """Return whether several versions of the code produced the result, one after the other."""
-    return result is not None and result.metrics.get("code_versions", 1) > 1
-
-
 def _scores(table: Table) -> Iterator[Note]:
     """Note what scored the tasks, with how many examples and questions, and what guessing scores."""
     tasks = [str(column.label) for column in table.columns] if table.spec.columns in MEASURED_COLUMNS else []
@@ -253,9 +211,8 @@ def _scores(table: Table) -> Iterator[Note]:
         for what in ("task_version", "examples"):
             counts = Counter(getattr(score, what) for score in [*found, *others] if score.task == task)
             if len(counts) > 1:
-                yield Note(
-                    "mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {_counted(counts)}"
-                )
+                each = ", ".join(f"{value} ({n})" for value, n in counts.most_common())
+                yield Note("mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {each}")
     if table.metric.name in BY_TASK:
         shown = [score for result in results for score in result.scores] + others
         left_out = [skipped_note(one.task, one.value, one.examples) for one in shown if one.metric == SKIPPED]
@@ -278,35 +235,14 @@ def _externals(table: Table) -> Iterator[Note]:
     yield from (Note("origin", text) for text in table.externals.notes)
 
 
-def _counted(counts: Counter[Any]) -> str:
-    return ", ".join(f"{value} ({n})" for value, n in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _short(text: str | None) -> str | None:
-    return text[:12] if text else text
-
-
-def _shortcuts(table: Table) -> Iterator[Note]:
-    """Note embeddings that start other than the names of their settings suggest."""
-    named: dict[str, list[str]] = {}
-    remarks: dict[int, str] = {}  # by identity: cells that differ in the seed alone share the model
-    for status in table.statuses:
-        model = status.entry.cell.model
-        if id(model) not in remarks:
-            remarks[id(model)] = remark(model)
-        if text := remarks[id(model)]:
-            named.setdefault(text, []).append(status.entry.name)
-    for text, names in named.items():
-        yield Note("override", f"{listed(names, _NAMED)}: {text}")
-
-
 def _overrides(table: Table) -> Iterator[Note]:
-    why: dict[str, list[str]] = {}
-    for status in table.statuses:
-        for reason in getattr(status.entry, "notes", ()):
-            why.setdefault(reason, []).append(status.entry.name)
-    for reason, names in why.items():
-        yield Note("override", f"{listed(names, _NAMED)}: {reason}")
+    """Note settings that the grid overrides, and embeddings that start other than their settings' names suggest."""
+    models = {id(s.entry.cell.model): s.entry.cell.model for s in table.statuses}  # cells share them
+    remarks = {key: remark(model) for key, model in models.items()}
+    said = [(reason, s.entry.name) for s in table.statuses for reason in getattr(s.entry, "notes", ())]
+    said += [(remarks[id(s.entry.cell.model)], s.entry.name) for s in table.statuses]
+    for text in filter(None, dict.fromkeys(text for text, _ in said)):
+        yield Note("override", f"{listed([name for of, name in said if of == text], _NAMED)}: {text}")
 
 
 def _gains(table: Table) -> Iterator[Note]:
@@ -341,37 +277,24 @@ _SAME_BUDGET = 1.5  # no note if our and the published number of training tokens
 _Place = tuple[int, int]  # row and column of a cell
 
 
-def _published_notes(table: Table) -> Iterator[Note]:
-    """Yield the notes about the sources of a table, and about each of their numbers."""
-    yield from _sources(table)
-    yield from _unserved(table)
-    yield from _compared(table)
-    yield from _remarks(table)
-    yield from _deviations(table)
-    yield from _unstated(table)
-    yield from _budgets(table)
-
-
 def _sources(table: Table) -> Iterator[Note]:
     used = _used(table)
     for source, printed in table.published.items():
         data = load(source)
-        where = ", ".join(filter(None, (data["title"], label_of(printed))))
-        if source in used:
-            # The caption of a paper's own layout names the paper and its table.
-            text = f"{data['short']}: {printed.what if table.printed else f'{where}: {printed.what}'}"
-            yield Note("published", text, brief=f"{data['short']}: {printed.what}")
-            if printed.as_if:
-                yield Note(
-                    "published",
-                    f"{data['short']}: these are its {printed.as_if}; compare the differences, not the values",
-                )
-        else:
-            yield Note("published", f"{data['short']}: {where} has none of these cells")
+        short, where = data["short"], ", ".join(filter(None, (data["title"], label_of(printed))))
+        if source not in used:
+            yield Note("published", f"{short}: {where} has none of these cells")
+            continue
+        # The caption of a paper's own layout names the paper and its table.
+        named = "" if table.printed else f"{where}: "
+        yield Note("published", f"{short}: {named}{printed.what}", brief=f"{short}: {printed.what}")
+        if printed.as_if:
+            said = f"{short}: these are its {printed.as_if}; compare the differences, not the values"
+            yield Note("published", said)
 
 
-def _used(table: Table) -> set[str]:
-    return {source for column in table.columns for source in column.sources}
+def _used(table: Table) -> list[str]:
+    return list(dict.fromkeys(source for column in table.columns for source in column.sources))
 
 
 def _unserved(table: Table) -> Iterator[Note]:
@@ -392,30 +315,25 @@ def _compared(table: Table) -> Iterator[Note]:
             f"published numbers are compared with {name}: the sum of the batches' mean losses is divided by their "
             "number plus one, as in the published code",
         )
-        yield from _unrecorded(table, name)
+        shown_cells = [cell for _, i, cell in _shown_cells(table) if table.columns[i].metric.name == name]
+        missing = [s.entry.id for cell in shown_cells for s in cell.statuses if s.state == "unrecorded"]
+        if missing:
+            yield Note(
+                "compared",
+                f"{count(len(missing), 'run')} did not record {name}: {listed(missing, _NAMED)}; without --paper, the "
+                "table shows their perplexity over all tokens",
+            )
     for source, wanted, name in pairs:
         if wanted not in ("", name):
             short = load(source)["short"]
             yield Note("compared", f"{short}: its numbers are averaged as in {wanted}, but the table shows {name}")
 
 
-def _unrecorded(table: Table, name: str) -> Iterator[Note]:
-    cells = [cell for _, i, cell in _shown_cells(table) if table.columns[i].metric.name == name]
-    statuses = [s for cell in cells for s in cell.statuses if s.state == "unrecorded"]
-    if statuses:
-        names = listed([s.entry.id for s in statuses], _NAMED)
-        yield Note(
-            "compared",
-            f"{count(len(statuses), 'run')} did not record {name}: {names}; without --paper, the table shows their "
-            "perplexity over all tokens",
-        )
-
-
 def _remarks(table: Table) -> Iterator[Note]:
     """Note misprints and unstated choices of the sources, with the cells whose numbers they concern."""
     found: dict[tuple[str, str], list[_Place]] = {}
     for row, column, source, printed in _printed(table):
-        for one in printed.remarks:
+        for one in printed.cell.remarks:
             found.setdefault((one.text, source), []).append((row, column))
     for text in dict.fromkeys(text for text, _ in found):
         sources = [source for other, source in found if other == text]
@@ -454,9 +372,9 @@ def _budgets(table: Table) -> Iterator[Note]:
     for _, i, cell in _shown_cells(table):
         entry = cell.statuses[0].entry.cell
         ours = entry.optim.trained_rows * entry.data.length
-        for source, printed in (cell.printed or {}).items():
-            if printed.tokens and not 1 / _SAME_BUDGET < ours / printed.tokens < _SAME_BUDGET:
-                budgets = f"{abbreviated(printed.tokens)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
+        for source, printed in cell.printed.items():
+            if (theirs := printed.cell.tokens) and not 1 / _SAME_BUDGET < ours / theirs < _SAME_BUDGET:
+                budgets = f"{abbreviated(theirs)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
                 found[f"{table.columns[i].title} was trained on {budgets}"] = None
     yield from (Note("budget", text) for text in found)
 
@@ -465,7 +383,7 @@ def _printed(table: Table) -> Iterator[tuple[int, int, str, Any]]:
     """Yield row, column, source and number of every published number that is shown."""
     for i, row in enumerate(table.rows):
         for column, cell in enumerate(row.cells):
-            for source, printed in (cell.printed or {}).items():
+            for source, printed in cell.printed.items():
                 yield i, column, source, printed
 
 
@@ -497,3 +415,10 @@ def _titles(sources: Sequence[str]) -> str:
 
 def _word(value: Any) -> str:
     return str(spelled(value)) if isinstance(value, bool | int | float | str) else str(value)
+
+
+# In the order in which their notes are printed.
+_MAKERS = (
+    *(_reading, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _externals, _overrides),
+    *(_sources, _unserved, _compared, _remarks, _deviations, _unstated, _budgets, _gains),
+)

@@ -15,32 +15,36 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from gpas_cli.grid.declared import TableSpec
+from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import identity
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import RowKey, facts
-from gpas_cli.report.metrics import METRICS
-from gpas_cli.report.papers import PublishedTable, has_labels
-from gpas_cli.report.papers.layouts import PrintedCell, PrintedLine, PrintedPart
+from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
+from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations, fit
-from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
+from gpas_cli.report.result import METRICS, metric
+from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status
 from gpas_cli.report.tables.sheet import Note
-from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell, marks
+from gpas_cli.report.tables.table import (
+    Column,
+    Printed,
+    Row,
+    Table,
+    TableCell,
+    ranked,
+    stage_kinds,
+    with_columns,
+    with_summary,
+)
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics import stats
 from gpas_cli.words import abbreviated, listed
 
-if TYPE_CHECKING:
-    from gpas_cli.grid import Entry
-    from gpas_cli.grid.declared import Grid
-
-
 _NAMED = 3  # cells or rows in one note
 _AS_PRINTED = Metric("", "")  # of tables without our numbers
-Place = tuple[str, int, int]  # published table, row and column
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def is_published_beside(grid: Grid, part: PrintedPart) -> bool:
 
 def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
     """Return the entries that belong beside each number of the part."""
-    shown = {_place(cell): cell for line in part.lines for cell in line.cells}
+    shown = {cell.place: cell for line in part.lines for cell in line.cells}
     found: dict[Place, list[Entry]] = {}
     for entry in {entry.cell.key: entry for entry in entries}.values():
         kinds = {stage.kind for stage in entry.cell.stages}
@@ -105,10 +109,11 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
 def _in_table(table: PublishedTable, entry: Entry) -> Iterator[tuple[str | None, Place]]:
     """Yield the places in the table of the numbers of an entry: of its training, and of each of its tasks and texts."""
     own = facts(entry)
-    for task in (None, *map(base_name, _tasks(entry)), *_texts(entry)):
-        place = table.place(own if task is None else {**own, "task": task, "text": task})
-        if place is not None:
-            yield task, (table.name, *place)
+    texts = entry.cell.parameters("texts")
+    for task in (None, *map(base_name, _tasks(entry)), *(texts.names if texts else ())):
+        found = table.cell(own if task is None else {**own, "task": task, "text": task})
+        if found is not None:
+            yield task, found.place
 
 
 def _tasks(entry: Entry) -> tuple[str, ...]:
@@ -119,25 +124,18 @@ def _tasks(entry: Entry) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label for what in BY_TASK for label in task_columns(section.tasks, what)))
 
 
-def _texts(entry: Entry) -> tuple[str, ...]:
-    """Return the texts that the entry is scored on."""
-    section = entry.cell.parameters("texts")
-    return tuple(section.names) if section else ()
-
-
-def _task(cell: PrintedCell) -> str | None:
+def _task(cell: PublishedCell) -> str | None:
     """Return the task or text that the number of a printed cell is measured on, None for a result of the training."""
-    labels = cell.labels if cell.table else {}
-    return str(labels["task"]) if "task" in labels else _text(cell)
+    return str(cell.labels["task"]) if "task" in cell.labels else _text(cell)
 
 
-def _text(cell: PrintedCell) -> str | None:
+def _text(cell: PublishedCell) -> str | None:
     """Return the text of KNOWN_TEXTS that the number of a printed cell is measured on, None if it is on none."""
-    text = cell.labels.get("text") if cell.table else None
+    text = cell.labels.get("text")
     return str(text) if text in KNOWN_TEXTS else None
 
 
-def _compared_metric(cell: PrintedCell) -> Metric:
+def _compared_metric(cell: PublishedCell) -> Metric:
     """Return the metric of ours that a printed number is compared with."""
     assert cell.table is not None  # settings are no results
     table = cell.table
@@ -153,10 +151,11 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     what: the metric of our numbers, by default the one that the published are compared with.
     """
     part, spec = served.part, _spec(served.part, served.grid)
-    plain = {
-        _place(cell): _cell(cell, served, spec, what, states, results) for line in part.lines for cell in line.cells
-    }
-    rows = _ranked([_row(line, part, spec, plain) for line in part.lines], part)
+    plain = {cell.place: _cell(cell, served, spec, what, states, results) for line in part.lines for cell in line.cells}
+    rows = ranked(
+        [_row(line, part, spec, plain) for line in part.lines],
+        lambda row, column: _compared_metric(part.lines[row].cells[column]),
+    )
     columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
     sources = {table.source: table for table in reversed(part.tables)}
     tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
@@ -178,7 +177,12 @@ def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
     """Return the part as printed, without numbers of ours. unserved: with the reasons why no grid has a cell of it."""
     spec = TableSpec(part.title, rows=_row_axes(part), columns="column")
     rows = [
-        Row(_key(line, spec), line.title, tuple(_as_printed(cell, part) for cell in line.cells), section=line.band)
+        Row(
+            key=_key(line, spec),
+            title=line.title,
+            cells=tuple(TableCell(printed={part.source: Printed(cell, cell.delta)}) for cell in line.cells),
+            section=line.band,
+        )
         for line in part.lines
     ]
     columns = tuple(Column(heading, heading, _AS_PRINTED) for heading in part.headings)
@@ -186,10 +190,6 @@ def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
     return Table(
         spec, _AS_PRINTED, columns, tuple(rows), {}, printed=part.name, corner=part.corner, remarks=remarks, alone=True
     )
-
-
-def _as_printed(cell: PrintedCell, part: PrintedPart) -> TableCell:
-    return TableCell(printed={part.source: Printed(cell.value, cell.delta, text=cell.text, mark=cell.mark)})
 
 
 def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
@@ -200,8 +200,7 @@ def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
         for line in part.lines
     }
     for title, cells in valued.items():
-        remarks = (remark for cell in cells if cell.table for remark in cell.table.remarks_for(cell.labels))
-        for text in dict.fromkeys(remark.text for remark in remarks):
+        for text in dict.fromkeys(remark.text for cell in cells for remark in cell.remarks):
             rows.setdefault(text, []).append(title)
     reasons = dict.fromkeys(table.no_cells for table in part.tables) if unserved else ()
     absent = [Note("remark", f"no cell here: {why}") for why in reasons]
@@ -217,40 +216,28 @@ def _row_axes(part: PrintedPart) -> tuple[str, ...]:
 def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
     first = part.tables[0]
     cells = [cell for line in part.lines for cell in line.cells]
+    measured_on = "text" if all(map(_text, cells)) else "task" if all(map(_task, cells)) else ""
     return TableSpec(
         title=part.title,
         rows=_row_axes(part),
-        columns=_columns(cells) or first.axis or "column",
+        columns=measured_on or first.axis or "column",
         value=_compared_metric(cells[0]).name,
         over=grid.table_spec.over,
-        against={"gate": "none"} if any(_base(cell) is not None for cell in cells) else {},
+        against={"gate": "none"} if any(cell.base for cell in cells) else {},
         published={first.source: first.name},
     )
-
-
-def _columns(cells: Sequence[PrintedCell]) -> str:
-    """Return "text" or "task" if every number is measured on one, "" otherwise."""
-    if all(map(_text, cells)):
-        return "text"
-    return "task" if all(map(_task, cells)) else ""
-
-
-def _place(cell: PrintedCell) -> Place:
-    return (cell.table.name if cell.table else "", cell.row, cell.column)
 
 
 def _row(line: PrintedLine, part: PrintedPart, spec: TableSpec, plain: Mapping[Place, TableCell]) -> Row:
     """Return a row with the differences from the cells of its base."""
     cells = []
     for cell in line.cells:
-        base, own = _base(cell), plain[_place(cell)]
-        if cell.table is not None and base is not None:
-            own = replace(own, delta=stats.paired(own.values, plain[cell.table.name, base, cell.column].values))
+        own = plain[cell.place]
+        if cell.base is not None:
+            own = replace(own, delta=stats.paired(own.values, plain[cell.base.place].values))
         cells.append(own)
-    first = _base(line.cells[0])
-    below = [
-        other for other in part.lines if other.cells[0].table is line.cells[0].table and other.cells[0].row == first
-    ]
+    first = line.cells[0].base
+    below = [other for other in part.lines if first and other.cells[0].place[:2] == first.place[:2]]
     base_key = _key(below[0], spec) if below else None
     return Row(_key(line, spec), line.title, tuple(cells), base=base_key, section=line.band)
 
@@ -260,7 +247,7 @@ def _key(line: PrintedLine, spec: TableSpec) -> RowKey:
 
 
 def _cell(
-    printed: PrintedCell,
+    printed: PublishedCell,
     served: Serving,
     spec: TableSpec,
     what: Metric | None,
@@ -270,53 +257,20 @@ def _cell(
     table = printed.table
     assert table is not None  # settings have no cells
     what, task = what or _compared_metric(printed), _task(printed)
-    entries = served.places.get(_place(printed), ())
-    every = [
-        entry_status(one, one.axes.get(spec.over), what, _recorded(one, what, task), states, results) for one in entries
-    ]
+    entries = served.places.get(printed.place, ())
+    every = []
+    for entry in entries:
+        label = next((label for label in _tasks(entry) if base_name(label) == task), task)
+        name = what.recorded_as(label) if label else what.name
+        every.append(entry_status(entry, entry.axes.get(spec.over), what, name, states, results))
     statuses, others = _best_variant(every, spec.over, what)
-    numbers = [status.value for status in statuses if status.value is not None]
-    summary = stats.aggregate(numbers) if numbers else None
     beside = {}
     if printed.value is not None:
-        tokens = table.train_tokens[printed.column] if table.train_tokens else None
+        unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
         deviating = deviations(entries, table) if entries else ()
-        remarks = table.remarks_for(printed.labels)
-        unserved = "" if entries else served.unclear.get(_place(printed), table.no_cells)
-        number = Printed(
-            printed.value, _printed_delta(printed), tokens, deviating, remarks, printed.text, unserved, table
-        )
-        beside = {table.source: number}
-    status = missing_numbers(every, "variant" if others else spec.over)
-    return TableCell(statuses, summary, status=status, printed=beside, others=others)
-
-
-def _recorded(entry: Entry, what: Metric, task: str | None) -> str:
-    """Return the name under which an attempt reports the number of `entry` at `task`, None for no task."""
-    own = next((label for label in _tasks(entry) if base_name(label) == task), task)
-    return what.recorded_as(own) if own else what.name
-
-
-def _printed_delta(printed: PrintedCell) -> float | None:
-    """Return the difference from the published base, None for a base."""
-    base = _base(printed)
-    if printed.table is None or printed.value is None or base is None:
-        return None
-    other = printed.table.rows[base].values[printed.column]
-    return None if other is None else round(printed.value - other, 6)
-
-
-def _base(printed: PrintedCell) -> int | None:
-    """Return the published row without a gate that the cell is compared with, None for a row without a gate."""
-    if printed.table is None:
-        return None
-    own = {"gate": "none", **printed.table.rows[printed.row].labels}
-    if own["gate"] == "none":
-        return None
-    # DeepNorm starts otherwise with a gate than without one.
-    wanted = {axis: label for axis, label in own.items() if axis not in ("gate", "init")}
-    bases = [row.labels.get("gate", "none") == "none" and has_labels(row.labels, wanted) for row in printed.table.rows]
-    return bases.index(True) if True in bases else None
+        # Beside our numbers, underlining marks ours alone.
+        beside[table.source] = Printed(replace(printed, mark=""), printed.minus(printed.base), deviating, unserved)
+    return with_summary(TableCell(statuses, printed=beside, others=others), spec.over)
 
 
 def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None) -> Column:
@@ -326,21 +280,6 @@ def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None)
     label = table.columns[column] if table.axis in (spec.columns, "text") else part.headings[index]
     sources = tuple(dict.fromkeys(cell.table.source for cell in cells if cell.table and cell.value is not None))
     return Column(label, part.headings[index], what or _compared_metric(cells[0]), sources)
-
-
-def _ranked(rows: Sequence[Row], part: PrintedPart) -> list[Row]:
-    """Return the rows with the best and second best of our numbers in each column of a band marked."""
-    ranked = [list(row.cells) for row in rows]
-    for band in dict.fromkeys(row.section for row in rows):
-        places = [i for i, row in enumerate(rows) if row.section == band]
-        for column in range(len(part.headings)):
-            cells = [ranked[i][column] for i in places]
-            numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
-            for i, mark in zip(
-                places, marks(numbers, _compared_metric(part.lines[places[0]].cells[column])), strict=True
-            ):
-                ranked[i][column] = replace(ranked[i][column], mark=mark)
-    return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
 
 
 def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
@@ -418,3 +357,17 @@ def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry]) ->
         differs = bool(ours) and ours != [cell.text]
         cells.append(replace(cell, text=f"{cell.text} (here {', '.join(ours)})") if differs else cell)
     return replace(line, cells=tuple(cells))
+
+
+def paper_beside_declared(served: Serving, states: States, results: Results) -> Table:
+    """Return a paper's table with the metric that the grid declares beside the one that its numbers are compared with.
+
+    Where the published code averages otherwise, the perplexity over all tokens has columns of its own.
+    """
+    compared = paper_table(served, states, results)
+    own = metric(served.grid.table_spec.value, stage_kinds(served.entries))
+    shown = {column.metric.name for column in compared.columns}
+    if own.name in shown or any(column.metric.family != own.family for column in compared.columns):
+        return compared
+    declared = paper_table(served, states, results, own)
+    return with_columns(compared, declared, [own.title] * len(declared.columns))

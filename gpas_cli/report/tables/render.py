@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, plain
+from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, filled, plain
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.papers.recipes import Deviation
-from gpas_cli.report.result import score_json
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
-from gpas_cli.report.tables.external import ExternalRow
 from gpas_cli.report.tables.latex import to_latex
 from gpas_cli.report.tables.notes import full_title, gains, notes
 from gpas_cli.report.tables.sheet import Sheet, Style
-from gpas_cli.report.tables.table import Printed, Row, Table, TableCell
-from gpas_cli.spec.stage import Metric
-from gpas_cli.statistics.stats import Paired
+from gpas_cli.report.tables.table import Table, TableCell
 from gpas_cli.words import one_line
 
 
@@ -40,34 +36,22 @@ _HTML = Style(
 def to_html(sheet: Sheet) -> str:
     """Return a `table` element with the title as its caption, and the notes as a list with the class `notes`."""
     header, *lines = sheet.texts(_HTML)
+    origins = ["published" if column in sheet.published else "ours" for column in range(len(header))]
+    heads = [f'<th scope="col" class="{origin}">{text}</th>' for origin, text in zip(origins, header, strict=True)]
     parts = [
         "<table>",
         f"<caption>{_escape(sheet.title)}</caption>",
-        f"<thead>\n<tr>{''.join(_headers(header, sheet.published))}</tr>\n</thead>",
+        f'<thead>\n<tr><th scope="col">{header[0]}</th>{"".join(heads[1:])}</tr>\n</thead>',
         "<tbody>",
-        *(_line(line, sheet.published, place in sheet.rules) for place, line in enumerate(lines, 1)),
-        "</tbody>",
-        "</table>",
     ]
+    for place, line in enumerate(lines, 1):
+        cells = [f'<td class="{origin}">{text}</td>' for origin, text in zip(origins, line, strict=True)]
+        opening = '<tr class="rule">' if place in sheet.rules else "<tr>"
+        parts.append(f'{opening}<th scope="row">{line[0]}</th>{"".join(cells[1:])}</tr>')
+    parts += ["</tbody>", "</table>"]
     if sheet.notes:
         parts += ['<ul class="notes">', *(f"<li>{_escape(note.text)}</li>" for note in sheet.notes), "</ul>"]
     return "\n".join(parts) + "\n"
-
-
-def _headers(texts: Sequence[str], published: frozenset[int]) -> Iterator[str]:
-    for column, text in enumerate(texts):
-        origin = f' class="{_origin(column, published)}"' if column else ""
-        yield f'<th scope="col"{origin}>{text}</th>'
-
-
-def _line(texts: Sequence[str], published: frozenset[int], rule: bool) -> str:
-    cells = [f'<td class="{_origin(column, published)}">{text}</td>' for column, text in enumerate(texts[1:], 1)]
-    opening = '<tr class="rule">' if rule else "<tr>"
-    return f'{opening}<th scope="row">{texts[0]}</th>{"".join(cells)}</tr>'
-
-
-def _origin(column: int, published: frozenset[int]) -> str:
-    return "published" if column in published else "ours"
 
 
 _SPECIAL = ("\\", "|", "*", "_", "`", "<", "[")
@@ -97,7 +81,7 @@ def _to_markdown(sheet: Sheet) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-class MetricJson(TypedDict):
+class _MetricJson(TypedDict):
     """The metric that a column shows."""
 
     name: str
@@ -107,7 +91,7 @@ class MetricJson(TypedDict):
     digits: int
 
 
-class DeltaJson(TypedDict):
+class _DeltaJson(TypedDict):
     """The difference from the base: the mean over pairs of the same seed."""
 
     mean: NumberJson
@@ -122,18 +106,18 @@ class DeltaJson(TypedDict):
     ]
 
 
-class PublishedNumberJson(TypedDict):
+class _PublishedNumberJson(TypedDict):
     """A number that a paper prints."""
 
     value: NumberJson
     delta: NumberJson | None
     tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
+    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
     deviations: list[Deviation]
     remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
-    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
 
 
-class TableRunJson(TypedDict):
+class _TableRunJson(TypedDict):
     """One run that a cell of the table is the mean of."""
 
     name: str
@@ -145,7 +129,7 @@ class TableRunJson(TypedDict):
     progress: float | None
 
 
-class TableCellJson(TypedDict):
+class _TableCellJson(TypedDict):
     """One cell of a table."""
 
     mean: NumberJson | None
@@ -153,22 +137,22 @@ class TableCellJson(TypedDict):
     stderr: Annotated[NumberJson | None, "of a single run at a task: the standard error over the questions"]
     n: Annotated[int, "runs with a result"]
     wanted: Annotated[int, "runs that the grid declares"]
-    delta: DeltaJson | None
+    delta: _DeltaJson | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty if none are"]
-    published: dict[str, PublishedNumberJson]
-    runs: list[TableRunJson]
+    published: dict[str, _PublishedNumberJson]
+    runs: list[_TableRunJson]
 
 
-class TableRowJson(TypedDict):
+class _TableRowJson(TypedDict):
     """One row."""
 
     title: str
     labels: dict[str, Any]
-    cells: list[TableCellJson | None]
+    cells: list[_TableCellJson | None]
 
 
-class ExternalCellJson(TypedDict):
+class _ExternalCellJson(TypedDict):
     """The number of a network that was not trained here."""
 
     value: NumberJson | None
@@ -176,7 +160,7 @@ class ExternalCellJson(TypedDict):
     status: Annotated[str, "why there is no number"]
 
 
-class ExternalRowJson(TypedDict):
+class _ExternalRowJson(TypedDict):
     """A network that was not trained here: no rank, no difference, and scored with the settings of the cells."""
 
     title: str
@@ -185,16 +169,16 @@ class ExternalRowJson(TypedDict):
     origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
     settings: Annotated[dict[str, int], "shots, limit, max_length"]
     precision: str | None
-    cells: list[ExternalCellJson]
+    cells: list[_ExternalCellJson]
     scores: list[ScoreJson]
 
 
-class ColumnJson(TypedDict):
+class _ColumnJson(TypedDict):
     """One column; `sources` are the papers whose numbers stand beside it."""
 
     label: Any
     title: str
-    metric: MetricJson
+    metric: _MetricJson
     sources: list[str]
 
 
@@ -203,15 +187,15 @@ class TableJson(DocumentJson):
 
     name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
     title: str
-    metric: Annotated[MetricJson, "that of the first column"]
-    rows: list[TableRowJson]
-    externals: Annotated[list[ExternalRowJson], "the networks that --external names"]
-    columns: list[ColumnJson]
+    metric: Annotated[_MetricJson, "that of the first column"]
+    rows: list[_TableRowJson]
+    externals: Annotated[list[_ExternalRowJson], "the networks that --external names"]
+    columns: list[_ColumnJson]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
 
 
-class PrintedCellJson(TypedDict):
+class _PrintedCellJson(TypedDict):
     """A cell of a published table: the text as printed, and its numbers."""
 
     text: str
@@ -220,12 +204,12 @@ class PrintedCellJson(TypedDict):
     mark: Annotated[str, "underlined, or empty"]
 
 
-class PrintedRowJson(TypedDict):
+class _PrintedRowJson(TypedDict):
     """A row; `band` is the heading above the rows that it belongs to."""
 
     band: str
     title: str
-    cells: list[PrintedCellJson]
+    cells: list[_PrintedCellJson]
 
 
 class PrintedTableJson(TypedDict):
@@ -235,7 +219,7 @@ class PrintedTableJson(TypedDict):
     title: str
     corner: Annotated[str, "the heading of the titles of the rows"]
     columns: list[str]
-    rows: list[PrintedRowJson]
+    rows: list[_PrintedRowJson]
     notes: Annotated[list[str], "why no grid has a cell of it, and misprints and unstated choices"]
 
 
@@ -247,15 +231,8 @@ class TablesJson(DocumentJson):
 
 def to_json(table: Table) -> str:
     """Return the whole table as JSON. Numbers that are not finite are the strings "nan", "inf", "-inf"."""
-    return (
-        json.dumps(
-            plain(printed_json(table) if table.alone else table_json(table)),
-            indent=2,
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        + "\n"
-    )
+    made = plain(printed_json(table) if table.alone else table_json(table))
+    return json.dumps(made, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def table_json(table: Table) -> TableJson:
@@ -264,94 +241,61 @@ def table_json(table: Table) -> TableJson:
         "schema": 1,
         "name": table.printed or None,
         "title": table.spec.title,
-        "metric": _json_metric(table.metric),
-        "rows": [_json_row(table, row) for row in table.rows],
-        "externals": [_json_external(row) for row in table.externals.rows],
-        "columns": [
-            {"label": c.label, "title": c.title, "metric": _json_metric(c.metric), "sources": list(c.sources)}
-            for c in table.columns
+        "metric": filled(_MetricJson, table.metric),
+        "rows": [
+            {
+                "title": full_title(row),
+                "labels": dict(zip(table.spec.rows, row.key, strict=True)),
+                "cells": [_json_cell(cell) for cell in row.cells],
+            }
+            for row in table.rows
         ],
+        "externals": [
+            filled(
+                _ExternalRowJson,
+                row.network,
+                title=row.title,
+                cells=[filled(_ExternalCellJson, cell) for cell in row.cells],
+                scores=[filled(ScoreJson, score) for score in row.scores],
+            )
+            for row in table.externals.rows
+        ],
+        "columns": [filled(_ColumnJson, column, metric=filled(_MetricJson, column.metric)) for column in table.columns],
         "gains": [plain(gain) for gain in gains(table)],
         "notes": [{"kind": note.kind, "text": note.text} for note in notes(table)],
     }
 
 
-def _json_metric(metric: Metric) -> MetricJson:
-    return {"name": metric.name, "title": metric.title, "unit": metric.unit, "better": metric.better,
-            "digits": metric.digits}  # fmt: skip
-
-
-def _json_row(table: Table, row: Row) -> TableRowJson:
-    labels = dict(zip(table.spec.rows, row.key, strict=True))
-    cells = [_json_cell(cell) for cell in row.cells]
-    return {"title": full_title(row), "labels": labels, "cells": cells}
-
-
-def _json_external(row: ExternalRow) -> ExternalRowJson:
-    network = row.network
-    return {
-        "title": row.title,
-        "name": network.name,
-        "key": network.key,
-        "origin": dict(network.origin),
-        "settings": dict(network.settings),
-        "precision": network.precision,
-        "cells": [{"value": cell.value, "stderr": cell.stderr, "status": cell.status} for cell in row.cells],
-        "scores": [score_json(score) for score in row.scores],
-    }
-
-
-def _json_cell(cell: TableCell) -> TableCellJson | None:
+def _json_cell(cell: TableCell) -> _TableCellJson | None:
     if not cell.statuses:
         return None
-    return {
-        "mean": cell.summary.mean if cell.summary else None,
-        "std": cell.summary.std if cell.summary else None,
-        "stderr": cell.stderr,
-        "n": cell.summary.n if cell.summary else 0,
-        "wanted": len(cell.statuses),
-        "delta": _json_delta(cell.delta, cell.interval) if cell.delta else None,
-        "mark": cell.mark,
-        "status": cell.status,
-        "published": {source: _json_printed(printed) for source, printed in (cell.printed or {}).items()},
-        "runs": [
-            {
-                "name": s.entry.id,
-                "key": s.key,
-                "over": s.seed,
-                "state": s.state,
-                "value": s.value,
-                "stderr": s.stderr,
-                "progress": s.progress,
-            }
-            for s in cell.statuses
-        ],
+    printed = {
+        source: filled(
+            _PublishedNumberJson,
+            one,
+            tokens=one.cell.tokens,
+            text=one.cell.text,
+            deviations=list(one.deviations),
+            remarks=[remark.text for remark in one.cell.remarks],
+        )
+        for source, one in cell.printed.items()
     }
+    return filled(
+        _TableCellJson,
+        cell,
+        mean=cell.summary.mean if cell.summary else None,
+        std=cell.summary.std if cell.summary else None,
+        n=cell.summary.n if cell.summary else 0,
+        wanted=len(cell.statuses),
+        delta=filled(_DeltaJson, cell.delta, interval=cell.interval) if cell.delta else None,
+        published=printed,
+        runs=[filled(_TableRunJson, run, name=run.entry.id, over=run.seed) for run in cell.statuses],
+    )
 
 
-def _json_delta(delta: Paired, interval: tuple[float, float] | None) -> DeltaJson:
-    return {
-        "mean": delta.mean, "std": delta.std, "n": delta.n, "lower": delta.lower, "higher": delta.higher,
-        "t": delta.t, "p": delta.p, "interval": interval,
-    }  # fmt: skip
-
-
-def _as_printed(cell: TableCell) -> PrintedCellJson:
-    (printed,) = (cell.printed or {}).values()
-    mark = "underlined" if printed.mark else ""
-    return {"text": printed.text, "value": printed.value, "delta": printed.delta, "mark": mark}
-
-
-def _json_printed(printed: Printed) -> PublishedNumberJson:
-    assert printed.value is not None  # only tables as printed have cells without a number
-    return {
-        "value": printed.value,
-        "delta": printed.delta,
-        "tokens": printed.tokens,
-        "text": printed.text,
-        "deviations": list(printed.deviations),
-        "remarks": [remark.text for remark in printed.remarks],
-    }
+def _as_printed(cell: TableCell) -> _PrintedCellJson:
+    (printed,) = cell.printed.values()
+    return filled(_PrintedCellJson, printed, text=printed.cell.text, mark="underlined" if printed.cell.mark else "")
 
 
 def printed_json(table: Table) -> PrintedTableJson:

@@ -9,13 +9,15 @@ a cell     mean and standard deviation over seeds, paired difference from the ba
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.declared import TableSpec
 from gpas_cli.grid.document import Label
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import (
     RowKey,
     facts,
@@ -26,10 +28,10 @@ from gpas_cli.report.labels import (
     scheme_titles,
     usual_label,
 )
-from gpas_cli.report.metrics import metric
-from gpas_cli.report.papers import PublishedTable, Remark, published
+from gpas_cli.report.papers import PublishedCell, PublishedTable, published
 from gpas_cli.report.papers.recipes import Deviation, deviations
-from gpas_cli.report.result import ExternalNetwork
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.result import ExternalNetwork, metric, recorded_metric
 from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
 from gpas_cli.report.tables.external import Externals, external_rows
 from gpas_cli.report.tables.sheet import Note
@@ -37,29 +39,24 @@ from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
 from gpas_cli.statistics import stats
 
-if TYPE_CHECKING:
-    from gpas_cli.grid import Entry, TableSpec
-
 
 @dataclass(frozen=True)
 class Printed:
-    """A published number for a cell, its difference from the published base, and the tokens it was trained on.
+    """A published cell beside one of ours, and its difference from the published base.
 
-    deviations: where the cell differs from the recipe of the number. remarks: what its source misprints or leaves open.
-    text: the number and the difference as printed, if the table has the paper's own layout. unserved: why no cell of
-    ours stands beside it there, "" if one does. table: the published table that has it, None for that of its source.
-    mark: "second" where the text is underlined. value: None for a setting and where the paper prints no number.
+    deviations: where our cell differs from the recipe of the number. unserved: why no cell of ours stands beside it
+    there, "" if one does.
     """
 
-    value: float | None
+    cell: PublishedCell
     delta: float | None = None
-    tokens: int | None = None
     deviations: tuple[Deviation, ...] = ()
-    remarks: tuple[Remark, ...] = ()
-    text: str = ""
     unserved: str = ""
-    table: PublishedTable | None = None
-    mark: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """The number; None for a setting and where the paper prints no number."""
+        return self.cell.value
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class TableCell:
     delta: stats.Paired | None = None
     status: str = ""
     mark: str = ""
-    printed: Mapping[str, Printed] | None = None
+    printed: Mapping[str, Printed] = field(default_factory=dict)
     others: tuple[EntryStatus, ...] = ()
 
     @property
@@ -92,7 +89,7 @@ class TableCell:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the difference from the base; None if there are fewer than two pairs."""
-        return stats.interval(self.delta) if self.delta is not None else None
+        return stats.mean_interval(self.delta) if self.delta is not None else None
 
     @property
     def complete(self) -> bool:
@@ -181,13 +178,17 @@ def build(
     _check(entries, spec, what, sources)
     groups = group(entries, spec)
     labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
-    bases = {key: other for key in groups if (other := _base_key(key, spec)) != key}
+    bases = {
+        key: base
+        for key in groups
+        if (base := tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))) != key
+    }
     plain = {key: _cells(columns, labels, spec, what, states, results) for key, columns in groups.items()}
-    cells = {}
-    for key, row in plain.items():
-        base = plain.get(bases[key]) if key in bases else None
-        cells[key] = _with_printed(_with_deltas(row, base), base, labels, spec, what, sources)
-    rows = _rank(_order(cells, bases, spec, scheme_titles(entries)), what)
+    cells = {
+        key: _compared(row, plain.get(bases[key]) if key in bases else None, labels, spec, what, sources)
+        for key, row in plain.items()
+    }
+    rows = ranked(_order(cells, bases, spec, scheme_titles(entries)), lambda row, column: what)
     columns = tuple(_column(label, i, rows, spec, sources, what) for i, label in enumerate(labels))
     externals = Externals() if networks is None else _externals(networks, entries, columns, spec, what)
     return Table(spec, what, columns, tuple(rows), sources, externals)
@@ -229,12 +230,11 @@ def _externals(
             f"table '{spec.title}': networks that were not trained here have scores at tasks, and its columns are "
             f"'{spec.columns}'; --external is for grids with `table: {{columns: task}}`"
         )
-    sections = []
-    for entry in entries:
-        section = entry.cell.parameters("downstream")
-        if section is not None:
-            length = entry.cell.model.family.row_length(section.max_length)
-            sections.append(replace(section, max_length=length))
+    sections = [
+        replace(section, max_length=entry.cell.model.family.row_length(section.max_length))
+        for entry in entries
+        if (section := entry.cell.parameters("downstream"))
+    ]
     return external_rows(networks, sections, [what.recorded_as(str(column.label)) for column in columns])
 
 
@@ -248,33 +248,23 @@ def _cells(
 ) -> list[TableCell]:
     cells = []
     for label in labels:
-        statuses = tuple(
-            entry_status(entry, entry.axes.get(spec.over), what, _recorded(entry, label, spec, what), states, results)
-            for entry in columns.get(label, ())
-        )
-        numbers = [s.value for s in statuses if s.value is not None]
-        summary = stats.aggregate(numbers) if numbers else None
-        cells.append(TableCell(statuses, summary, status=missing_numbers(statuses, spec.over)))
+        statuses = []
+        for entry in columns.get(label, ()):
+            usual = None if spec.columns in MEASURED_COLUMNS else usual_label(entry.cell, what)
+            name = what.recorded_as(str(label) if usual is None else usual)
+            statuses.append(entry_status(entry, entry.axes.get(spec.over), what, name, states, results))
+        cells.append(with_summary(TableCell(tuple(statuses)), spec.over))
     return cells
 
 
-def _recorded(entry: Entry, label: Label, spec: TableSpec, what: Metric) -> str:
-    """Return the name under which an attempt reports the number of `entry` in the column `label`."""
-    usual = None if spec.columns in MEASURED_COLUMNS else usual_label(entry.cell, what)
-    return what.recorded_as(str(label) if usual is None else usual)
+def with_summary(cell: TableCell, over: str) -> TableCell:
+    """Return a cell of runs with its mean, its standard deviation and why numbers are missing."""
+    numbers = [run.value for run in cell.statuses if run.value is not None]
+    status = missing_numbers(cell.runs, "variant" if cell.others else over)
+    return replace(cell, summary=stats.aggregate(numbers) if numbers else None, status=status)
 
 
-def _base_key(key: RowKey, spec: TableSpec) -> RowKey:
-    return tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))
-
-
-def _with_deltas(row: Sequence[TableCell], base: Sequence[TableCell] | None) -> list[TableCell]:
-    if base is None:
-        return list(row)
-    return [replace(own, delta=stats.paired(own.values, other.values)) for own, other in zip(row, base, strict=True)]
-
-
-def _with_printed(
+def _compared(
     row: Sequence[TableCell],
     base: Sequence[TableCell] | None,
     labels: Sequence[Label],
@@ -282,33 +272,24 @@ def _with_printed(
     what: Metric,
     sources: Mapping[str, PublishedTable],
 ) -> list[TableCell]:
-    bases = base or [TableCell()] * len(labels)
+    """Return the cells of a row with their differences from those of the base, and the published numbers."""
     found = []
-    for own, other, label in zip(row, bases, labels, strict=True):
-        mine, theirs = (_labels(cell, label, spec, what) for cell in (own, other))
-        numbers = {name: _printed(own, table, mine, theirs) for name, table in sources.items()}
-        found.append(replace(own, printed={name: printed for name, printed in numbers.items() if printed}))
+    for own, other, label in zip(row, base or [TableCell()] * len(labels), labels, strict=True):
+        printed = {}
+        for name, table in sources.items() if own.statuses else ():
+            cell = table.cell(_labels(own, label, spec, what))
+            if cell is not None and cell.value is not None:
+                published_base = table.cell(_labels(other, label, spec, what)) if other.statuses else None
+                differing = deviations([status.entry for status in own.statuses], table)
+                printed[name] = Printed(cell, cell.minus(published_base), differing)
+        found.append(replace(own, delta=stats.paired(own.values, other.values) if base else None, printed=printed))
     return found
 
 
 def _labels(cell: TableCell, label: Label, spec: TableSpec, what: Metric) -> dict[str, Label]:
     """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
-    if not cell.statuses:
-        return {}
     entry = cell.statuses[0].entry
     return {**facts(entry), **measured(entry, label, what, by_task=spec.columns in MEASURED_COLUMNS)}
-
-
-def _printed(
-    own: TableCell, table: PublishedTable, labels: Mapping[str, Label], base: Mapping[str, Label]
-) -> Printed | None:
-    """Return the number that `table` prints for the cell `own` with these labels; `base`: those of its base."""
-    value = table.value(labels) if labels else None
-    if value is None:
-        return None
-    delta = table.delta(labels, base) if base else None
-    found = deviations([status.entry for status in own.statuses], table)
-    return Printed(value, delta, table.tokens(labels), found, table.remarks_for(labels))
 
 
 def _order(
@@ -337,26 +318,33 @@ def _changed_title(axes: Sequence[str], key: RowKey, base: RowKey, titles: Mappi
     return title if any(label_title(axes[i], base[i], titles) for i in changed) else f"+ {title}"
 
 
-def _rank(rows: Sequence[Row], what: Metric) -> list[Row]:
-    """Return the rows with the best and second best cell of each column marked. Unfinished cells are not ranked."""
-    ranked = [list(row.cells) for row in rows]
-    for column in range(len(ranked[0])):
-        cells = [row[column] for row in ranked]
-        numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in cells]
-        for row, mark in zip(ranked, marks(numbers, what), strict=True):
-            row[column] = replace(row[column], mark=mark)
-    return [replace(row, cells=tuple(cells)) for row, cells in zip(rows, ranked, strict=True)]
+def ranked(rows: Sequence[Row], metric_of: Callable[[int, int], Metric]) -> list[Row]:
+    """Return the rows with the best and second best of each column of a section marked; unfinished cells have no rank.
+
+    metric_of: returns the metric of the numbers in a section, by the place of its first row, and a column.
+    """
+    cells = [list(row.cells) for row in rows]
+    for section in dict.fromkeys(row.section for row in rows):
+        places = [i for i, row in enumerate(rows) if row.section == section]
+        for column in range(len(rows[0].cells)):
+            alike = [cells[i][column] for i in places]
+            numbers = [cell.summary.mean if cell.summary and cell.complete else None for cell in alike]
+            for i, mark in zip(places, marks(numbers, metric_of(places[0], column)), strict=True):
+                cells[i][column] = replace(cells[i][column], mark=mark)
+    return [replace(row, cells=tuple(own)) for row, own in zip(rows, cells, strict=True)]
 
 
 def _column(
     label: Label, index: int, rows: Sequence[Row], spec: TableSpec, sources: Mapping[str, PublishedTable], what: Metric
 ) -> Column:
     cells = [row.cells[index] for row in rows]
-    present = tuple(source for source in sources if any(source in (cell.printed or {}) for cell in cells))
+    present = tuple(source for source in sources if any(source in cell.printed for cell in cells))
     measured_on = spec.columns in MEASURED_COLUMNS
     title = task_title(str(label)) if measured_on else label_title(spec.columns, label, {}) or str(label)
     return Column(label, title, what, present)
 
+
+T = TypeVar("T")
 
 _Groups = dict[RowKey, dict[Label, list["Entry"]]]
 
@@ -367,18 +355,13 @@ def group(entries: Sequence[Entry], spec: TableSpec) -> _Groups:
     # Grids that include one another may have the same cell twice.
     for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
         row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
-        for label in _column_labels(entry, spec):
+        own = [entry.axes[spec.columns]] if spec.columns in entry.axes else []
+        for label in measured_labels(entry.cell, spec.value) if spec.columns in MEASURED_COLUMNS else own:
             row.setdefault(label, []).append(entry)
     for columns in groups.values():
         for alike in columns.values():
             _refuse_mixture(alike, spec)
     return groups
-
-
-def _column_labels(entry: Entry, spec: TableSpec) -> tuple[Label, ...]:
-    if spec.columns not in MEASURED_COLUMNS:
-        return (entry.axes[spec.columns],) if spec.columns in entry.axes else ()
-    return measured_labels(entry.cell, spec.value)
 
 
 def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
@@ -425,3 +408,78 @@ def _compared_value(value: str, tables: Iterable[PublishedTable], kinds: Collect
         return value
     only = named.pop()
     return only if metric(only, kinds).stage == metric(value, kinds).stage else value
+
+
+def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
+    """Return the table with a column for each of the recorded numbers `names`, beside each other.
+
+    Raises GpasError with the nearest name for a number that is not recorded.
+    """
+    kinds = stage_kinds(known.entries)
+    tables = []
+    for name in dict.fromkeys(names):
+        what = recorded_metric(name, kinds, known.results)
+        # A number that is not by task has a column for each size where the table has one for each task.
+        columns = "size" if spec.columns in MEASURED_COLUMNS and not what.by_task else spec.columns
+        printing = {of: table for of, table in spec.published.items() if published(of, table).metric == what.family}
+        own = replace(spec, value=what.name, columns=columns, published=printing)
+        tables.append(build(known.entries, known.states, known.results, own, what=what))
+    return _beside(tables)
+
+
+def _beside(tables: Sequence[Table]) -> Table:
+    """Return one table with the columns of all side by side: tables of the same entries, each by another metric."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
+    places = [
+        (table, i)
+        for label in labels
+        for table in tables
+        for i, column in enumerate(table.columns)
+        if column.label == label
+    ]
+    columns = [
+        replace(table.columns[i], title=f"{table.columns[i].title}, {table.columns[i].metric.heading}")
+        for table, i in places
+    ]
+    rows = [
+        replace(row, cells=tuple(table.rows[k].cells[i] for table, i in places)) for k, row in enumerate(first.rows)
+    ]
+    published = {source: printed for table in tables for source, printed in table.published.items()}
+    return replace(first, columns=tuple(columns), rows=tuple(rows), published=published)
+
+
+def beside_published(known: Recorded, spec: TableSpec) -> Table:
+    """Return the table with the published numbers beside the metric that they are compared with.
+
+    Where that is not the declared metric, the declared one has columns of its own: the perplexity over all tokens is
+    beside the average of the published code.
+    """
+    compared = build(known.entries, known.states, known.results, spec)
+    if compared.metric.name == spec.value:
+        return compared
+    own = metric(spec.value, stage_kinds(known.entries))
+    declared = build(known.entries, known.states, known.results, replace(spec, published={}), what=own)
+    joined = with_columns(
+        compared, declared, [f"{column.title}, {column.metric.heading}" for column in declared.columns]
+    )
+    return replace(joined, corner=compared.metric.title)
+
+
+def with_columns(table: Table, other: Table, titles: Sequence[str]) -> Table:
+    """Return the table with each column followed by that of `other`, under another title, if it has cells."""
+    filled = [any(row.cells[i].statuses for row in other.rows) for i in range(len(other.columns))]
+    columns = [replace(column, title=title, sources=()) for column, title in zip(other.columns, titles, strict=True)]
+    rows = []
+    for row, beside in zip(table.rows, other.rows, strict=True):
+        cells = [replace(cell, printed={}) for cell in beside.cells]
+        rows.append(replace(row, cells=_alternating(row.cells, cells, filled)))
+    return replace(table, columns=_alternating(table.columns, columns, filled), rows=tuple(rows))
+
+
+def _alternating(ours: Sequence[T], others: Sequence[T], taken: Sequence[bool]) -> tuple[T, ...]:
+    """Return each of ours, followed by the one of `others` at its place if that is `taken`."""
+    pairs = zip(ours, others, taken, strict=True)
+    return tuple(one for own, other, both in pairs for one in ((own, other) if both else (own,)))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import UnknownCell, nearest
 from gpas_cli.grid.document import Label, spelled
-from gpas_cli.report.labels import label_title, scheme_titles
+from gpas_cli.grid.entry import Entry
+from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric
 from gpas_cli.words import listed
-
-if TYPE_CHECKING:
-    from gpas_cli.grid import Entry
-
 
 _NAMED = 12  # rows or columns in one message
 _NAME = re.compile(r"([^\[\]\s]+)\s*\[([^\[\]]*)\]")
@@ -111,7 +107,11 @@ def _column_words(table: Table, index: int) -> str:
 
 def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
     """Return the column that the last part names, and the parts that name the row."""
-    words = [_column_names(table, i) for i in range(len(table.columns))]
+    words: list[set[str]] = []
+    for column in table.columns:
+        named = {spelled(column.label), column.title, f"{table.spec.columns}={spelled(column.label)}"}
+        measured_on = {task_title(str(column.label))} if table.spec.columns in MEASURED_COLUMNS else set()
+        words.append({each.lower() for each in named | measured_on})
     if name.parts:
         found = [i for i, known in enumerate(words) if name.parts[-1] in known]
         if len(found) == 1:
@@ -124,21 +124,22 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
     raise UnknownCell(f"{name.text}: no column '{name.parts[-1]}'; {nearest(name.parts[-1], known)}")
 
 
-def _column_names(table: Table, index: int) -> set[str]:
-    column = table.columns[index]
-    names = {spelled(column.label), column.title}
-    if table.spec.columns in MEASURED_COLUMNS:
-        names.add(task_title(str(column.label)))
-    return {each.lower() for each in names} | {f"{table.spec.columns}={spelled(column.label)}".lower()}
-
-
 def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
-    titled = [row for row in table.rows if table.printed and words in _titles_of(row)]
+    # In a paper's layout, its title names a row, without or with that of its band.
+    titled = []
+    for row in table.rows if table.printed else ():
+        own = _split(row.title)
+        titled += [row] if list(words) in (own, [*_split(row.section), *own]) else []
     if len(titled) == 1:
         return titled[0]
     labels = {row.key: _labels_of(table, row) for row in table.rows}
     titles = scheme_titles([status.entry for row in table.rows for cell in row.cells for status in cell.statuses])
-    names = {key: [_label_names(axis, label, titles) for axis, label in own.items()] for key, own in labels.items()}
+    names: dict[RowKey, list[set[str]]] = {}
+    for key, own_labels in labels.items():
+        for axis, label in own_labels.items():
+            word = "none" if label is None else spelled(label)
+            each = (word, f"{axis}={word}", label_title(axis, label, titles))
+            names.setdefault(key, []).append({one.lower() for one in each if one})
     every = [label for own in labels.values() for label in own.values()]
     known = list(dict.fromkeys(spelled(label) for label in every if label is not None))
     for word in words:
@@ -155,12 +156,6 @@ def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
     raise UnknownCell(f"{name.text}: '{'+'.join(words)}' {what}; name one of {listed(rows, _NAMED)}")
 
 
-def _titles_of(row: Row) -> list[list[str]]:
-    """Return the title of a row in a paper's layout as the words that name it, without and with that of its band."""
-    own = _split(row.title)
-    return [own, [*_split(row.section), *own]]
-
-
 def _split(title: str) -> list[str]:
     return [word.strip().lower() for word in re.split("[+,]", title) if word.strip()]
 
@@ -171,23 +166,17 @@ def _labels_of(table: Table, row: Row) -> dict[str, Label | None]:
         return dict(zip(table.spec.rows, row.key, strict=True))
     every = [_axes(other) for other in table.rows if _axes(other)]
     found = {axis: label for axis, label in _axes(row).items() if axis not in (table.spec.columns, table.spec.over)}
-    return {axis: label for axis, label in found.items() if not _is_same(every, axis)}
+    return {
+        axis: label
+        for axis, label in found.items()
+        if len({spelled(own[axis]) if axis in own else "" for own in every}) > 1
+    }
 
 
 def _axes(row: Row) -> dict[str, Label]:
     """Return the labels of the first entry of a row."""
     statuses = [status for cell in row.cells for status in cell.statuses]
     return dict(statuses[0].entry.axes) if statuses else {}
-
-
-def _is_same(labels: Sequence[Mapping[str, Label]], axis: str) -> bool:
-    return len({spelled(own[axis]) if axis in own else "" for own in labels}) == 1
-
-
-def _label_names(axis: str, label: Label | None, titles: dict[Label, str]) -> set[str]:
-    """Return the words for a row's label on one axis, in lower case."""
-    word = "none" if label is None else spelled(label)
-    return {each.lower() for each in (word, f"{axis}={word}", label_title(axis, label, titles)) if each}
 
 
 def _unnamed(

@@ -36,11 +36,11 @@ def figure(label: str = "gpas", layers: int = 0, **more: object) -> Figure:
         for seed in (1, 2)
     ]
     usual: dict[str, object] = {"title": "Title", "x": "update", "y": "loss (nats per token)", "layers": layers}
-    return Figure(series=make_series(runs), **(usual | more))  # type: ignore[arg-type]
+    return Figure(series=make_series(runs), **(usual | more))
 
 
 def sheet(**more: object) -> Sheet:
-    return Sheet((figure(**more),))  # type: ignore[arg-type]
+    return Sheet((figure(**more),))
 
 
 def drawn(made: Figure, folder: Path) -> str:
@@ -117,7 +117,7 @@ def importance(matrix: tuple[tuple[float, ...], ...] = (), columns: tuple[float,
         for gate in ("none", "gpas")
         for seed in (1, 2)
     ]
-    return Figure("Title", "layer", "rise", make_series(runs), layers=0 if matrix else 3, **more)  # type: ignore[arg-type]
+    return Figure("Title", "layer", "rise", make_series(runs), layers=0 if matrix else 3, **more)
 
 
 def test_bars_of_one_scheme_have_one_colour_in_two_weights(tmp_path: Path) -> None:

@@ -11,17 +11,9 @@ from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.report import query
 from gpas_cli.report.figures.figure import as_json
-from gpas_cli.report.figures.paper_figures import (
-    FigureSpec,
-    PaperFigure,
-    declared_figures,
-    figures,
-    make,
-    named,
-    request,
-)
+from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, declared_figures, make, named, request
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.statistics.growth import better
+from gpas_cli.statistics.stats import better
 
 EXPERIMENTS = load(packaged("experiments.yaml"))
 FIGURES = declared_figures()
@@ -57,7 +49,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> object:
 
 def drawn(name: str, database: object, grid: str = "") -> PaperFigure:
     asked = request(FIGURES[name], EXPERIMENTS, grid)
-    return make(asked, Recorded(asked.entries, engine=database), lambda entry: [3.0, 2.0])  # type: ignore[arg-type]
+    return make(asked, Recorded(asked.entries, engine=database), lambda entry: [3.0, 2.0])
 
 
 def titles(figure: PaperFigure) -> list[list[str]]:
@@ -95,7 +87,6 @@ def test_panels_and_methods_are_the_papers(database: object) -> None:
     assert [panel.level for panel in drawn("gpas-6", database).panels] == [1.0, 1.0]
     growing = ["Pre-LN", "Pre-LN with scaled initialisation", "LayerNorm Scaling"]
     law = better([(layer, 1.01 + layer) for layer in range(1, 12)])  # after 10,000 updates
-    assert law is not None
     laws = [f"{title}: {law.words}" for title in growing]
     assert titles(drawn("curse-1", database)) == [[*growing, *laws]]
     toy_cells = {
@@ -147,7 +138,8 @@ def test_a_grid_that_is_not_declared_or_has_no_such_cell() -> None:
 
 def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> None:
     entries = [entry for grid in EXPERIMENTS.grids for entry in expand(EXPERIMENTS, [grid])]
-    made = figures(EXPERIMENTS, Recorded(tuple(entries), engine=database), toy=True)  # type: ignore[arg-type]
+    known = Recorded(tuple(entries), engine=database)
+    made = [make(request(spec, EXPERIMENTS, spec.toy), known) for spec in FIGURES.values()]
     assert [figure.name for figure in made if figure.problem] == ["spike-2"]
 
 

@@ -27,7 +27,7 @@ def losses(**more: object) -> Figure:
         for gate in ("none", "gpas")
         for seed in (1, 2)
     ]
-    return Figure("Title", "update", "loss (nats)", series=make_series(runs), **more)  # type: ignore[arg-type]
+    return Figure("Title", "update", "loss (nats)", series=make_series(runs), **more)
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

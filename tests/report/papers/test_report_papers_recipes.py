@@ -39,7 +39,7 @@ def test_recipes_name_settings_of_cells() -> None:
         for name in load(source).get("recipes", {}):
             one = recipe(source, name)
             assert one.stated_in
-            stated = [*one.settings, *one.code, *(key for exception in one.exceptions for key in exception.settings)]
+            stated = [*one.settings, *one.code, *(key for exception in one.exceptions for key in exception["settings"])]
             for setting in [*stated, *one.unstated]:
                 section, _, key = setting.partition(".")
                 assert section in WHOLE, (source, setting)
@@ -56,7 +56,7 @@ def test_lists_have_one_value_for_each_column() -> None:
         for name in load(source).get("recipes", {}):
             one = recipe(source, name)
             for values in (*one.settings.values(), *one.code.values()):
-                assert not isinstance(values, list) or len(values) == len(one.columns), (source, name)
+                assert not isinstance(values, list) or len(values) == len(one.columns["labels"]), (source, name)
 
 
 def test_the_recipe_of_gpas_is_its_table_1() -> None:
@@ -139,11 +139,12 @@ GPT_350M = {
 
 def test_a_gpt_gets_the_numbers_of_spike_no_more() -> None:
     table = published("spike_no_more", "table1_perplexity")
-    cell = {**facts(entry(axes={"size": "mine"}, **GPT_350M)), "embed": "scaled"}  # type: ignore[arg-type]
+    cell = {**facts(entry(axes={"size": "mine"}, **GPT_350M)), "embed": "scaled"}
     assert table.value({**cell, "text": "wikitext"}) == 29.86
     assert table.value({**cell, "text": "lambada_openai"}) == 24.37
     assert table.value(cell) is None  # its perplexity on C4
-    assert [r.text[:9] for r in table.remarks_for({**cell, "embed": "plain", "text": "wikitext"})] == ["the paper"] * 2
+    found = table.cell({**cell, "embed": "plain", "text": "wikitext"})
+    assert [remark.text[:9] for remark in found.remarks] == ["the paper"] * 2
 
 
 def test_a_llama_of_any_shape_gets_no_number_of_spike_no_more() -> None:
@@ -155,7 +156,7 @@ def test_a_llama_of_any_shape_gets_no_number_of_spike_no_more() -> None:
 
 
 def test_what_no_setting_expresses_is_a_deviation_too() -> None:
-    found = deviations([entry(axes={"size": "mine"}, **GPT_350M)], published("spike_no_more", "table1_perplexity"))  # type: ignore[arg-type]
+    found = deviations([entry(axes={"size": "mine"}, **GPT_350M)], published("spike_no_more", "table1_perplexity"))
     assert Deviation("dropout", 0.1, None) in found
     assert {one.setting for one in found} == {"dropout", "precision", "data.tokenizer", "size.vocab"}
 

@@ -10,9 +10,10 @@ import pytest
 from report_cells import entry, spec
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Score
 from gpas_cli.grid import Entry
-from gpas_cli.report.result import ExternalNetwork, TaskResult
-from gpas_cli.report.tables.cell_text import grid
+from gpas_cli.report.result import ExternalNetwork
+from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.external import Externals, select_networks
 from gpas_cli.report.tables.notes import notes
@@ -22,9 +23,9 @@ from gpas_cli.report.tables.table import Table, build
 BOTH = {"tasks": ["indent", "bracket"]}
 
 
-def score(task: str, value: float = 0.5, **changed: Any) -> TaskResult:
+def score(task: str, value: float = 0.5, **changed: Any) -> Score:
     usual = {"metric": "acc", "stderr": 0.01, "examples": 1200, "shots": 0, "task_version": "1", "harness": "us 1"}
-    return TaskResult(task=task, value=value, **{**usual, **changed})
+    return Score(task=task, value=value, **{**usual, **changed})
 
 
 def network(name: str = "theirs", key: str = "a" * 16, **changed: Any) -> ExternalNetwork:
@@ -139,7 +140,7 @@ def test_no_published_number_is_beside_a_network() -> None:
     published = spec(columns="task", value="accuracy", published={"gpas": "table3_accuracy"})
     cell = entry(size="1b", downstream={"tasks": ["poster"]})
     table = build([cell], {}, {}, published, [network(scores=(score("piqa", 0.7),))])
-    header, ours, theirs = grid(table, PLAIN)
+    header, ours, theirs = sheet(table).texts(PLAIN)
     place = header.index("PIQA")
     assert header[place + 1] == "PIQA, GPAS paper"
     assert (ours[place + 1], theirs[place], theirs[place + 1]) == ("68.72", "70.00 ± 1.00", "")

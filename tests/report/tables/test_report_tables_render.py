@@ -13,14 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_cells import entry, quickstart, result, spec
+from report_cells import entry, quickstart, result, spec, valued
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.metrics import recorded_metric
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.papers.layouts import numbers, printed
-from gpas_cli.report.result import Result
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.result import Result, recorded_metric
 from gpas_cli.report.tables.cell_text import number, sheet
 from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.latex import MOST_CHARACTERS, latex_escape, to_latex
@@ -28,8 +28,7 @@ from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import FORMATS, render, to_json
 from gpas_cli.report.tables.sheet import PLAIN, THEMES, Note
-from gpas_cli.report.tables.side_by_side import beside
-from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.table import Table, build, by_metrics
 from gpas_cli.report.tables.terminal import Drawn
 
 SIZES = ("71m", "130m", "250m")
@@ -179,9 +178,7 @@ def test_notes_are_grouped_by_theme(table: Table) -> None:
 def wide() -> Table:
     """Three sizes with their published numbers."""
     entries = [entry(norm, gate, size=size) for norm in ("pre", "mix") for gate in ("none", "gpas") for size in SIZES]
-    results: dict[str, Result] = {}
-    for i, one in enumerate(entries):
-        results |= result(one, 30.0 + i)
+    results = valued(entries, [30.0 + i for i in range(len(entries))])
     return build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
 
 
@@ -405,11 +402,9 @@ def test_several_metrics_stand_side_by_side() -> None:
     for i, one in enumerate(entries):
         numbers = {"perplexity_reference": 34 - i, "tokens_per_second": 1234.5 + i, "tokens": 1e9, "odd": 0.0123456}
         results |= result(one, metrics=numbers)
-    sources = {"gpas": "table2_perplexity"}
-    named = [recorded_metric(name, (), results) for name in ("tokens_per_second", "tokens", "odd")]
-    tables = [build(entries, {}, results, spec(published=sources))]
-    tables += [build(entries, {}, results, spec(), what=what) for what in named]
-    table = beside(tables)
+    names = ["perplexity_reference", "tokens_per_second", "tokens", "odd"]
+    known = Recorded(tuple(entries), {}, results)
+    table = by_metrics(known, spec(published={"gpas": "table2_perplexity"}), names)
     _, _, bare, _, gated, *notes = render(table, "markdown").splitlines()
     assert bare == (
         "|  | 71m, reference perplexity | 71m, reference perplexity, GPAS paper | "
@@ -420,14 +415,9 @@ def test_several_metrics_stand_side_by_side() -> None:
     assert "**1237 ± 1** (+2)" in notes[0]  # more tokens per second are better
     assert notes[0].endswith("| 1000000000 ± 0 (0) | 0.01235 ± 0.00000 (0.00000) |")  # neither is better: no mark
     columns = json.loads(to_json(table))["columns"]
-    assert [column["metric"]["name"] for column in columns] == [
-        "perplexity_reference",
-        "tokens_per_second",
-        "tokens",
-        "odd",
-    ]
+    assert [column["metric"]["name"] for column in columns] == names
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
-    assert [line["metric"] for line in lines[:4]] == ["perplexity_reference", "tokens_per_second", "tokens", "odd"]
+    assert [line["metric"] for line in lines[:4]] == names
 
 
 def test_an_unknown_number_is_answered_with_the_nearest_recorded_one() -> None:

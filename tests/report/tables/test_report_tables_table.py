@@ -8,12 +8,14 @@ import sys
 from dataclasses import replace
 
 import pytest
-from report_cells import entry, quickstart, result, spec
+from report_cells import entry, quickstart, result, spec, valued
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.recorded import stage_keys
+from gpas_cli.report.recorded import Recorded, stage_keys
+from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.notes import full_title, gains, notes
-from gpas_cli.report.tables.table import Table, TableCell, build
+from gpas_cli.report.tables.sheet import PLAIN
+from gpas_cli.report.tables.table import Table, TableCell, beside_published, build
 
 TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
 
@@ -29,11 +31,9 @@ def note(table: Table, kind: str) -> str:
 def test_seeds_become_mean_spread_and_paired_difference() -> None:
     entries, results, states = quickstart()
     base, gated, *_ = column(build(entries, states, results, spec()))
-    assert base.summary is not None
     assert base.summary.mean == pytest.approx(34.2)
     assert base.summary.std == pytest.approx(0.1)
     assert base.delta is None
-    assert gated.delta is not None
     # -0.70, -0.70, -0.76
     assert gated.delta.mean == pytest.approx(-0.72)
     assert gated.delta.std == pytest.approx(math.sqrt(0.0012))
@@ -44,7 +44,6 @@ def test_pairs_only_seeds_that_both_have() -> None:
     entries, results, states = quickstart()
     table = build(entries, states, results, spec())
     cell = column(table)[3]
-    assert cell.delta is not None
     assert (cell.delta.mean, cell.delta.n) == (pytest.approx(-1.9), 1)
     assert note(table, "pairs") == ""  # its mean is of that seed, too
     results.pop(entries[0].cell.key)  # one of Pre-LN
@@ -178,9 +177,7 @@ def test_a_result_without_the_metric_is_marked() -> None:
 )
 def test_best_and_second(numbers: tuple[float, ...], marks: list[str]) -> None:
     entries = [entry(norm) for norm in ("pre", "mix", "lns")]
-    results = {}
-    for one, value in zip(entries, numbers, strict=True):
-        results |= result(one, value)
+    results = valued(entries, numbers)
     assert [cell.mark for cell in column(build(entries, {}, results, spec()))] == marks
 
 
@@ -193,9 +190,7 @@ def test_a_single_number_is_not_marked_as_best() -> None:
 
 def test_each_column_has_its_own_best() -> None:
     entries = [entry(norm, size=size) for norm in ("pre", "mix") for size in ("71m", "130m")]
-    results = {}
-    for one, value in zip(entries, (34.0, 26.0, 33.0, 27.0), strict=True):
-        results |= result(one, value)
+    results = valued(entries, (34.0, 26.0, 33.0, 27.0))
     table = build(entries, {}, results, spec())
     assert [[cell.mark for cell in row.cells] for row in table.rows] == [["second", "best"], ["best", "second"]]
 
@@ -226,8 +221,8 @@ def test_published_numbers_are_matched_to_cells() -> None:
 def test_a_smaller_size_may_be_compared_with_the_papers() -> None:
     entries = [entry("pre", gate, size="quickstart", data="quickstart") for gate in ("none", "gpas")]
     table = build(entries, {}, {}, spec(published={"gpas": "table2_perplexity@71m"}))
-    assert [(c.printed or {})["gpas"].value for c in column(table)] == [34.23, 33.49]
-    assert (column(table)[1].printed or {})["gpas"].delta == -0.74
+    assert [c.printed["gpas"].value for c in column(table)] == [34.23, 33.49]
+    assert column(table)[1].printed["gpas"].delta == -0.74
     assert "GPAS paper: these are its 71m; compare the differences, not the values" in note(table, "published")
     assert note(table, "budget") == ""
 
@@ -286,11 +281,9 @@ def test_accuracy_by_size_is_the_average() -> None:
 
 def test_two_pairs_are_not_called_significant() -> None:
     entries = [entry("pre", gate, seed) for gate in ("none", "gpas") for seed in (1, 2)]
-    results = {}
-    for one, value in zip(entries, (34.2, 34.4, 33.5, 33.6), strict=True):
-        results |= result(one, value)
+    results = valued(entries, (34.2, 34.4, 33.5, 33.6))
     table = build(entries, {}, results, spec())
-    assert column(table)[1].delta.p == pytest.approx(0.0424, abs=1e-3)  # type: ignore[union-attr]
+    assert column(table)[1].delta.p == pytest.approx(0.0424, abs=1e-3)
     assert "paired t test" not in note(table, "delta")
 
 
@@ -441,12 +434,48 @@ def test_remarks_name_the_cells_whose_numbers_they_concern() -> None:
 def test_tasks_have_the_numbers_of_their_text() -> None:
     shape = {"hidden": 1024, "ffn": 4096, "heads": 16, "layers": 24}
     spike = {"downstream": {"tasks": ["spike"]}, "size": shape, "axes": {"size": "mine"}}
-    gpt = entry(family="gpt", init="small", **spike)  # type: ignore[arg-type]
-    llama = entry(**{**spike, "size": "350m", "axes": {"norm": "llama"}})  # type: ignore[arg-type]
+    gpt = entry(family="gpt", init="small", **spike)
+    llama = entry(**{**spike, "size": "350m", "axes": {"norm": "llama"}})
     chosen = spec(columns="task", value="task_perplexity", published={"spike_no_more": "table1_perplexity"})
     table = build([gpt, llama], {}, {}, chosen)
     assert table.metric.name == "task_perplexity"
-    printed = [[(c.printed or {}).get("spike_no_more") for c in row.cells] for row in table.rows]
+    printed = [[c.printed.get("spike_no_more") for c in row.cells] for row in table.rows]
     assert [[p.value if p else None for p in row] for row in printed] == [[30.03, 24.73], [None, None]]
     assert "30.03 in Table 1 and 30.35 in Table 7" in note(table, "remark")
     assert "dropout: 0.1 in Spike No More, without a counterpart here" in note(table, "recipe")
+
+
+TABLE = spec(published={"gpas": "table2_perplexity"})
+
+
+def test_the_perplexity_over_all_tokens_is_beside_the_compared_one() -> None:
+    entries = [entry(gate=gate, size=size) for gate in ("none", "gpas") for size in ("71m", "130m")]
+    results = {}
+    for i, one in enumerate(entries):
+        results |= result(one, metrics={"perplexity": 34.5 - i, "perplexity_reference": 34.25 - i})
+    table = beside_published(Recorded(tuple(entries), {}, results), TABLE)
+    titles = [(column.title, column.metric.name, column.sources) for column in table.columns]
+    assert titles == [
+        ("71m", "perplexity_reference", ("gpas",)),
+        ("71m, validation perplexity", "perplexity", ()),
+        ("130m", "perplexity_reference", ("gpas",)),
+        ("130m, validation perplexity", "perplexity", ()),
+    ]
+    assert [cell.values for cell in table.rows[0].cells] == [{1: 34.25}, {1: 34.5}, {1: 33.25}, {1: 33.5}]
+    assert [cell.values for cell in table.rows[1].cells] == [{1: 32.25}, {1: 32.5}, {1: 31.25}, {1: 31.5}]
+    assert sheet(table).texts(PLAIN)[0][0] == "reference perplexity"
+    assert any(note.kind == "compared" for note in notes(table))
+
+
+def test_a_run_without_the_compared_average_still_shows_the_other() -> None:
+    lone = entry()
+    results = result(lone, metrics={"perplexity": 34.84})
+    cells = beside_published(Recorded((lone,), {}, results), TABLE).rows[0].cells
+    assert [(cell.status, cell.values) for cell in cells] == [("not recorded", {}), ("", {1: 34.84})]
+
+
+def test_one_metric_has_no_second_column() -> None:
+    small = entry(size="quickstart", data="quickstart")
+    known = Recorded((small,), {}, result(small, 40.0))
+    table = beside_published(known, spec(published={"gpas": "table2_perplexity@71m"}))
+    assert [column.metric.name for column in table.columns] == ["perplexity"]

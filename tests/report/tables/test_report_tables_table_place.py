@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from report_cells import entry, quickstart, spec
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.report.tables.table import Table, build
-from gpas_cli.report.tables.table_place import Place, find_place, place_name
+from gpas_cli.report.tables.table_place import RETRIED, Hole, Place, find_place, place_name, to_run
 
 
 def table() -> Table:
@@ -29,9 +32,7 @@ def test_a_row_is_named_by_labels_or_titles_in_any_order(words: str) -> None:
     found = find(words)
     assert found.row.key == ("pre", "gpas")
     assert found.words == "pre+gpas,71m"
-    assert found.base is not None
     assert found.base.words == "pre,71m"
-    assert found.cell.summary is not None
     assert found.cell.summary.n == 3
 
 
@@ -61,3 +62,15 @@ def test_an_unknown_or_ambiguous_name_gets_the_choices(words: str, message: str)
 @pytest.mark.parametrize("text", ["pre-gpas-s1", "table2/pre", "abcd", "optim.lr=1e-3", "[pre]", "a[b]c"])
 def test_other_names_are_not_those_of_table_cells(text: str) -> None:
     assert place_name(text) is None
+
+
+def hole(*states: str) -> Hole:
+    runs: Any = tuple(SimpleNamespace(state=state, entry=SimpleNamespace(key=state)) for state in states)
+    return Hole("Pre-LN", "toy", runs)
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled", "unknown"])
+def test_what_waits_for_a_retry_is_not_left_to_run(state: str) -> None:
+    found = [hole(state, "missing", "interrupted", "not finite")]
+    assert [entry.key for entry in to_run(found)] == ["missing", "interrupted"]
+    assert [entry.key for entry in to_run(found, RETRIED)] == [state]

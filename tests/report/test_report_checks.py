@@ -9,7 +9,7 @@ import pytest
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
-from gpas_cli.report.tables.table_checks import table_problems
+from gpas_cli.report.checks import report_problems
 
 EXPERIMENTS = """\
 version: 1
@@ -30,7 +30,7 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
     path = tmp_path / "experiments.yaml"
     path.write_text(EXPERIMENTS % (stages, table))
     with pytest.raises(InvalidExperiments) as caught:
-        load(path, check=table_problems)
+        load(path, check=report_problems)
     lines = [line.removeprefix(f"{tmp_path}/") for line in str(caught.value).splitlines()]
     assert lines[-1] == LAST
     return lines[:-1]
@@ -40,21 +40,9 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
     ("table", "place", "message"),
     [
         ("value: perplexty", "20: grids.g.table.value", "unknown metric 'perplexty'; did you mean 'perplexity'?"),
-        (
-            "value: accuracy",
-            "20: grids.g.table.value",
-            "'accuracy' is a result of the stage 'downstream'",
-        ),
-        (
-            "published: {gpas: table9}",
-            "31: grids.g.table.published.gpas",
-            "'gpas' has no table 'table9'; valid: ",
-        ),
-        (
-            "published: {gaps: table9}",
-            "31: grids.g.table.published.gaps",
-            "unknown source 'gaps'; did you mean 'gpas'",
-        ),
+        ("value: accuracy", "20: grids.g.table.value", "'accuracy' is a result of the stage 'downstream'"),
+        ("published: {gpas: table9}", "31: grids.g.table.published.gpas", "'gpas' has no table 'table9'; valid: "),
+        ("published: {gaps: table9}", "31: grids.g.table.published.gaps", "unknown source 'gaps'; did you mean 'gpas'"),
         (
             "published: {gpas: table2_perplexity@72m}",
             "31: grids.g.table.published.gpas",
@@ -83,11 +71,7 @@ def test_a_stage_that_cells_have_may_be_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objective", "table", "message"),
     [
-        (
-            "mlm",
-            "rows: [norm]",
-            "no cell reports 'perplexity': cells of objective mlm report masked_loss, masked_per",
-        ),
+        ("mlm", "rows: [norm]", "no cell reports 'perplexity': cells of objective mlm report masked_loss, masked_per"),
         ("ul2", "value: masked_loss", "no cell reports 'masked_loss': cells of objective span report denoising_loss"),
         ("causal", "value: denoising_perplexity", "cells of objective causal report loss, perplexity"),
     ],
@@ -102,10 +86,10 @@ def test_a_table_may_show_the_loss_of_one_of_several_objectives(tmp_path: Path) 
     path = tmp_path / "experiments.yaml"
     path.write_text(text)
     with pytest.raises(InvalidExperiments) as caught:
-        load(path, check=table_problems)
+        load(path, check=report_problems)
     assert "masked_loss" not in str(caught.value)
     assert "no cell reports" not in str(caught.value)
 
 
 def test_the_shipped_tables_can_all_be_made() -> None:
-    assert load(packaged("experiments.yaml"), check=table_problems).grids
+    assert load(packaged("experiments.yaml"), check=report_problems).grids
