@@ -22,7 +22,7 @@ from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.papers.layouts import numbers, printed
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.paper_table import is_published_beside, paper_beside_declared, serving
+from gpas_cli.report.tables.paper_table import is_published_beside, serving, with_declared
 from gpas_cli.report.tables.render import render, to_html
 from gpas_cli.report.tables.table import build
 from gpas_cli.spec.parse import flat
@@ -260,7 +260,7 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
         }
         served = serving(part, own) if own else None
         if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
-            made = paper_beside_declared(served, known.states, known.results)
+            made = with_declared(served, known.states, known.results)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
             yield _PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")

@@ -24,14 +24,7 @@ from gpas_cli.report.papers.layouts import (
 )
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import together
-from gpas_cli.report.tables.paper_table import (
-    Serving,
-    paper_beside_declared,
-    paper_table,
-    published_table,
-    serving,
-    with_ours,
-)
+from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
 from gpas_cli.report.tables.render import PrintedTableJson, TableJson, printed_json, render, table_json
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.terminal import Drawn
@@ -132,7 +125,7 @@ def paper_sections(
     With `names` of grids, only the parts of which these have cells. declared: show the metric that a grid declares
     beside the one that the published numbers are compared with.
     """
-    made = paper_beside_declared if declared else paper_table
+    made = with_declared if declared else paper_table
     found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
     with recorded_of(chosen, database=False) as known:

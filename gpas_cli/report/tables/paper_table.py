@@ -359,7 +359,7 @@ def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry]) ->
     return replace(line, cells=tuple(cells))
 
 
-def paper_beside_declared(served: Serving, states: States, results: Results) -> Table:
+def with_declared(served: Serving, states: States, results: Results) -> Table:
     """Return a paper's table with the metric that the grid declares beside the one that its numbers are compared with.
 
     Where the published code averages otherwise, the perplexity over all tokens has columns of its own.
