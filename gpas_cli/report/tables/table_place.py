@@ -134,12 +134,12 @@ def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
         return titled[0]
     labels = {row.key: _labels_of(table, row) for row in table.rows}
     titles = scheme_titles([status.entry for row in table.rows for cell in row.cells for status in cell.statuses])
-    names: dict[RowKey, list[set[str]]] = {}
+    names: dict[RowKey, list[set[str]]] = {key: [] for key in labels}
     for key, own_labels in labels.items():
         for axis, label in own_labels.items():
             word = "none" if label is None else spelled(label)
             each = (word, f"{axis}={word}", label_title(axis, label, titles))
-            names.setdefault(key, []).append({one.lower() for one in each if one})
+            names[key].append({one.lower() for one in each if one})
     every = [label for own in labels.values() for label in own.values()]
     known = list(dict.fromkeys(spelled(label) for label in every if label is not None))
     for word in words:
