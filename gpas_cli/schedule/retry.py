@@ -1,7 +1,7 @@
 """What follows an attempt that ended without a result: one policy, `next_step`, for every scheduler.
 
     out of memory   a job with more memory if the resources have a further entry, else half the micro-batch, else, for a
-                    cell that shared its job with others, a job of its own
+                    cell that shared its job with others, a job of its own; that comes first if its job is over
     killed          the same once more (SIGKILL without evidence that memory ran out, or an exit that nobody recorded)
     faulty node     another node, if the scheduler has several
     time limit      a job with a longer limit if the resources have a further entry, else the same job

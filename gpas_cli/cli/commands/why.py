@@ -247,15 +247,16 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
     where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
+    text = f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}"
     retry = attempt.retry
     lines = {
         "no result": "it died in its first tenth; `gpas rerun` trains it again" if name != seen.state else "",
         "copied from": _imported(attempt.imported),
         "retry": f"after attempt {retry.of}: {retry.why}" if retry else "",
-        "when": f"{_when(facts['started'])} to {_when(facts['ended'])}",
-        "where": where,
+        "when": f"{_when(facts['started'] or facts['created'])} to {_when(facts['ended'])}",
+        "where": where if facts["host"] else "",  # else it died before it recorded anything
         "code": f"{facts['code']}, commit {commit}",
-        "text": f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}",
+        "text": text if facts["fingerprint"] else "",
         "computed": _computed(attempt.computed),
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
         "metrics": ", ".join(f"{name} {value:.6g}" for name, value in sorted(attempt.metrics.items())),

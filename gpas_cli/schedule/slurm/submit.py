@@ -67,7 +67,9 @@ def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, b
         end = End.TIME_LIMIT
     used = {name: _entry(getattr(asked, name), before, name) for name in asked.growing}
     larger = [name for name, place in used.items() if place is not None and place + 1 < len(getattr(asked, name))]
-    step = next_step(end, 0, 1, rows=rows, larger=larger, packed=asked.pack > 1)
+    alone = before is not None and before.pack == 1
+    packed = asked.pack > 1 and not alone
+    step = next_step(end, 0, 1, rows=0 if packed else rows, larger=larger, packed=packed)
     grows = "mem" if end is End.MEMORY else "time"
     chosen: dict[str, Any] = {}
     left = list[str]()
@@ -76,7 +78,7 @@ def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, b
         now = (place or 0) + (step is Step.GROW and name == grows)
         chosen[name] = entries[now]
         left += [name] if now + 1 < len(entries) else []
-    if step is Step.ALONE or (before and before.pack == 1):
+    if step is Step.ALONE or alone:
         chosen["pack"] = 1
     return replace(job, resources=replace(asked, **chosen), larger=tuple(left)), step is Step.REDUCE
 

@@ -147,3 +147,11 @@ def test_the_command_runs_the_cells_of_the_number_and_no_others(face: Face) -> N
 def test_a_name_that_fits_no_cell_of_the_table_gets_the_choices(face: Face) -> None:
     assert "did you mean 'gpas'?" in face("why", "small[pre+gpaz]", expect=Exit.USAGE).err
     assert "did you mean 'small'?" in face("why", "smal[pre]", expect=Exit.USAGE).err
+
+
+def test_what_an_attempt_that_died_at_once_did_not_record_is_left_out(face: Face) -> None:
+    face.attempt("pre-s1")
+    said = face("why", "pre-s1").out.partition("attempt 1")[2]
+    assert "None" not in said
+    assert "when         ?" not in said
+    assert "code" in said
