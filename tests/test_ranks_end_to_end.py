@@ -111,6 +111,7 @@ def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
     assert final_bytes(straight) == expected
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None:
     toy = toy_of_two(tmp_path / "toy", steps=2000, checkpoint_every=10**6)
     running = toy.start("run", "grid")

@@ -87,7 +87,7 @@ def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None
         assert "30/30" in toy.gpas("logs", word).stdout
     assert "did you mean 'pre-s1+lr0.003'?" in toy.gpas("why", "pre-s1+lr0.03", expect=2).stderr
     refused = toy.gpas("train", "pre-s1", "optim.lrr=3e-3", "optim.steps=many", expect=2).stderr
-    assert "gpas: optim.lrr=3e-3: optim.lrr: unknown key 'lrr'; did you mean 'lr'?" in refused
+    assert "gpas: optim.lrr=3e-3: unknown key 'lrr'; did you mean 'lr'?" in refused
     assert "optim.steps=many: 'many' is not a whole number" in refused
     assert toy.attempts() == [attempt]
 

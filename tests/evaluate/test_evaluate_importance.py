@@ -245,7 +245,8 @@ def test_network_and_text_are_read_once(room: Path, tmp_path: Path, monkeypatch:
     assert sorted(calls) == ["load_trained", "validation_batches"]
 
 
-@pytest.mark.parametrize("layout", [pytest.param("pack", marks=pytest.mark.long), "pad"])
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["pack", "pad"])
 def test_two_processes_measure_the_same(room: Path, tmp_path: Path, layout: str) -> None:
     cell = cell_of(norm="post", gate="gpas", layout=layout)
     path, _ = save_network(cell, tmp_path)

@@ -153,6 +153,7 @@ def test_a_resumed_run_compiles_for_the_first_batch_of_the_training(
     assert losses["whole"] == losses["half"] | losses["resumed"]
 
 
+@pytest.mark.long
 def test_graphs_do_not_depend_on_the_batches_before() -> None:
     """Padded, full and single rows have a graph each, whichever is first."""
     kinds = [(9, 5, 4, 2), (9, 9, 9, 9), (9,)]
@@ -285,6 +286,7 @@ def test_no_function_of_a_compiled_layer_ends_with_a_cast_that_changes_nothing(
     assert y.data_ptr() in casts.found
 
 
+@pytest.mark.long
 def test_layers_are_not_compiled_where_torch_compiles_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiling._error(FP32.device) <= compiling.TOLERANCE
     backward = layers._Normed.backward

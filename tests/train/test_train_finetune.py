@@ -202,6 +202,7 @@ def final_weights(room: Path, name: str, section: dict[str, Any]) -> dict[str, T
     return network.state_dict()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_compute_what_one_does(together: Path, name: str) -> None:
     section = CASES[name][0]
@@ -212,6 +213,7 @@ def test_two_processes_compute_what_one_does(together: Path, name: str) -> None:
     assert [(phase["processes"], phase["strategy"]) for phase in phases] == [(2, "fsdp" if name == "fsdp" else "ddp")]
 
 
+@pytest.mark.long
 def test_two_processes_continue_what_one_began(together: Path) -> None:
     ours, theirs = (final_weights(together, name, {}) for name in ("continued", "one-ddp"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
