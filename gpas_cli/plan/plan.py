@@ -32,7 +32,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.state.attempt import resumable
 from gpas_cli.state.claim_set import CLAIMABLE
-from gpas_cli.state.observe import look, observe_all
+from gpas_cli.state.observe import cell_statuses, observe_all
 from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.store.snapshot import current_code
@@ -170,7 +170,7 @@ def plan(
     resume = {key: step for key in needed if seen[key].attempt is not None and (step := resumable(runs, key))}
     rows = [
         _row(state, fitting, resume, _first_refusal(machine, state.entry, seen), texts)
-        for state in look(runs, entries, seen=dict(seen))
+        for state in cell_statuses(runs, entries, seen=dict(seen))
     ]
     jobs_to_start = prepare(fitting.values())
     # With assumed speeds the plan is for other GPUs already.

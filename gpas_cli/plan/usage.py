@@ -59,7 +59,7 @@ class UsageMeter:
     runs: Path
     _ended: dict[Path, Usage] = field(default_factory=dict)
 
-    def room(self, states: Sequence[CellStatus]) -> Activity:
+    def activity(self, states: Sequence[CellStatus]) -> Activity:
         """Return the running and queued cells and the usage by grid, for cells with these states."""
         living = {state.key: state.directory for state in states if state.state == "running"}
         keys = {stage.key for state in states for stage in state.entry.cell.stages}

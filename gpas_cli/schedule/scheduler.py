@@ -125,7 +125,7 @@ class Scheduler(ClaimScheduler):
 
     def cancel(self, stages: Sequence[tuple[CellStatus, Claim]]) -> Iterable[Cancelling]:
         """Cancel the queued or running stages of cells, which claims assign to this scheduler. Return each outcome."""
-        return [cancel_process(self.look, status, claim) for status, claim in stages]
+        return [cancel_process(self.scan, status, claim) for status, claim in stages]
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Return the lines that `gpas run --dry-run` prints about `jobs` in addition to the plan. Changes nothing."""

@@ -35,7 +35,7 @@ from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, all_keys, look_in
 _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a request to cancel takes effect
 
 
-def look(
+def cell_statuses(
     runs: Path,
     entries: Iterable[Entry],
     *,

@@ -1,7 +1,7 @@
 """The reports of submitters and schedulers about claims, and the description of a claimed stage.
 
 Schedulers are `local`, `slurm`, and those of installed packages: a package adds one as an entry point of the group
-`gpas_cli.schedulers`; docs/how-to/scheduler.md shows how. Each is queried once per look at the run directories.
+`gpas_cli.schedulers`; docs/how-to/scheduler.md shows how. Each is queried once per scan of the run directories.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ def _known() -> dict[str, EntryPoint]:
 
 
 class ClaimScheduler:
-    """The part of a scheduler that concerns claims. An instance serves one look and may cache answers.
+    """The part of a scheduler that concerns claims. An instance serves one scan and may cache answers.
 
     Without methods of its own, a claim counts while the `gpas run` that made it lives.
     """
 
-    def __init__(self, look: SchedulerView):
-        self.look = look
+    def __init__(self, scan: SchedulerView):
+        self.scan = scan
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of the stage `key`, which `claim` assigns to this scheduler.
 
         `last` is the status that the run directory alone shows. It has no result.
         """
-        return self.look.with_submitter(last, claim)
+        return self.scan.with_submitter(last, claim)
 
     def job_of(self, claim: Claim) -> SchedulerJob | None:
         """Return the job that runs, or will run, the claimed stage; None if there is none or it is unknown."""
@@ -89,7 +89,7 @@ class ClaimScheduler:
 
 @dataclass
 class SchedulerView:
-    """The reports of submitters and schedulers during one look. Each is queried once, so create a view per look.
+    """The reports of submitters and schedulers during one scan. Each is queried once, so create a view per scan.
 
     `max_age_seconds`: the maximum age of a scheduler's answer, None for the scheduler's own default. `line`: whether to
     query the positions of waiting jobs as well.
@@ -102,7 +102,7 @@ class SchedulerView:
     _schedulers: dict[str, ClaimScheduler] = field(default_factory=dict)
 
     def scheduler(self, name: str) -> ClaimScheduler:
-        """Return the scheduler `name` for this look. Raises GpasError if it is unknown or cannot be loaded."""
+        """Return the scheduler `name` for this scan. Raises GpasError if it is unknown or cannot be loaded."""
         if name not in self._schedulers:
             self._schedulers[name] = scheduler_class(name)(self)
         return self._schedulers[name]

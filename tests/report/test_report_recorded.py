@@ -162,7 +162,7 @@ def test_the_database_changes_no_state_and_no_number(project: Project, harm: str
     single_file(Path(project.database))
     assert after != plain(before)
     HARMS[harm](Path(project.database))
-    states = [status.state for status in observe.look(project.runs, CELLS)]
+    states = [status.state for status in observe.cell_statuses(project.runs, CELLS)]
     assert states == ["done", "failed", "missing"]
     try:
         assert plain(look(project)) == after
@@ -170,7 +170,7 @@ def test_the_database_changes_no_state_and_no_number(project: Project, harm: str
         assert harm not in ("deleted", "older", "empty")
     with closing(sqlite3.connect(project.runs.with_name("older.db"))) as held:
         held.execute("BEGIN EXCLUSIVE")
-        assert [status.state for status in observe.look(project.runs, CELLS)] == states
+        assert [status.state for status in observe.cell_statuses(project.runs, CELLS)] == states
 
 
 def test_without_a_database_file_only_what_is_missing_makes_one(project: Project) -> None:

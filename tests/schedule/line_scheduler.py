@@ -115,7 +115,7 @@ class LineScheduler(Scheduler):
         return self._place(claim) / "log.txt"
 
     def _place(self, claim: Claim) -> Path:
-        return self.look.runs / ".line" / claim.submission
+        return self.scan.runs / ".line" / claim.submission
 
     def _jobs(self, claim: Claim) -> list[dict[str, Any]]:
         return list(json.loads((self._place(claim) / "jobs.json").read_text())["jobs"])

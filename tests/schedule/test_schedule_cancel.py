@@ -35,12 +35,12 @@ from gpas_cli.project import Project
 from gpas_cli.schedule.process import Cancelling, token
 from gpas_cli.schedule.scheduler import Choice, cancel, choose
 from gpas_cli.state.attempt import process_path
-from gpas_cli.state.observe import look, observe
+from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
 
 
 def cancel_now(project: Project, *cells: Entry) -> list[Cancelling]:
-    return cancel(project.runs, look(project.runs, cells))
+    return cancel(project.runs, cell_statuses(project.runs, cells))
 
 
 def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project: Project) -> None:
@@ -62,7 +62,7 @@ def test_a_running_cell_stops_as_cancelled_and_a_queued_one_never_starts(project
     assert sorted(ran(project)) == ["wait-1 1", "wait-3 1"]
     # Only a retry runs them again, even those that had not started.
     assert states(run(project, *cells)) == {"cancelled": ["wait-1", "wait-2"], "done": ["wait-3"]}
-    assert [state.state for state in look(project.runs, cells)] == ["cancelled", "cancelled", "done"]
+    assert [state.state for state in cell_statuses(project.runs, cells)] == ["cancelled", "cancelled", "done"]
     assert states(run(project, *cells, retry=["cancelled"])) == {"done": ["wait-1", "wait-2", "wait-3"]}
     assert sorted(ran(project)) == ["wait-1 1", "wait-1 2", "wait-2 1", "wait-3 1"]
 

@@ -23,7 +23,7 @@ from gpas_cli.events import Outcome, event_of
 from gpas_cli.state import cancellation, locks
 from gpas_cli.state.attempt import alive_path, conclude, resumable
 from gpas_cli.state.claims import Submitter, write_claim
-from gpas_cli.state.observe import look, observe, observe_all
+from gpas_cli.state.observe import cell_statuses, observe, observe_all
 from gpas_cli.state.outputs import last_checkpoint
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.status import _progress as read_progress
@@ -349,13 +349,13 @@ def test_progress_has_the_newest_checkpoint(runs: Path) -> None:
 
 def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) -> None:
     cell = entry(importance={"eval_tokens": 100})
-    (state,) = look(runs, [cell])
+    (state,) = cell_statuses(runs, [cell])
     assert isinstance(state, CellStatus)
     assert (state.stage, state.state, state.entry) == ("pretrain", "missing", cell)
     attempt(runs, ended("done"))
-    (state,) = look(runs, [cell])
+    (state,) = cell_statuses(runs, [cell])
     assert (state.stage, state.state, state.key) == ("importance", "missing", cell.cell.key)
-    assert look(runs, [CELL])[0].state == "done"
+    assert cell_statuses(runs, [CELL])[0].state == "done"
 
 
 def test_a_thousand_finished_cells_are_read_quickly(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,7 +370,7 @@ def test_a_thousand_finished_cells_are_read_quickly(runs: Path, capsys: pytest.C
         (folder / "attempt.json").write_text(json.dumps({"cell": cell.cell.to_mapping()}))
         (folder / "journal.jsonl").write_bytes(journal)
     began = time.perf_counter()
-    states = look(runs, cells)
+    states = cell_statuses(runs, cells)
     took = time.perf_counter() - began
     with capsys.disabled():
         print(f"\n1,000 finished cells looked at in {took:.3f} s")

@@ -26,7 +26,7 @@ from gpas_cli.spec.stage import main_result
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire
 from gpas_cli.state.cleanup import restore
-from gpas_cli.state.observe import look, observe, statuses
+from gpas_cli.state.observe import cell_statuses, observe, statuses
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of
@@ -62,7 +62,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
     Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
-    states = look(project().runs, chosen_cells(words, where))
+    states = cell_statuses(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:
         raise GpasError(f"nothing was cancelled: {_why_not(states)}")
@@ -118,7 +118,7 @@ def retry(
     Example: [bold]gpas retry pre-gpas-s1 --set resources.mem=64G[/bold]
     """
     asked = cells_or_grids(cells, where)
-    states = look(project().runs, asked)
+    states = cell_statuses(project().runs, asked)
     chosen = [state.entry for state in states if state.state in RETRIED]
     if not chosen and cells:
         states_text = listed([f"{state.entry.id} is {state.state}" for state in states], 4)
@@ -163,7 +163,7 @@ def rerun(
 
     Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
     """
-    states = look(project().runs, chosen_cells(words, where))
+    states = cell_statuses(project().runs, chosen_cells(words, where))
     if undo:
         _undo([state.entry for state in states])
         finish(RunSummary())

@@ -120,8 +120,8 @@ def prepare(
     wanted = requirements(entry.cell for entry in entries(names, where))
     made: list[_PreparedCorpusJson] = []
     for demand in wanted:
-        with tokenise_view(console()) as board:
-            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), board))
+        with tokenise_view(console()) as view:
+            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view))
     if as_json:
         print_json(PreparedJson(schema=1, corpora=made))
         return
@@ -131,15 +131,15 @@ def prepare(
 
 
 def _prepare(
-    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, board: TokeniseView
+    demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, view: TokeniseView
 ) -> _PreparedCorpusJson:
 
     data = demand.data
-    tokens = token_cache(data, demand.vocab, cache, root=root, notify=board.notice)
+    tokens = token_cache(data, demand.vocab, cache, root=root, notify=view.notice)
     tokens.describe()
     for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
-        board.notice(f"{stem} is damaged and is rebuilt")
-    shards = build(tokens, data, demand.rows, notify=board.note, splits=splits, workers=workers, watch=board.watch)
+        view.notice(f"{stem} is damaged and is rebuilt")
+    shards = build(tokens, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
     return {
         "source": data.source,
         "folder": str(tokens.folder),

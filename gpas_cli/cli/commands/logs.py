@@ -21,7 +21,7 @@ from gpas_cli.documents import Time
 from gpas_cli.files import open_regular
 from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.stage import TOKENISE
-from gpas_cli.state.observe import look
+from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.view import SchedulerView, facts_of, log_of
 from gpas_cli.store.journal import Line, stretches
 from gpas_cli.store.rundir import AttemptDir, attempts
@@ -75,7 +75,7 @@ def logs(
 
 def _explain(entry: Entry, *, quiet: bool) -> None:
     """Print why a cell has no attempt and, unless `quiet`, the output of a SLURM job that failed before making one."""
-    (state,) = look(project().runs, [entry])
+    (state,) = cell_statuses(project().runs, [entry])
     if state.state == "missing" and not state.cause:
         say(f"{entry.id} has not been started; `gpas run grid {entry.grid}` runs it", style="yellow")
         return
@@ -90,7 +90,7 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
 def _follow(log: CellLog) -> None:
 
     while True:
-        ended = look(project().runs, [log.entry])[0].state in _ENDED
+        ended = cell_statuses(project().runs, [log.entry])[0].state in _ENDED
         for text in log.new_lines(whole=ended):
             print(printable(text))
         sys.stdout.flush()

@@ -29,7 +29,7 @@ from gpas_cli.page.server import PageServer
 from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.report.query import ingested
 from gpas_cli.report.recorded import Recorded, recorded
-from gpas_cli.state.observe import look
+from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, CellStatus
 from gpas_cli.words import byte_size, count, listed
 
@@ -105,7 +105,7 @@ class PageSource:
             return None
         entry = self._shown[name]
         with recorded(project(), [entry]) as known:
-            return details(look(project().runs, [entry])[0], known.engine, _log_tail(entry, _LOG_LINES))
+            return details(cell_statuses(project().runs, [entry])[0], known.engine, _log_tail(entry, _LOG_LINES))
 
     def _observe(self) -> list[CellStatus]:
         """Return the states of the cells, and remember what is shown."""
@@ -117,7 +117,7 @@ class PageSource:
 
         made = collect(experiments(), known, states, _log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
-        return replace(made, activity=_activity(self._meter.room(states).total))
+        return replace(made, activity=_activity(self._meter.activity(states).total))
 
 
 def _read_from(states: Sequence[CellStatus], known: Recorded) -> object:

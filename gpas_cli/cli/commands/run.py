@@ -47,7 +47,7 @@ from gpas_cli.plan.plan import Plan
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named, stop_on_signals
 from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 from gpas_cli.state.claims import LOCAL
-from gpas_cli.state.observe import look
+from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest
@@ -300,7 +300,7 @@ def train(
     """
     words = [cell, *_settings(settings or [])]
     (entry,) = find_cells(words)
-    _refuse(look(project().runs, [entry])[0])
+    _refuse(cell_statuses(project().runs, [entry])[0])
     watch = replace(
         entry.watch,
         profile=_PROFILED_UPDATES if profile else entry.watch.profile,
@@ -339,7 +339,7 @@ def _run(entry: Entry) -> RunSummary:
         run = scheduler_named(LOCAL, here.runs).submit(request)
         if not run.submitted.jobs:  # another process claimed it first
             run.stop()  # nothing to wait for, also if that process has just ended
-            _refuse(look(here.runs, [entry])[0])
+            _refuse(cell_statuses(here.runs, [entry])[0])
         with stop_on_signals(run):
             return run.follow()
 

@@ -45,7 +45,7 @@ from gpas_cli.grid.select import select
 from gpas_cli.plan.texts import Awaited, awaited, how_far
 from gpas_cli.plan.undeclared import undeclared
 from gpas_cli.plan.usage import GridUsage, UsageMeter
-from gpas_cli.state.observe import look
+from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import CellStatus, by_run, started_grids
 from gpas_cli.words import count, verb
 
@@ -157,7 +157,7 @@ def _remark_undeclared() -> None:
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
     """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
     found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
-    return look(project().runs, found, jobs=not claimed)
+    return cell_statuses(project().runs, found, jobs=not claimed)
 
 
 def _everything() -> Iterator[Entry]:
@@ -197,8 +197,8 @@ def observed(
     """
     if names or not started:
         named = varied_entries(names or list(experiments().grids), where)
-        return look(project().runs, named, jobs=jobs)
-    everything = look(project().runs, entries(list(experiments().grids)), jobs=jobs)
+        return cell_statuses(project().runs, named, jobs=jobs)
+    everything = cell_statuses(project().runs, entries(list(experiments().grids)), jobs=jobs)
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
     chosen = [state for state in _only_started(everything) if id(state.entry) in matching]
     return chosen or [state for state in everything if id(state.entry) in matching]
@@ -334,8 +334,8 @@ def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
     lively = {state.entry.grid for state in states if state.state == "running"}
     if not lively:
         return {}
-    room = (meter or UsageMeter(project().runs)).room([state for state in states if state.entry.grid in lively])
-    return {use.grid: use for use in room.grids}
+    meter = meter or UsageMeter(project().runs)
+    return {use.grid: use for use in meter.activity([s for s in states if s.entry.grid in lively]).grids}
 
 
 def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, str]:

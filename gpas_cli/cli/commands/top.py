@@ -104,7 +104,7 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: _Usage = Fal
     meter = UsageMeter(project().runs)
 
     def activity() -> Activity:
-        return meter.room(observed(names, where, jobs=True))
+        return meter.activity(observed(names, where, jobs=True))
 
     if as_json:
         print_json(_document(activity()))

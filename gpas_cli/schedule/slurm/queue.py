@@ -202,9 +202,9 @@ def _load(runs: Path) -> Queue:
 class SlurmView:
     """Snapshot of queue and submissions, taken once per scan of states."""
 
-    def __init__(self, look: SchedulerView, queue: Queue | None = None):
-        self.look = look
-        self.runs = look.runs
+    def __init__(self, scan: SchedulerView, queue: Queue | None = None):
+        self.scan = scan
+        self.runs = scan.runs
         self.obstacles: dict[str, str] = {}  # key -> why a stage that builds on it cannot run, "" if it can
         self._queue = queue
         self._dead: dict[str, float] = {}  # submitter -> when it was first seen to be dead
@@ -215,8 +215,8 @@ class SlurmView:
     def queue(self) -> Queue:
         """SLURM's report on all jobs, queried on first use."""
         if self._queue is None:
-            usual = _FRESH_LINE_SECONDS if self.look.line else FRESH_SECONDS
-            wanted = self.look.max_age_seconds
+            usual = _FRESH_LINE_SECONDS if self.scan.line else FRESH_SECONDS
+            wanted = self.scan.max_age_seconds
             self._ask(usual if wanted is None else wanted)
         assert self._queue is not None
         return self._queue
@@ -236,7 +236,7 @@ class SlurmView:
         Return None while the submitter lives. If SLURM does not answer, the queue is an older one, with its error.
         """
         if claim.submitter not in self._dead:
-            if self.look.lives_now(claim):
+            if self.scan.lives_now(claim):
                 return None
             self._dead[claim.submitter] = time.time()
         if not self.queue.own or self.queue.time <= self._dead[claim.submitter]:
@@ -256,4 +256,4 @@ class SlurmView:
         return self._made[name]
 
     def _ask(self, max_age_seconds: float) -> None:
-        self._queue = current(self.runs, max_age_seconds, line=self.look.line)
+        self._queue = current(self.runs, max_age_seconds, line=self.scan.line)

@@ -193,27 +193,27 @@ class SlurmScheduler(Scheduler):
 
     foreground = False
 
-    def __init__(self, look: SchedulerView):
-        super().__init__(look)
-        self._view = SlurmView(look)
+    def __init__(self, scan: SchedulerView):
+        super().__init__(scan)
+        self._view = SlurmView(scan)
 
     require = staticmethod(client.require)
     automatic = staticmethod(client.automatic)
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
         """Return the status of a stage from the queue. A claim without an array is that of a submitting process."""
-        return state_of(self._view, key, last, claim) if claim.submission else self.look.with_submitter(last, claim)
+        return state_of(self._view, key, last, claim) if claim.submission else self.scan.with_submitter(last, claim)
 
     def job_of(self, claim: Claim) -> Job | None:
         return self._view.job_of(claim)
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
-        made = submission.find(self.look.runs, claim.submission) if claim.submission else None
+        made = submission.find(self.scan.runs, claim.submission) if claim.submission else None
         jobs = made.element(claim.index) if made else []
         return next((to_mapping(job) for job in jobs if job.key == key), {})
 
     def log_of(self, claim: Claim) -> Path | None:
-        made = submission.find(self.look.runs, claim.submission) if claim.submission else None
+        made = submission.find(self.scan.runs, claim.submission) if claim.submission else None
         return made.log(claim.index) if made else None
 
     def cancel(self, stages: Sequence[tuple[CellStatus, Claim]]) -> Iterable[Cancelling]:
@@ -237,7 +237,7 @@ class SlurmScheduler(Scheduler):
         return findings(project, resources, nodes=nodes)
 
     def used_by_profile(self, keys: Collection[str]) -> list[ProfileUse]:
-        return used_by_profile(self.look.runs, keys)
+        return used_by_profile(self.scan.runs, keys)
 
     def preview(self, project: Project, jobs: Sequence[StageJob]) -> Iterable[str]:
         """Yield the sbatch text of every array that would be submitted."""

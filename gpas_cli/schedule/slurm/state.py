@@ -60,7 +60,7 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
         queue is None
         or job is None
         or (
-            job.state == reports.VANISHED and any(observe(view.runs, k, view.look).state != "done" for k in claim.after)
+            job.state == reports.VANISHED and any(observe(view.runs, k, view.scan).state != "done" for k in claim.after)
         )
     ):
         return _given_up(view.runs, key, _unseen(view, last, claim, queue))
@@ -84,10 +84,10 @@ def _blocked(view: SlurmView, last: StageStatus, claim: Claim, job: Job | None) 
 
 def _obstacle(view: SlurmView, key: str) -> str:
     """Return why a stage that builds on the stage `key` cannot run, "" if it can."""
-    seen = observe(view.runs, key, view.look)
+    seen = observe(view.runs, key, view.scan)
     if seen.state not in ("failed", "cancelled", "diverged"):
         return ""
-    facts = facts_of(view.look, key)
+    facts = facts_of(view.scan, key)
     ended = "was cancelled" if seen.state == "cancelled" else seen.state
     why = f" ({seen.cause})" if seen.cause else ""
     # `gpas logs` shows the log of a cell; a job that tokenises is not a cell.

@@ -40,7 +40,7 @@ from gpas_cli.schedule.summary import RunSnapshot, exit_code
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.observe import look, observe
+from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord
@@ -245,7 +245,7 @@ def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) 
     other = scheduler(project, cell)
     assert other.submit() == {"followed": 1}
     background = Background(scheduler(project, cell))
-    assert cancel(project.runs, look(project.runs, [cell]))[0].asked
+    assert cancel(project.runs, cell_statuses(project.runs, [cell]))[0].asked
     time.sleep(0.5)
     assert len(attempts(project.runs, key(cell))) == 1
     os.close(ending)

@@ -13,7 +13,7 @@ from fake_slurm import NAME, Programs, row
 from gpas_cli.schedule.slurm import queue
 from gpas_cli.schedule.slurm.reports import Job
 from gpas_cli.state.claims import Submitter, write_claim
-from gpas_cli.state.observe import look, observe
+from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.store.rundir import write_json
 
 
@@ -45,12 +45,12 @@ def test_a_thousand_jobs_take_one_query(programs: Programs, tmp_path: Path, monk
     write_json(runs / ".slurm" / NAME / "submission.json", submission_facts(keys=keys))
     programs.put("squeue", "".join(row(ArrayTaskID=str(i)) for i in range(1000)))
     for jobs in (False, True):
-        states = look(runs, entries, jobs=jobs)
+        states = cell_statuses(runs, entries, jobs=jobs)
         assert [state.state for state in states] == ["queued"] * 1000
         assert states[-1].job is not None
         assert states[-1].job.id == "7_999"
     assert states[-1].job.in_line == "1000th of 1000 in low"
-    assert len(programs.calls("squeue")) == 2  # one query per look; only the second needs places in line
+    assert len(programs.calls("squeue")) == 2  # one query per scan; only the second needs places in line
     assert f"--name={NAME}" in programs.calls("squeue")[0]
     assert f"--name={NAME}" not in programs.calls("squeue")[1]
     assert not programs.calls("sacct")
