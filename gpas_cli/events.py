@@ -77,7 +77,7 @@ class Phase(Event):
 class TextFacts(Event):
     """The text is known. Results are comparable only if the fingerprints are equal.
 
-    `epochs`, `cut` and `validation_targets` are those of `data.text_usage.TextUsage`.
+    `epochs`, `cut` and `validation_targets`: see `data.text_usage.TextUsage`.
     """
 
     source: str | None = None
@@ -213,7 +213,7 @@ class Scoring(Event):
 
 @dataclass(frozen=True)
 class Score(Event):
-    """One metric of a task, whose fields are those of `evaluate.task_score.TaskScore`; accuracies are fractions.
+    """One metric of a task, with the fields of `evaluate.task_score.TaskScore`; accuracies are fractions.
 
     checkpoint: the network that was scored; scores of others cannot be continued.
     """

@@ -4,7 +4,7 @@
     pad    p1 p1 a1 </s> .  .                  one example in each row, truncated or filled
 
 p: tokens of the prompt, a: tokens of the answer. Under `loss_on: output` only the answers and the end tokens are
-targets. The prompt ends where the tokens of the prompt alone and those of the whole example first differ: a tokenizer
+targets. The prompt ends where the tokens of the prompt alone and of the whole example first differ: a tokenizer
 may join the end of the prompt with the beginning of the answer.
 
     <cache>/instructions/<key16>/spec.json       what the key is the digest of
@@ -42,7 +42,7 @@ _ENCODED_AT_ONCE = 10_000  # records
 
 @dataclass(frozen=True)
 class _Examples:
-    """Tokenised records: the ids of all, end tokens included; the tokens of each; and those of each prompt."""
+    """Tokenised records: the ids of all, end tokens included; the number of tokens of each, and of each prompt."""
 
     fingerprint: str
     ids: NDArray[np.uint16]

@@ -46,7 +46,7 @@ class Stdlib(Source):
     normalisation = "newlines-blanks-1"
 
     def __init__(self, folder: Path | None = None, topics: dict[str, str] | None = None):
-        """`folder` and `topics`: by default those of the running Python."""
+        """`folder` and `topics`: by default the running Python's."""
         self.folder = folder or Path(sysconfig.get_path("stdlib"))
         self._topics = topics
         self._documents: list[Document] | None = None

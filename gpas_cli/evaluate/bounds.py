@@ -40,10 +40,10 @@ Where the paper leaves a choice:
 
 Measure the quantities in the bounds: standard deviations, spectral norms and gradients of sub-layers.
 
-Compare the gradient of GPAS, which the stop-gradient preserves, with that of naive scaling (GPAS, appendix B).
+Compare the gradient of GPAS, which the stop-gradient preserves, with the gradient of naive scaling (GPAS, appendix B).
 
 Naive scaling is the same gate without stop-gradient, equation (12): x_{l+1} = beta_l x'_{l+1}, with beta_l = 1 -
-act(alpha_l). Appendix B: dL/dx_1 of naive scaling is that of GPAS times the product of all beta_l.
+act(alpha_l). Appendix B: dL/dx_1 of naive scaling is GPAS's times the product of all beta_l.
 
 Derivation for our residual formula. In the forward pass both gates compute x - act(alpha) x, so both networks have the
 same stream, the same loss and, except for the gates, the same Jacobian of every part. The whole stream passes through a
@@ -229,7 +229,7 @@ def deviation(x: Tensor) -> float:
 
 def readings(sublayer: SubLayer, x: Tensor) -> tuple[Surroundings, Surroundings]:
     """Return the surroundings of a sub-layer for the stream `x`, with sigmas over all tokens, as in the paper, and
-    with those of the worst token. A spectral norm over a sequence is at least that of any token."""
+    with the sigmas of the worst token. A spectral norm over a sequence is at least any token's."""
     with torch.no_grad(), mean_squares([sublayer]) as seen:
         sublayer.apply(x)
     return reading(sublayer, seen, torch.mean, torch.mean), reading(sublayer, seen, torch.min, torch.max)

@@ -6,7 +6,7 @@ the choice. All other tasks are scored by the harness itself (`evaluate.harness`
 
 Texts have perplexities by word and by token, and bits per byte. Documents longer than the network is given at once are
 divided into windows: every token is predicted once, the first of a document after the end token, as in training, the
-first of a later window after the last token before it, and those of the last window with as much context as fits.
+first of a later window after the last token before it, and the tokens of the last window with as much context as fits.
 lm-evaluation-harness divides documents in the same way.
 """
 
@@ -39,7 +39,7 @@ def score_tasks(
     progress: Progress | None = None,
     stop: Callable[[], bool] = never,
 ) -> Iterator[list[TaskScore] | MissingTask]:
-    """Yield the scores of each task of the section but those of `skip`, or why it could not be scored.
+    """Yield the scores of each task of the section that is not in `skip`, or why it could not be scored.
 
     A task of which no question fits has the metric `skipped` alone.
 

@@ -50,7 +50,7 @@ _FOLDERS = {
     "lambada_openai": "lambada",
 }
 _FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
-_BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; that of a mean is computed exactly
+_BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; a mean's is computed exactly
 _CONNECT_SECONDS = 3.0
 # Keeps the harness's bootstrap in this process: forking one that has computed with torch can hang.
 _WITHOUT_POOL = patch.dict(os.environ, DISABLE_MULTIPROC="1")
@@ -73,7 +73,7 @@ def score_official(
 ) -> list[TaskScore]:
     """Return the metrics of the harness's own task of that name.
 
-    For a group with a score of its own (mmlu) they are the group's, for another group (ai2_arc) those of each task.
+    For a group with a score of its own (mmlu) they are the group's, for another group (ai2_arc) each task's.
 
     The harness downloads the documents, or finds them in the cache of `datasets`. `limit`: documents per task. Raises
     DownstreamMissing without the harness, TaskUnavailable if the documents are unavailable, NothingFits if none fits,
@@ -120,7 +120,7 @@ def _load(task: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> list[TaskScore]:
-    """Return the metrics of `task`; for a tag, which has no results of its own, those of its tasks.
+    """Return the metrics of `task`; for a tag, which has no results of its own, the metrics of its tasks.
 
     skipped: the number of documents that were left out, by task.
     """
@@ -142,7 +142,7 @@ def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> li
 
 
 def _total(name: str, by_task: Mapping[str, int], tasks: Mapping[str, int]) -> int:
-    """Return the number of a task, or that of all tasks for a group."""
+    """Return the number of a task, or the sum over the tasks of a group."""
     return by_task.get(name, 0) if name in tasks else sum(by_task.values())
 
 

@@ -138,7 +138,7 @@ class _LengthPoint:
 
 @dataclass(frozen=True)
 class _LengthLaw:
-    """The standard deviations by length. exponent: that of the length in the measured variance; -1 in (48)."""
+    """The standard deviations by length. exponent: of the length in the measured variance; -1 in (48)."""
 
     points: tuple[_LengthPoint, ...]
     exponent: float

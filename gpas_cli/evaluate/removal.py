@@ -102,7 +102,7 @@ class _LayerStability:
 
     @contextmanager
     def dropped(self, rows: DeviceRows) -> Iterator[None]:
-        """Compare one forward pass over `rows`, which the block does, with that of the whole network."""
+        """Compare one forward pass over `rows`, which the block does, with the whole network's."""
         place = self._passes
         self._passes += 1
         if place >= len(self._outputs):
@@ -164,7 +164,7 @@ class AngularDistance:
         self._rows += len(last)
 
     def series(self, world: World = ALONE) -> dict[str, list[float]]:
-        """Return the mean distances by name of series: that of n has layers + 1 - n numbers, of l = 1, 2, ...
+        """Return the mean distances by name of series: for n layers, layers + 1 - n numbers, of l = 1, 2, ...
         Collective."""
         rows = world.sum(torch.tensor(self._rows, dtype=torch.float64, device=self._sums[0].device))
         means = iter((world.sum(torch.cat(self._sums)) / rows).tolist())

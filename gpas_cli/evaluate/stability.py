@@ -74,7 +74,7 @@ class Law:
     """One quantity of a simulation: the fitted exponent beside the printed one.
 
     norm: the exponent of L. psi: the exponent of L / l at the last depth. For networks without a norm, which grow by a
-    factor with each layer, both are exponents of 2 per layer, psi that of its least value over L - 1. gap: the exponent
+    factor with each layer, both are exponents of 2 per layer, psi of its least value over L - 1. gap: the exponent
     of L.
     """
 
@@ -200,7 +200,7 @@ def _length(vectors: Array) -> Array:
 
 
 def laws(statement: _Statement, found: Simulation) -> tuple[Law, ...]:
-    """Return the exponents of norm, Psi and gap, fitted to a simulation, beside those of a statement about it."""
+    """Return the exponents of norm, Psi and gap, fitted to a simulation, beside what a statement says about them."""
     last = found.norms[-1][0]
     if found.kind.exponential:
         least = min(value for _, value in found.psi)

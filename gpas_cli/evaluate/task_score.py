@@ -61,7 +61,7 @@ def scored_in_turn(
     skip: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[list[TaskScore] | MissingTask]:
-    """Yield what `score` returns for each of `names` but those of `skip`, or the message of its GpasError."""
+    """Yield what `score` returns for each of `names` that is not in `skip`, or the message of its GpasError."""
     done = frozenset(skip)
     for place, name in enumerate(names):
         if name in done:

@@ -11,8 +11,8 @@ attention's weights and learned positions are computed as ever.
 Matrices of up to _MOST_ELEMENTS elements are drawn themselves, with the numbers that training starts from: networks of
 such matrices give what they give when they are built, up to rounding. Larger ones give what another seed could give.
 Measured on networks of 384 features, 6 layers and 256 tokens, of six schemes and initialisations with three seeds each:
-if no matrix is drawn itself, the bounds of equation (15) differ from those of the built network by 1.5 % on average and
-8 % at most; those of two built networks with different seeds by up to 12 %. The standard deviation of a matrix that is
+if no matrix is drawn itself, the bounds of equation (15) differ from the built network's by 1.5 % on average and
+8 % at most; two built networks with different seeds differ by up to 12 %. The standard deviation of a matrix that is
 not drawn is the expected one, which a drawn matrix meets within about 1 / sqrt(2 n m).
 """
 
@@ -66,7 +66,7 @@ _RIDGE = 1e-10
 class Drawn(TorchFunctionMode):
     """Inside this context, products with matrices of `network` are draws for `seed`; one matrix is in memory at most.
 
-    network: that of `skeleton`.
+    network: what `skeleton` returns.
     """
 
     def __init__(self, network: Llama, seed: int):
@@ -80,7 +80,7 @@ class Drawn(TorchFunctionMode):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def deviation(self, weight: Tensor) -> float:
-        """Return the standard deviation of a matrix: that of its elements where they are drawn, else the expected."""
+        """Return the standard deviation of a matrix: of its elements where they are drawn, else the expected one."""
         known = weight.numel() > _MOST_ELEMENTS
         return self._stds[self._names[weight]] if known else deviation(self._normal(weight, weight.shape).double())
 
@@ -239,10 +239,10 @@ def examine(
     """
     if not cell.objective.causal:
         raise GpasError(
-            f"the bounds are for causal attention; that of objective {cell.objective.kind} is bidirectional"
+            f"the bounds are for causal attention; objective {cell.objective.kind} has bidirectional attention"
         )
     if cell.model.family.qk_norm != "none":
-        raise GpasError("the bound of attention is that of queries and keys without norms; family.qk_norm is not none")
+        raise GpasError("the bound of attention is for queries and keys without norms; family.qk_norm is not none")
     with suitable_threads(cell.model.size):
         notify("building the network in float64")
         network, device = initial_network(cell, force=force)

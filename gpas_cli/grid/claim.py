@@ -47,7 +47,7 @@ class Feature:
     """The number that one run contributes: a metric, or a number taken from a curve.
 
     take: mean, max, min, first, last, slope (per layer or update), log-slope (of the logarithm), exponential-aic (the
-    AIC of a power law through the points minus that of an exponential), early-change (share of the movement in the
+    AIC of a power law through the points minus an exponential's), early-change (share of the movement in the
     first fifth of the updates), share-positive or count. layers: all, first, later (all but the first), shallower,
     deeper (halves), pre, post (kinds of layer), or numbers; a list is a conjunction. updates: last, all, or the update
     at or before which a value was recorded.

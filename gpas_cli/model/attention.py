@@ -264,9 +264,9 @@ def _in_torch() -> bool:
     return "window_size" in inspect.signature(varlen_attn).parameters
 
 
-@torch.enable_grad()  # the first packed rows of a process may be those of an evaluation
+@torch.enable_grad()  # the first packed rows of a process may belong to an evaluation
 def _error(device: torch.device) -> float:
-    """Return the largest difference between the kernel's outputs and gradients and those of attention on each row; NaN
+    """Return the largest difference between the kernel's outputs and gradients and attention on each row alone; NaN
     if one of them is NaN."""
     lengths = (5, 64, 19)
     generator = torch.Generator().manual_seed(0)

@@ -156,12 +156,12 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         return_dict: bool | None = None,
         logits_to_keep: int = 0,
     ) -> Any:
-        """Return the logits (batch, time, vocab) of `input_ids` (batch, time), or only those of the last
+        """Return the logits (batch, time, vocab) of `input_ids` (batch, time), or only for the last
         `logits_to_keep` tokens if that is not 0. With `labels` of the same shape, also the mean loss of every next
         token in nats; labels of -100 are ignored.
 
         `attention_mask`, (batch, time before + time), is 0 at padding on either side. `past_key_values` has the keys
-        and values of earlier tokens; with `use_cache` (default: as in the config) those of `input_ids` are added to it.
+        and values of earlier tokens; with `use_cache` (default: as in the config) `input_ids` add theirs to it.
         Raises ValueError for a mask of another shape, and for `output_attentions`, which is not supported.
         """
         if output_attentions:

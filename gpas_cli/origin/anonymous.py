@@ -81,7 +81,7 @@ def anonymised(
 ) -> tuple[dict[str, Member], list[str]]:
     """Return the files of an archive without what identifies people and machines, and where such a name is left.
 
-    `folder` is that of the project; changed files are written to the folder `aside`. Raises OSError.
+    `folder` is the project's; changed files are written to the folder `aside`. Raises OSError.
     """
     known = _substitutes(members, folder, cache)
     made: dict[str, Member] = {}

@@ -61,7 +61,7 @@ class StageDifference:
     """A stage that both have. `attempts` are the numbers of those compared, `outcomes` theirs, None while running.
 
     metrics: name -> the values of both, None where one has not reported it. environment: what differs of machine, text
-    and versions; `versions` are those of the code, `commits` of its checkouts.
+    and versions; `versions` of the code, `commits` of its checkouts.
     """
 
     kind: str

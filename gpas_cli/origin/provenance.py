@@ -130,8 +130,8 @@ def trace_number(
 ) -> Provenance:
     """Return the provenance of the result of stage `key`; `runs` is the project's folder of run directories.
 
-    `base` is the cell to compare with, by default the same cell without a gate. `catalogue` is that of the experiments,
-    for schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
+    `base` is the cell to compare with, by default the same cell without a gate. `catalogue` has the experiments'
+    schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
     """
     stage = query.stage(engine, key)
     forgotten = _forgotten(runs, key)
@@ -186,7 +186,7 @@ def _forgotten(runs: Path, key: str) -> tuple[ForgottenAttempt, ...]:
 
 
 def _taken_over(runs: Path, key: str, scores: Sequence[Score]) -> dict[str, str]:
-    """Return task -> KEY/NNN for those of `scores` that the stage took over; {} if a journal cannot be read."""
+    """Return task -> KEY/NNN for the `scores` that the stage took over; {} if a journal cannot be read."""
     if not scores:
         return {}
     newest = _read(lambda: {event.task: event.taken_from for event in recorded_events(runs, key, Score)}) or {}

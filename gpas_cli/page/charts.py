@@ -67,7 +67,7 @@ def grid_charts(known: Recorded, entries: Sequence[Entry], spec: TableSpec, limi
 
 
 def _panels(runs: Sequence[CellCurve], spec: TableSpec, *, apart: bool) -> Iterator[tuple[str, list[CellCurve]]]:
-    """Yield the curves of each label of the table's column axis, those of different objectives `apart`."""
+    """Yield the curves of each label of the table's column axis; `apart`: curves of different objectives separately."""
     several = apart and len({run.entry.cell.objective for run in runs}) > 1
     found: dict[str, list[CellCurve]] = {}
     for run in runs:

@@ -65,7 +65,7 @@ class _GridSection:
 class Content:
     """Everything on the page. `made` is a unix time.
 
-    activity: hours used and the expected end, in a sentence. paper_tables, figures: those of the papers. details: by
+    activity: hours used and the expected end, in a sentence. paper_tables, figures: the papers' own. details: by
     cell id. left_out: what does not fit.
     """
 

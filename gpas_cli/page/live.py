@@ -22,8 +22,8 @@ IDLE_SHARE = 5  # collecting takes at most one of so many seconds of a core, so 
 class _Snapshot:
     """Collected content, and the document and the JSON that show it.
 
-    json: that of the page without the time, whose tag is `tag`. taken: when the content was collected, of the monotonic
-    clock. seconds: of the processor that this took. refresh: as for `to_html`.
+    json: the page's data without its time; tag: its ETag. taken: when the content was collected, by the monotonic
+    clock. seconds: the processor time that this took. refresh: as for `to_html`.
     """
 
     content: Content

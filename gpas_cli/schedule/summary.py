@@ -14,7 +14,7 @@ from gpas_cli.store.rundir import AttemptDir
 
 @dataclass(frozen=True)
 class Item:
-    """The ending of one entry, and its reason. `status` is that of the stage that decided it."""
+    """The ending of one entry, and its reason. `status`: of the stage that decided it."""
 
     entry: Entry
     reason: str
@@ -112,7 +112,7 @@ def exit_code(summary: RunSummary) -> Exit:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run at one moment. `running` are this run's jobs, `followed` those of another `gpas run`."""
+    """A run at one moment. `running` are this run's jobs, `followed` the jobs of another `gpas run`."""
 
     running: tuple[tuple[StageJob, StageStatus], ...]
     followed: tuple[tuple[StageJob, StageStatus], ...]

@@ -13,7 +13,7 @@ rerun        requests to run a stage again that has a result
 outputs      the checkpoints of a training stage
 cleanup      forgetting results, and deleting checkpoints
 merging      copying the results of another project
-usage        the seconds and device hours of attempts; those of a stage in its result, repeated, or without a result
+usage        the seconds and device hours of attempts; a stage's hours in its result, repeated, or without a result
 
 This package never queries the database, and writes nothing to run directories except claims and requests.
 """

@@ -78,7 +78,7 @@ class ClaimSet:
         self.submitter = Submitter(runs)
 
     def take(self, keys: Iterable[str], states: Collection[str] | None = None) -> dict[str, StageStatus]:
-        """Claim those of `keys` that are in one of `states`: by default every unclaimed stage without a result.
+        """Claim the `keys` that are in one of `states`: by default every unclaimed stage without a result.
 
         Return the status of every key at that moment; `held` contains the keys that this process has claimed.
         """
@@ -138,8 +138,8 @@ class ClaimSet:
         return bool(status.blocker) and observe(self.runs, status.blocker, alive).state == "diverged"
 
     def _remove_stale(self, key: str, status: StageStatus, alive: SchedulerView) -> None:
-        """Remove a stale claim: that of a dead `gpas run` on a stage that has ended, or that of a SLURM job on a stage
-        with a result."""
+        """Remove a stale claim: a dead `gpas run`'s on a stage that has ended, or a SLURM job's on a stage with a
+        result."""
         if status.state in RESULTS or status.state in RETRIABLE - {"unknown"}:
             claim = read_claim(self.runs, key)
             if claim is not None and (status.state in RESULTS if claim.submission else not alive.lives(claim)):

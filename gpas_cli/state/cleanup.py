@@ -7,7 +7,7 @@ The rules by which checkpoints are deleted, each with what it adds:
 
     superseded   all checkpoints of a stage with a result but the last one; all of diverged and forgotten attempts
     finished     the last one too, unless a declared stage without a result builds on it
-    failed       those of failed and cancelled stages: `gpas retry` then starts at the first update
+    failed       the checkpoints of failed and cancelled stages: `gpas retry` then starts at the first update
 
 Checkpoints of stages that are missing, queued, running, interrupted or unknown are always kept.
 """

@@ -164,8 +164,8 @@ class SchedulerJob:
 class StageStatus:
     """The state of one stage, and the evidence for it.
 
-    `age`: seconds since the newest evidence. `outcome`: that of the journal, "" without one. `cause`: why the stage has
-    no result. `attempt` and `directory`: those of the attempt that decides the state. `source`: the kind of its
+    `age`: seconds since the newest evidence. `outcome`: the journal's, "" without one. `cause`: why the stage has
+    no result. `attempt` and `directory`: of the attempt that decides the state. `source`: the kind of its
     evidence, one of outcome, exit, lock, ending (a lock still held after one of the first two) and silence.
     `submission`: the SLURM submission that created an attempt without a result. `job`: the job as the scheduler reports
     it. `blocker`: the key of the stage whose failure keeps this one from starting. `signal`: the number of the signal
@@ -218,7 +218,7 @@ class StageStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class CellStatus(StageStatus):
-    """The status of a cell: that of its first stage that is not done, or of its last stage."""
+    """The status of a cell: of its first stage that is not done, or of its last stage."""
 
     entry: Entry
     stage: str

@@ -78,7 +78,7 @@ def exit_time(attempt: AttemptDir) -> float | None:
 
 
 def end_of(attempt: AttemptDir) -> float:
-    """Return the unix time at which an attempt ended: that of exit.json, or else of its last event.
+    """Return the unix time at which an attempt ended: the time of exit.json, or else of its last event.
 
     Raises OSError or StoreError if its files cannot be read.
     """
@@ -96,7 +96,7 @@ _KINDS = ("start", "phase", "checkpoint", "score", "removal", "removal_score", "
 class Spent:
     """The usage of stages.
 
-    trained: what is in the result, or will be in that of a running attempt. lost: what was computed after the last
+    trained: what is in the result, or will be in a running attempt's. lost: what was computed after the last
     checkpoint that a later attempt resumed from, and was computed again. failed: attempts that contributed nothing.
     superseded: earlier results that a later one has replaced.
     """

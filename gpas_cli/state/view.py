@@ -1,6 +1,6 @@
 """The reports of submitters and schedulers about claims, and the description of a claimed stage.
 
-Schedulers are `local`, `slurm`, and those of installed packages: a package adds one as an entry point of the group
+Schedulers are `local`, `slurm`, and what installed packages add as an entry point of the group
 `gpas_cli.schedulers`; docs/how-to/scheduler.md shows how. Each is queried once per scan of the run directories.
 """
 

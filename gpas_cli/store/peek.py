@@ -133,7 +133,7 @@ def rows_in(rows: Rows, statement: str, values: Iterable[Any]) -> list[dict[str,
 
 
 def lost_stages(runs: Path, known: Iterable[str]) -> list[str]:
-    """Return those of the stages `known` to the database whose folders are not under `runs`."""
+    """Return the stages `known` to the database whose folders are not under `runs`."""
     return [key for key in known if not stage_dir(runs, key).exists()]
 
 

@@ -1,6 +1,6 @@
 """Convert events of a journal into changes of the database. Pure functions: no database and no file is touched.
 
-Applying the changes of consecutive stretches of a journal gives the same rows as applying those of the whole journal.
+Applying the changes of consecutive stretches of a journal gives the same rows as applying all changes at once.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class StageRecord(Record):
 
     `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
     what this one reads, "" if no such job is needed; `demand` is what such a job prepares.
-    `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is that of a plugin's stage.
+    `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is a plugin's stage's.
     """
 
     plugin: PluginOrigin | None = field(default=None, metadata=ABSENT)
@@ -272,7 +272,7 @@ class Forgetting(Record):
 class Imported(Record):
     """imported.json: the attempt was copied from another project by `user` at `t`.
 
-    `project` is the id of that project, `runs` where its run directories were, `number` that of the attempt there.
+    `project` is the id of that project, `runs` where its run directories were, `number` the attempt's number there.
     """
 
     t: float

@@ -22,7 +22,7 @@ _NAMED = 3  # run directories that cannot be read, in one message
 
 
 def ingest(project: Project, keys: Collection[str] | None = None) -> str:
-    """Ingest the run directories, or those of the stages `keys`.
+    """Ingest the run directories: all, or of the stages `keys`.
 
     Return an error message, "" if there was no error; never raises for one.
     """
@@ -62,7 +62,7 @@ def results_of(project: Project, keys: Collection[str] | None = None) -> Iterato
 
 
 def describe_missing_runs(project: Project, keys: Collection[str]) -> str:
-    """Return the warning about those of the stages `keys` that the database knows, if the whole folder of run
+    """Return the warning about the stages of `keys` that the database knows, if the whole folder of run
     directories is missing; "" if it knows none, or cannot be read."""
     known: set[str] = set()
     with suppress(GpasError, OSError, sqlite3.Error):

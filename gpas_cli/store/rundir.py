@@ -85,7 +85,7 @@ class AttemptDir:
 
 
 def _is_number(name: str) -> bool:
-    """Return whether `name` is that of an attempt's directory."""
+    """Return whether `name` can name an attempt's directory."""
     return _NUMBER.fullmatch(name) is not None
 
 

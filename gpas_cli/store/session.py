@@ -224,7 +224,7 @@ def _make_file(path: Path) -> None:
 
 
 def _share_log(path: Path) -> None:
-    """Set the group of log files that this user has created to that of the database; SQLite has set their mode."""
+    """Set the group of log files that this user has created to the database's; SQLite has set their mode."""
     with contextlib.suppress(OSError):  # deleted meanwhile, or this user is not in the group
         group = path.stat().st_gid
         for beside in (path.with_name(path.name + suffix) for suffix in LOG_SUFFIXES):

@@ -1,6 +1,6 @@
 """An immutable copy of the package for jobs to run: later edits do not reach queued jobs.
 
-runs/.code/<hash>/gpas_cli/...   the hash is that of every file's path and content: the recorded code version
+runs/.code/<hash>/gpas_cli/...   the hash of every file's path and content: the recorded code version
 
 Jobs execute what is there, so it is compared with the running package, file by file, before each use, and no other user
 may be able to change it afterwards (`gpas_cli.trust`). An empty file `__pycache__` in each folder keeps Python from

@@ -1,4 +1,4 @@
-// Figures: of each grid one over updates and one by layer, with a choice of quantities; and those of the papers.
+// Figures: of each grid one over updates and one by layer, with a choice of quantities; then the papers' figures.
 
 function makeChart(data) {
   return data.heat_map ? new HeatMap(data) : new Chart(data);

@@ -65,7 +65,7 @@ def _environment(
 def run(
     *words: str, patience: float = _TIMEOUT_SECONDS, errors: bool = False, drop: Collection[str] = (), times: str = "%s"
 ) -> str:
-    """Return the output of a command, with `errors` also that on stderr. `drop` and `times` are those of `environment`.
+    """Return the output of a command, with `errors` also its stderr. `drop` and `times`: as for `environment`.
 
     Raises SlurmError if the command is missing, fails or takes longer than `patience` seconds.
     """

@@ -187,7 +187,7 @@ def _cut(text: str, first: int, last: int) -> list[str]:
 
 
 def _add(jobs: Jobs, name: str, index: str, words: Iterable[str]) -> None:
-    """Add one record. A record without an index is that of an array that ended as a whole, or is not ours."""
+    """Add one record. A record without an index belongs to an array that ended as a whole, or is not ours."""
     shown, partition, _, reason, array, _, nodes, start, end, code, again = words
     state = plain(shown)
     if index.isdigit() or state in ENDED:

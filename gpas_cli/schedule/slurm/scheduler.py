@@ -201,7 +201,7 @@ class SlurmScheduler(Scheduler):
     automatic = staticmethod(client.automatic)
 
     def state_of(self, key: str, last: StageStatus, claim: Claim) -> StageStatus:
-        """Return the status of a stage from the queue. A claim without an array is that of a submitting process."""
+        """Return the status of a stage from the queue. A claim without an array belongs to a submitting process."""
         return state_of(self._view, key, last, claim) if claim.submission else self.scan.with_submitter(last, claim)
 
     def job_of(self, claim: Claim) -> Job | None:

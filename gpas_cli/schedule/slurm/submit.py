@@ -1,6 +1,6 @@
 """Submission of stages to SLURM: claim every unclaimed stage, record the submission, call sbatch.
 
-This process may die at any instant. The claims that it holds itself lapse with it; those of a recorded submission are
+This process may die at any instant. The claims that it holds itself lapse with it; a recorded submission's are
 valid as long as the queue has, or may yet have, the array of that name.
 """
 

@@ -110,7 +110,7 @@ class _Child:
         return seen.cause if ran_out_of_memory(seen) else ""
 
     def end(self, evidence: str, *, warned: bool) -> End:
-        """Return how the job ended. `evidence` is that of `out_of_memory`; `warned`: SLURM has warned this task."""
+        """Return how the job ended. `evidence`: what `out_of_memory` returned; `warned`: SLURM has warned this task."""
         code = self.process.wait()
         if self.superseded:
             return End.SUPERSEDED
@@ -133,8 +133,8 @@ class _Child:
         return cause or f"rank {rank}: {last_line(self.attempt.path / f'log-rank{rank}.txt')}"
 
     def record(self, memory: str = "") -> int:
-        """Write exit.json; `memory` shows that memory ran out. Return the job's exit code, or that of an interrupted
-        job if it is to run again.
+        """Write exit.json; `memory` shows that memory ran out. Return the job's exit code, or an interrupted
+        job's if it is to run again.
         """
         code = self.process.wait()
         more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
