@@ -85,8 +85,7 @@ def test_no_job_imports_from_its_working_directory(tmp_path: Path, before: str |
     assert done.stdout == f"1 {after}\n"
 
 
-def _changed(copy: Path) -> None:
-    path = copy / "gpas_cli/words.py"
+def _changed(path: Path) -> None:
     path.chmod(0o644)
     path.write_text(f"{path.read_text()}\n")
 
@@ -95,11 +94,11 @@ def _changed(copy: Path) -> None:
     ("change", "starts"),
     [
         (lambda copy: None, True),
-        (_changed, False),
+        (lambda copy: _changed(copy / "gpas_cli/words.py"), False),
         (lambda copy: (copy / "torch.py").write_text(""), False),
         (lambda copy: (copy / "torch").symlink_to("/tmp"), False),
         (lambda copy: os.mkfifo(copy / "gpas_cli/more.py"), False),
-        (lambda copy: (copy / "gpas_cli/__pycache__").write_text("x"), False),
+        (lambda copy: _changed(copy / "gpas_cli/__pycache__"), False),
         (lambda copy: (copy / "gpas_cli/words.py").unlink(), False),
     ],
 )
