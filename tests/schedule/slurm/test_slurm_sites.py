@@ -112,7 +112,7 @@ def test_a_python_missing_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path
     toy = one_cell(cluster, tmp_path / "toy", resources="python: /no/such/python")
     toy.submit()
     toy.until(lambda states: states["pre-gpas-s1"] in ("failed", "cancelled"))
-    assert "/no/such/python: not found" in toy.status()["pre-gpas-s1"]["cause"]
+    assert "/no/such/python: No such file or directory" in toy.status()["pre-gpas-s1"]["cause"]
     assert "pre-gpas-s1 has no attempt" in toy.gpas("logs", "pre-gpas-s1").stdout
 
 
