@@ -53,12 +53,14 @@ def opened_since(before: dict[str, str]) -> list[str]:
     def new() -> list[str]:
         return [target for number, target in descriptors().items() if before.get(number) != target]
 
-    if new():
-        gc.collect()
-    if new():
-        gc.unfreeze()  # Commands and jobs freeze what they leave behind when they end.
-        gc.collect()
-        gc.freeze()
+    if not new():
+        return []
+    gc.collect()
+    if not new():
+        return []
+    gc.unfreeze()  # Commands and jobs freeze what they leave behind when they end.
+    gc.collect()
+    gc.freeze()
     until = time.monotonic() + 2  # for threads of a server, which close the socket of a client that has left
     while (left := new()) and time.monotonic() < until:
         time.sleep(0.02)

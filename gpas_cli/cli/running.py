@@ -133,7 +133,6 @@ class ShrunkCells:
     """
 
     def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None) -> None:
-
         whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
         self.left_out = len(chosen) - len(whole)
         self.project = _project()
@@ -185,7 +184,6 @@ def _folder(here: Project) -> Path:
 
 
 def _text(here: Project) -> Any:
-
     folder = _folder(here).relative_to(here.config.parent)
     names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
     return TinyText(*(str(folder / name) for name in names))

@@ -161,7 +161,7 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         token in nats; labels of -100 are ignored.
 
         `attention_mask`, (batch, time before + time), is 0 at padding on either side. `past_key_values` has the keys
-        and values of earlier tokens; with `use_cache` (default: as in the config) `input_ids` add theirs to it.
+        and values of earlier tokens; `use_cache` (default: as in the config) adds the keys and values of `input_ids`.
         Raises ValueError for a mask of another shape, and for `output_attentions`, which is not supported.
         """
         if output_attentions:

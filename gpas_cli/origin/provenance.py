@@ -130,8 +130,8 @@ def trace_number(
 ) -> Provenance:
     """Return the provenance of the result of stage `key`; `runs` is the project's folder of run directories.
 
-    `base` is the cell to compare with, by default the same cell without a gate. `catalogue` has the experiments'
-    schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
+    `base` is the cell to compare with, by default the same cell without a gate. `catalogue`: what the
+    experiments declare, for schemes of plugins. Raises UnknownCell when the database has no attempt at the stage.
     """
     stage = query.stage(engine, key)
     forgotten = _forgotten(runs, key)

@@ -42,7 +42,7 @@ class StageRecord(Record):
 
     `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
     what this one reads, "" if no such job is needed; `demand` is what such a job prepares.
-    `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is a plugin's stage's.
+    `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is the title of a plugin's stage.
     """
 
     plugin: PluginOrigin | None = field(default=None, metadata=ABSENT)

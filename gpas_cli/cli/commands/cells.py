@@ -30,7 +30,7 @@ from gpas_cli.state.observe import cell_statuses, observe, statuses
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus
 from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of
-from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.words import count, listed
 
 _ASK_ABOVE = 3  # cells
@@ -94,7 +94,7 @@ def _counts(states: Sequence[CellStatus]) -> str:
     return ", ".join(f"{number} {state}" for state, number in Counter(state.state for state in states).items())
 
 
-_NAMED = 20  # cells whose results are printed before the confirmation
+_NAMED = 20  # cells that are listed before the confirmation, or in a message
 
 
 @with_run_options
@@ -189,7 +189,6 @@ def _keys(entries: Sequence[Entry]) -> list[str]:
 
 
 def _print_results(states: Sequence[CellStatus]) -> None:
-
     for state in states[:_NAMED]:
         found = main_result(state.metrics)
         number = f"{found[0].words} {found[0].shown(found[1])}" if found else state.state
@@ -199,7 +198,6 @@ def _print_results(states: Sequence[CellStatus]) -> None:
 
 
 def _undo(entries: Sequence[Entry]) -> None:
-
     withdrawn = run_no_more(project().runs, _keys(entries))
     if not withdrawn:
         raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
@@ -207,9 +205,6 @@ def _undo(entries: Sequence[Entry]) -> None:
     note(project().runs, "undo rerun", kept)
     for name in kept:
         say(f"{name}: keeps its earlier result")
-
-
-_NAMED = 20
 
 
 class _ForgottenStageJson(TypedDict):
@@ -249,13 +244,12 @@ def forget(
     named = {_key(entry, stage): entry.id for entry in chosen}
     folders = _restore(named) if undo else _forget(named, why, yes)
     note(project().runs, "restore" if undo else "forget", [named.get(key, key) for key in folders], why)
-    for key, attempts in folders.items():
+    for key, moved in folders.items():
         done = "restored" if undo else "forgotten"
-        say(f"{named.get(key, key)}: {done} ({count(len(attempts), 'attempt')})")
+        say(f"{named.get(key, key)}: {done} ({count(len(moved), 'attempt')})")
     if as_json:
         stages: list[_ForgottenStageJson] = [
-            {"key": key, "directories": [str(attempt.path) for attempt in attempts]}
-            for key, attempts in folders.items()
+            {"key": key, "directories": [str(attempt.path) for attempt in moved]} for key, moved in folders.items()
         ]
         print_json(ForgottenJson(schema=1, stages=stages))
 
@@ -269,8 +263,6 @@ def _key(entry: Entry, kind: str) -> str:
 
 
 def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[AttemptDir]]:
-    from gpas_cli.store.rundir import attempts
-
     runs = project().runs
     tried = [key for key in named if attempts(runs, key)]
     if not tried:
@@ -288,7 +280,6 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
 
 
 def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
-
     done = restore(project().runs, named)
     if not done:
         raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
@@ -305,11 +296,9 @@ def _with_dependents(keys: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _result(key: str) -> str:
-
     status = observe(project().runs, key)
     return f"{status.state}{result(status)}"
 
 
 def _ingest() -> None:
-
     warn(ingest(project()))

@@ -54,7 +54,6 @@ def claims(
 
 
 def _verdicts(chosen: list[Claim]) -> list[Verdict]:
-
     declared = experiments().grids
     grids = [grid for claim in chosen for grid in claim.grids if grid in declared]
     curves = any(comparison.value.curve for claim in chosen for comparison in claim.comparisons)

@@ -133,7 +133,6 @@ def prepare(
 def _prepare(
     demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, view: TokeniseView
 ) -> _PreparedCorpusJson:
-
     data = demand.data
     tokens = token_cache(data, demand.vocab, cache, root=root, notify=view.notice)
     tokens.describe()
@@ -256,7 +255,6 @@ def _words(totals: _TotalsJson) -> str:
 
 
 def _table(found: Sequence[CachedCorpus], names: Mapping[str, str]) -> Columns:
-
     facts_of = ("cache", "text", "tokenizer", "vocabulary", "per document", "split")
     numbers = ("documents", "tokens", "text bytes", "cut off", "complete", "on disk")
     rows: list[tuple[str, ...]] = []

@@ -169,13 +169,11 @@ def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
 
 
 def _find_elsewhere(name: str, where: Project) -> Entry:
-
     declared = load(where.config)
     return find_preferring(declared.default, expand(declared, list(declared.grids)), name)
 
 
 def _print(found: Comparison, with_code: bool) -> None:
-
     say(Text.assemble((found.titles[0], "bold"), " -> ", (found.titles[1], "bold")))
     _print_rows("settings", ("", "A", "B"), [(d.setting, *d.texts) for d in found.settings])
     if not found.settings:
@@ -208,7 +206,6 @@ def _print_stage(stage: StageDifference) -> None:
 
 
 def _print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-
     if rows:
         numbers = frozenset(headers[1:]) if title != "settings" and title != "environment" else frozenset()
         indented = [(f"  {name}", *others) for name, *others in rows]

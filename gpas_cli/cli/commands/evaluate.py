@@ -108,7 +108,6 @@ def _section(values: dict[str, object]) -> Downstream:
 
 
 def _say(event: Event, say: Callable[[str], None]) -> None:
-
     if isinstance(event, Scoring):
         say(f"{event.task} ({event.place} of {event.tasks}) {100 * event.done // max(1, event.total)} %")
     elif not isinstance(event, Outcome) and (text := line(event)):

@@ -109,7 +109,6 @@ def explain(cells: Cells, bounds: _Bounds = False, force: _Force = False, as_jso
 
 
 def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
-
     runs: list[_EquationJson] = [
         {"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)
     ]
@@ -136,7 +135,6 @@ def _site(entry: Entry, stage: Stage) -> dict[str, str]:
 
 
 def _print(entry: Entry) -> None:
-
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
     say(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
@@ -254,5 +252,4 @@ def _preserved_table(rows: tuple[Preserved, ...]) -> Columns:
 
 
 def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Columns:
-
     return Columns(heads, rows, right=frozenset(heads))

@@ -18,7 +18,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.card import ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.entry import Entry
-from gpas_cli.origin.archive import Archive
+from gpas_cli.origin.archive import Archive, write_archive
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.words import byte_size, count
@@ -127,8 +127,6 @@ def export(
 
 
 def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool) -> None:
-    from gpas_cli.origin.archive import write_archive
-
     chosen = {name: entries([name]) for name in dict.fromkeys(grids)}
     made = write_archive(path, project(), experiments(), chosen, anonymous=anonymous)
     if as_json:
@@ -227,7 +225,6 @@ def _document(entry: Entry, folder: Path, checked: str, written: ExportReport) -
 
 
 def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:
-
     measured = written.measured
     code = written.form == "bundled"
     form = (

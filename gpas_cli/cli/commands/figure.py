@@ -177,7 +177,6 @@ def _plot(
     every_run: bool,
     growth: bool,
 ) -> None:
-
     paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
     runs = _runs(chosen, selection)
@@ -209,7 +208,6 @@ def _plot(
 
 
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
-
     if sum(map(bool, (at, layers, heat_map))) > 1:
         raise GpasError("--at, --layers and --map exclude each other")
     return Selection(

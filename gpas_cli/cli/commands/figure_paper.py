@@ -104,7 +104,6 @@ def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
 
 
 def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
-
     heading = figure.heading if output.title is None else output.title or figure.note
     save(Sheet(figure.panels, heading), paths, output.size)
 

@@ -79,7 +79,6 @@ def gc(
 
 
 def _undeclared(declared: Sequence[Entry]) -> list[Entry]:
-
     return undeclared(project().runs, declared, catalogue())
 
 
@@ -123,7 +122,6 @@ def _row(uses: Sequence[StageUse]) -> tuple[str, ...]:
 
 
 def _totals(uses: dict[str, StageUse], rules: Sequence[str]) -> Iterator[str]:
-
     every = list(uses.values())
     checkpoints, others = _sums(every)
     number = sum(len(use.removable) for use in every)

@@ -88,7 +88,6 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
 
 
 def _follow(log: CellLog) -> None:
-
     while True:
         ended = cell_statuses(project().runs, [log.entry])[0].state in _ENDED
         for text in log.new_lines(whole=ended):
@@ -126,7 +125,6 @@ class CellLog:
         return found
 
     def _attempts(self) -> Iterator[AttemptLog]:
-
         runs = project().runs
         stages = [(stage.kind, stage.key) for stage in self.entry.cell.stages]
         if text := facts_of(SchedulerView(runs), stages[0][1]).get("text"):
@@ -177,7 +175,6 @@ class AttemptLog:
         self.headed = True
 
     def _found(self) -> Iterator[Line]:
-
         for found, offset, _ in stretches(self.attempt.journal_path, self.journal):
             self.journal = offset
             yield from found

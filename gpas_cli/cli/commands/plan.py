@@ -92,7 +92,6 @@ def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequen
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
-
     if gpu is not None:
         gpus = named_gpus(gpu, mfu)
         return make_plan(project().runs, chosen, machine=gpus, project=project())

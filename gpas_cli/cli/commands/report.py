@@ -114,7 +114,6 @@ class PageSource:
         return states
 
     def _content(self, states: Sequence[CellStatus], known: Recorded, limits: Limits) -> Content:
-
         made = collect(experiments(), known, states, _log_tail, limits)
         self._meter = self._meter or UsageMeter(project().runs)
         return replace(made, activity=_activity(self._meter.activity(states).total))

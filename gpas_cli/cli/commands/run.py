@@ -122,7 +122,6 @@ def run_grid(
 
 
 def _of_table(table: str, names: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
-
     if names:
         raise GpasError(f"--for-table chooses the grids of table {table}; leave out {shlex.join(names)}")
     return table_entries(table, where)
@@ -330,7 +329,6 @@ def _refuse(state: CellStatus) -> None:
 
 
 def _run(entry: Entry) -> RunSummary:
-
     here = project()
     with make_train_reporter(console()) as reporter:
         request = RunRequest(
@@ -345,7 +343,6 @@ def _run(entry: Entry) -> RunSummary:
 
 
 def _print_end(summary: RunSummary, again: str) -> None:
-
     for name in (*OUTCOMES[1:], "skipped"):
         for item in getattr(summary, name):
             say(f"{name}: {item.reason or item.status.evidence}")

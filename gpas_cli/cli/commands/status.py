@@ -166,7 +166,6 @@ def _everything() -> Iterator[Entry]:
 
 
 def _show_undeclared(view: View, as_json: bool) -> None:
-
     states = _undeclared()
     if as_json:
         print_json(view.document(states))
@@ -211,7 +210,6 @@ def _only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
 
 
 def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
-
     meter = UsageMeter(project().runs)
 
     def screen() -> RenderableType:
@@ -348,7 +346,6 @@ def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
 
 
 def _text_lines(states: Sequence[CellStatus]) -> list[str]:
-
     seen = [(text.name, text.status) for text in _texts(states)]
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]
 

@@ -242,7 +242,6 @@ def _print_missing(tables: Sequence[Table], form: str) -> None:
 
 
 def _print(table: Table, missing: Sequence[Hole]) -> None:
-
     say(table.spec.title, style="italic")
     if not missing:
         say("Every cell has its numbers.")

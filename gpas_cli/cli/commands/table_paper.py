@@ -84,7 +84,6 @@ def _served_parts(
 
 
 def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tuple[Grid, Sequence[Entry]]]:
-
     declared = experiments().grids
     every = expand(experiments(), list(names or declared))
     chosen = {id(entry) for entry in (select(every, where) if where else every)}

@@ -115,7 +115,6 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: _Usage = Fal
 
 
 def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:
-
     cells = (state.entry.cell for state in observed(names, where))
     return used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
 
@@ -250,5 +249,4 @@ def _headline(room: Activity) -> str:
 
 
 def _more(count: int, what: str) -> list[RenderableType]:
-
     return [Text(f"and {count} more {what}", style="dim")] if count > 0 else []

@@ -212,7 +212,6 @@ def _not_run(entry: Entry) -> str:
 
 
 def _print(stage: Provenance) -> None:
-
     say(Text.assemble((stage.name, "bold"), f"  {stage.stage} {stage.key}"))
     if stage.parents:
         say(f"  follows {', '.join(stage.parents)}")

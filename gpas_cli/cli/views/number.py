@@ -157,7 +157,6 @@ def _compared(origin: NumberOrigin) -> str:
 
 
 def _number(origin: NumberOrigin) -> str:
-
     cell, metric = origin.place.cell, origin.place.metric
     over = origin.place.table.spec.over
     text = cell_text(cell, metric.digits, PLAIN)
@@ -170,7 +169,6 @@ def _number(origin: NumberOrigin) -> str:
 
 
 def _difference(origin: NumberOrigin) -> str:
-
     place = origin.place
     base, delta = place.base, place.cell.delta
     assert base is not None  # asked for by the caller
@@ -202,7 +200,6 @@ def _texts(seeds: Sequence[SeedOrigin]) -> Iterator[tuple[str, str]]:
 
 
 def _seed_rows(origin: NumberOrigin) -> Any:
-
     over, metric = origin.place.table.spec.over, origin.place.metric
     digits = metric.digits + 2
     headers = [over, metric.name, "from base", "cell", "attempt", "where", "ended", "run directory"]

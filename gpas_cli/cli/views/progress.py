@@ -109,7 +109,6 @@ class _LiveReporter(_PlainReporter):
         self._results: RenderableType | None = None
 
     def tick(self, snapshot: RunSnapshot) -> None:
-
         if snapshot.ended != self._ended:
             self._ended = snapshot.ended
             self._results = self.results()
