@@ -55,7 +55,7 @@ BUDGET = {
     "plan": (1_250, 52),
     "report": (5_510, 251),
     "results": (220, 9),
-    "schedule": (3_240, 110),
+    "schedule": (3_255, 110),
     "spec": (3_100, 184),
     "state": (1_360, 97),
     "statistics": (280, 30),

@@ -29,6 +29,7 @@ _Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for
 _BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
 _DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
+_BITS = {"M": 20, "G": 30, "T": 40}
 _OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
@@ -124,13 +125,19 @@ def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
         return "no SLURM job of these cells has ended"
     rows: list[dict[str, Cell]] = [
         {
-            "jobs": f"{one.jobs}", "memory asked": byte_size(one.memory), "used": byte_size(one.used_memory),
+            "jobs": f"{one.jobs}", "memory asked": _binary_size(one.memory), "used": _binary_size(one.used_memory),
             "cores asked": f"{one.cpus}", "busy": f"{one.used_cores:.2f}",
             "time asked": stopwatch(one.limit) if one.limit else "no limit", "longest": stopwatch(one.longest),
         }
         for one in profiles
     ]  # fmt: skip
     return Columns.of(rows, rows[0].keys())
+
+
+def _binary_size(number: int) -> str:
+    """Return a number of bytes in the units of `resources.mem`, which are SLURM's: 300M is 300 times 2**20 bytes."""
+    unit = next((unit for unit in ("T", "G") if number >= 1 << _BITS[unit]), "M")
+    return f"{number / (1 << _BITS[unit]):.4g}{unit}"
 
 
 def _render(room: Activity, height: int) -> RenderableType:

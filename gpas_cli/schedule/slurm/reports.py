@@ -238,7 +238,8 @@ def _accounted(since: Mapping[str, float], fields: Sequence[str], *options: str)
     first = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(min(since.values()) - 60))
     # Without states and an end, sacct leaves out jobs that were cancelled while they waited for others.
     when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
-    words = ("-n", "-a", "-P", *options, *when, f"--name={','.join(since)}", "-o", ",".join(fields))
+    which = () if any(word.startswith("--jobs") for word in options) else (f"--name={','.join(since)}",)
+    words = ("-n", "-a", "-P", *options, *when, *which, "-o", ",".join(fields))
     rows = (line.split("|") for line in client.run("sacct", *words).splitlines())
     return [row for row in rows if len(row) == len(fields)]
 
@@ -284,11 +285,16 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     """Return the use of the ended jobs of these stages. Raises SlurmError if accounting does not answer."""
     made = [found for entry in submission.folder(runs).glob("gpas-*") if (found := submission.find(runs, entry.name))]
-    ours = {one.name: one.since for one in made if any(key in keys for element in one.keys for key in element)}
+    ours = [one for one in made if any(key in keys for element in one.keys for key in element)]
     if not ours:
         return []
+    since = {one.name: one.since for one in ours}
+    rows = _accounted(since, _FIELDS)
+    named = {row[1] for row in rows}
+    if ids := [id for one in ours if one.name not in named and (id := one.job())]:  # renamed since, or still queued
+        rows += _accounted(since, _FIELDS, f"--jobs={','.join(ids)}")
     jobs: dict[str, list[list[str]]] = {}
-    for row in _accounted(ours, _FIELDS):
+    for row in rows:
         jobs.setdefault(row[0].partition(".")[0], []).append(row)
     groups: dict[tuple[int, int, int], list[tuple[int, float, float]]] = {}
     for whole, *steps in jobs.values():

@@ -145,7 +145,17 @@ def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site) -> N
     (used,) = site.gpas("top", "small", "--usage", "--json").json["profiles"]
     assert used == {"memory": 2**30, "cpus": 2, "limit": 3600, "jobs": 1, "used_memory": 2**29, "used_cores": 0.6,
                     "longest": 100.0}  # fmt: skip
-    assert "537 MB" in site.gpas("top", "small", "--usage").out
+    said = site.gpas("top", "small", "--usage").out.split()
+    assert {"1G", "512M"} <= set(said)  # in the units of `mem: 1G`
+    assert not any("--jobs" in call for call in site.programs.calls("sacct"))
+
+
+def test_usage_has_the_jobs_of_an_array_that_was_renamed(site: Site) -> None:
+    declare(site, "mem: 300M")
+    submitted(site)
+    used = "8_0|other|COMPLETED|300M|2|60|100|01:00|\\n8_0.0|sh|COMPLETED||2||100|01:00|100M\\n"
+    site.programs.script("sacct", f'case "$*" in *--jobs=8*) printf "{used}";; esac')
+    assert "300M" in site.gpas("top", "small", "--usage").out
 
 
 def test_plans_show_the_resources_of_all_attempts(site: Site) -> None:
