@@ -1,11 +1,13 @@
-"""Direct scoring: the metrics of lm-evaluation-harness on the same documents, without it."""
+"""Tasks from files, the embedded tasks, and scores of a trained cell at them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from exporting import CPU, Room
@@ -14,14 +16,15 @@ from test_evaluate_harness import DOCUMENTS
 
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError
 from gpas_cli.evaluate.downstream import score_directly, score_tasks, standard_error
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.task_score import MissingTask, TaskUnavailable
 from gpas_cli.evaluate.tasks import EmbeddedTask, direct_task
 from gpas_cli.evaluate.tasks.forms import FORMS
-from gpas_cli.evaluate.tasks.local import import_task
+from gpas_cli.evaluate.tasks.local import LocalTask, digest_of, import_task
 from gpas_cli.model.llama import build
-from gpas_cli.spec.downstream import Downstream
+from gpas_cli.spec.downstream import GROUPS, Downstream
 from gpas_cli.train import checkpoint
 from gpas_cli.train.run import prepare_text
 
@@ -136,3 +139,210 @@ def test_a_task_without_a_question_that_fits_has_their_number_and_the_others_are
     assert [(one.task, one.metric, one.value, one.examples) for one in skipped] == [(name, "skipped", 2, 0)]
     assert isinstance(found, list)
     assert found[0].task == other
+
+
+REAL = Path(__file__).parents[1] / "real"
+ARC = {"question": "Why is the sky blue?", "choices": {"text": ["sea", "air"], "label": ["A", "B"]}, "answerKey": "B"}
+
+
+def test_an_imported_file_gives_its_questions(tmp_path: Path) -> None:
+    made = import_task(write(tmp_path / "own.jsonl", [ARC, ARC]), "arc_easy", tmp_path)
+    assert made.questions == 2
+    assert made.path == tmp_path / "tasks" / f"{made.name}.jsonl"
+    task = direct_task(made.name, tmp_path)
+    assert task is not None
+    question = task.questions()[0]
+    assert question.context == "Question: Why is the sky blue?\nAnswer:"
+    assert (question.choices, question.answer) == (("sea", "air"), 1)
+
+
+def test_the_digest_is_that_of_the_documents_however_they_are_written(tmp_path: Path) -> None:
+    lines = write(tmp_path / "own.jsonl", [ARC, ARC])
+    indented = tmp_path / "own.json"
+    indented.write_text(json.dumps([ARC, ARC], indent=3))
+    assert import_task(lines, "arc_easy", tmp_path) == import_task(indented, "arc_easy", tmp_path)
+    changed = write(tmp_path / "own.jsonl", [ARC, {**ARC, "answerKey": "A"}])
+    assert import_task(changed, "arc_easy", tmp_path).name != import_task(indented, "arc_easy", tmp_path).name
+
+
+def test_a_task_of_a_new_name_has_context_choices_and_answer(tmp_path: Path) -> None:
+    document = {"context": "2 + 2 =", "choices": ["3", "4", "5"], "answer": 1}
+    made = import_task(write(tmp_path / "sums.jsonl", [document]), "sums", tmp_path)
+    task = direct_task(made.name, tmp_path)
+    assert task is not None
+    assert task.questions()[0].context == "2 + 2 ="
+
+
+def test_a_missing_and_a_changed_file_are_unavailable(tmp_path: Path) -> None:
+    made = import_task(write(tmp_path / "own.jsonl", [ARC]), "arc_easy", tmp_path)
+    task = direct_task(made.name, tmp_path)
+    assert task is not None
+    write(made.path, [ARC, ARC])
+    with pytest.raises(TaskUnavailable, match="has changed: its digest is"):
+        task.questions()
+    made.path.unlink()
+    with pytest.raises(TaskUnavailable, match="gpas data import-task FILE --task arc_easy"):
+        task.questions()
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "no field 'answerKey'|no field 'choices'"),
+        ({**ARC, "answerKey": "C"}, "answerKey 'C' is not one of the labels A, B"),
+        ({**ARC, "choices": {"text": ["one"], "label": ["A"]}, "answerKey": "A"}, "fewer than two choices"),
+        ({**ARC, "choices": {"text": ["a", "b"], "label": ["B"]}}, "1 labels for 2 choices"),
+        ({**ARC, "question": 3}, "'question' is not text"),
+        (["a"], "a list, not a JSON object with question"),
+    ],
+)
+def test_a_wrong_document_is_refused_with_its_place(tmp_path: Path, document: Any, message: str) -> None:
+    path = write(tmp_path / "own.jsonl", [ARC, document])
+    with pytest.raises(DataError, match=rf"own\.jsonl:2: .*({message})"):
+        import_task(path, "arc_easy", tmp_path)
+    assert not (tmp_path / "tasks").exists()
+
+
+def test_the_place_in_a_list_is_the_line_where_the_document_begins(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps([ARC, {}], indent=2))
+    line = path.read_text().splitlines().index("  {}") + 1
+    with pytest.raises(DataError, match=rf"own\.json:{line}: record 2: no field"):
+        import_task(path, "arc_easy", tmp_path)
+
+
+TORN = {
+    "a line": ('{"question": "Wh', r"own\.jsonl:2: not a line of JSON"),
+    "two objects in a line": ("{}{}", r"own\.jsonl:2: not a line of JSON"),
+    "nested deeply": ("[" * 200_000, r"own\.jsonl:2: not a line of JSON: it is nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("kind", TORN)
+def test_a_torn_file_is_refused_with_the_line(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / "own.jsonl", [ARC])
+    path.write_text(path.read_text() + TORN[kind][0])
+    with pytest.raises(DataError, match=TORN[kind][1]):
+        import_task(path, "arc_easy", tmp_path)
+
+
+def test_a_list_whose_end_is_missing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "torn.json"
+    path.write_bytes(real("arc_easy").read_bytes().rstrip(b"]\n"))
+    with pytest.raises(DataError, match=r"torn\.json:19: a comma or the end of the list is missing here"):
+        import_task(path, "arc_easy", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Arc", "arc easy", "../arc", "choices", "wikitext", "indent"])
+def test_a_name_that_cannot_be_a_task_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="--task"):
+        import_task(write(tmp_path / "own.jsonl", [ARC]), name, tmp_path)
+
+
+def real(task: str) -> Path:
+    """Return a few records of the file of LLM-Adapters for a task, with its own bytes."""
+    return REAL / "llm_adapters" / f"{task.removesuffix('_closed_book')}.json"
+
+
+@pytest.mark.parametrize(
+    ("task", "context", "choices", "answers"),
+    [
+        ("arc_easy", "Question: When a rock is placed in a graduated cylinder containing water, the height of the "
+         "water will\nAnswer:", ("decrease", "increase", "remain the same"), [0, 1, 1]),
+        ("arc_challenge", "Question: A group of engineers wanted to know how different building designs would respond "
+         "during an earthquake. They made several models of buildings and tested each for its ability to withstand "
+         "earthquake conditions. Which will most likely result from testing different building designs?\nAnswer:", (
+             "buildings will be built faster", "buildings will be made safer", "building designs will look nicer",
+             "building materials will be cheaper"), [2, 1]),
+        ("openbookqa", "There is most likely going to be fog around:",
+         ("a marsh", "a tundra", "the plains", "a desert"), [1, 0]),
+        ("social_iqa", "Q: Sydney walked past a homeless woman asking for change but did not have any money they could "
+         "give to her. Sydney felt bad afterwards. How would you describe Sydney?\nA:",
+         ("sympathetic", "like a person who was unable to help", "incredulous"), [2, 0, 1]),
+        ("piqa", "Question: dresser\nAnswer:",
+         ("replace drawer with bobby pin", "finish, woodgrain with  bobby pin"), [0, 1, 1]),
+        ("winogrande", "", ("always got the harder cases.",) * 2, [1, 0, 0]),
+        ("boolq_closed_book", "Question: is house tax and property tax are same?\nAnswer:", ("no", "yes"), [0, 1, 1]),
+    ],
+)  # fmt: skip
+def test_records_of_a_real_file_of_llm_adapters(
+    tmp_path: Path, task: str, context: str, choices: tuple[str, ...], answers: list[int]
+) -> None:
+    imported = direct_task(import_task(real(task), task, tmp_path).name, tmp_path)
+    assert imported is not None
+    found = imported.questions()
+    assert [question.answer for question in found] == answers
+    assert (found[1].context, found[1].choices) == (context, choices)
+
+
+def test_a_real_winogrande_record_has_a_context_for_each_choice(tmp_path: Path) -> None:
+    imported = direct_task(import_task(real("winogrande"), "winogrande", tmp_path).name, tmp_path)
+    assert imported is not None
+    before = "Sarah was a much better surgeon than Maria so "
+    assert imported.questions()[0].contexts == (f"{before}Sarah", f"{before}Maria")
+
+
+CHANGES: dict[str, tuple[str, str, str]] = {
+    "the answer is no choice": ("", "", "'answer4' is not one of answer1, answer2, answer3"),
+    "more choices than named": ("answer1/answer2/answer3", "answer1/answer2", "are answer1, answer2, answer3, not"),
+    "fewer choices than named": ("Answer3: ", "", "are answer1, answer2, not answer1, answer2, answer3"),
+    "no answer format": ("\n\nAnswer format: answer1/answer2/answer3", "", "has 0 times 'Answer format:'"),
+    "the format in a choice": ("Answer3: ", "Answer3: yes.Answer format: ", "a choice contains 'Answer format:'"),
+    "another head": ("Please choose the correct answer to the question: ", "Q: ", "does not begin with 'Please"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_form_that_is_not_known_is_refused_with_record_and_line(tmp_path: Path, change: str) -> None:
+    old, new, message = CHANGES[change]
+    records = json.loads(real("social_iqa").read_text())
+    changed = {**records[1], "instruction": records[1]["instruction"].replace(old, new)}
+    changed["answer"] = "answer4" if change == "the answer is no choice" else changed["answer"]
+    path = write(tmp_path / "own.jsonl", [records[0], changed])
+    with pytest.raises(DataError, match=rf"own\.jsonl:2: record 2: .*{message}"):
+        import_task(path, "social_iqa", tmp_path)
+
+
+def test_the_records_of_another_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r":2: record 1: the choices are option1, option2; those of this task are answer1"
+    ):
+        import_task(real("winogrande"), "arc_easy", tmp_path)
+    with pytest.raises(DataError, match=r":2: record 1: 4 choices and the question .* are not of social_iqa"):
+        import_task(real("openbookqa"), "social_iqa", tmp_path)
+
+
+def test_a_file_of_two_kinds_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", [*json.loads(real("arc_easy").read_text()), ARC])
+    with pytest.raises(DataError, match=r"own\.jsonl:4: record 4: only one of this and the first record"):
+        import_task(path, "arc_easy", tmp_path)
+
+
+def test_a_task_that_an_earlier_version_imported_wrongly_is_unavailable(tmp_path: Path) -> None:
+    option2 = "Maria Answer format: option1/option2"
+    document = {"sentence": "Ann so _ left.", "option1": "Sarah", "option2": option2, "answer": "1"}
+    content = (json.dumps(document) + "\n").encode()
+    task = direct_task(f"winogrande@{digest_of(content)}", tmp_path)
+    assert isinstance(task, LocalTask)
+    task.path.parent.mkdir()
+    task.path.write_bytes(content)
+    with pytest.raises(TaskUnavailable, match=r"jsonl:1: a choice contains 'Answer format:'.*import the file again"):
+        task.questions()
+
+
+def test_boolq_without_passages_is_only_the_closed_book_task(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="import it as --task boolq_closed_book"):
+        import_task(real("boolq"), "boolq", tmp_path)
+
+
+@pytest.mark.parametrize("name", GROUPS["embedded"])
+def test_embedded_tasks_are_balanced_and_always_the_same(name: str) -> None:
+    task = EmbeddedTask(name)
+    found = task.questions()
+    assert found == task.questions()
+    assert len(found) >= 900
+    places = [question.answer for question in found]
+    assert len({places.count(place) for place in set(places)}) == 1
+    # The first questions are balanced too: `limit` takes them.
+    assert sorted(places[: len(set(places))]) == sorted(set(places))
+    assert task.version.startswith("1-")

@@ -1,20 +1,30 @@
-"""Initial parameters against the reference's statistics for every architecture and each preset's formula."""
+"""Initial parameters against the reference's statistics, and properties of every architecture."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from canonical_names import canonical_parameters
+from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 from golden_networks import GOLDEN, model_of
 
+from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model.init import initialise
-from gpas_cli.model.llama import build
-from gpas_cli.spec.model import _PRESETS
-from gpas_cli.spec.parse_cell import parse_model
+from gpas_cli.model.layers import _MLP, GpasGate, norm_slot
+from gpas_cli.model.llama import Llama, activation_variance, build
+from gpas_cli.spec.equation import equations
+from gpas_cli.spec.gate import _SITES, ACTIVATIONS, Gate, activation
+from gpas_cli.spec.model import _PRESETS, FAMILIES, SIZES, Model
+from gpas_cli.spec.norm import SCHEMES, Norm
+from gpas_cli.spec.parse_cell import cell_from, parse_model
 
 STATISTICS = json.loads((GOLDEN / "init_stats.json").read_text())["std_hidden256_layers8_ffn688_vocab2000"]
 SIZE = {"hidden": 256, "ffn": 688, "heads": 4, "layers": 8, "vocab": 2000}
@@ -134,3 +144,220 @@ def test_a_parameter_without_a_rule_is_an_error() -> None:
     model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(LookupError, match=r"no initialisation rule matches extra\.weight"):
         initialise(model, model.spec, seed=1)
+
+
+TINY = {"hidden": 8, "ffn": 12, "heads": 2, "layers": 2, "vocab": 11}
+TOKENS = torch.arange(10).reshape(2, 5)
+SHARES = ("layer", "sublayer")
+OPEN = 0.2  # alpha of a gate that takes something away
+
+
+def spelled(scheme: str) -> dict:
+    """Return the scheme with two layers, which show all of it."""
+    return {"scheme": scheme, **({"post_fraction": 0.5} if scheme == "mix" else {})}
+
+
+def network(scheme: str, gate: object = None, size: dict = TINY, **kwargs: object) -> Llama:
+    # Matrices large enough that every part of the network matters.
+    return build(parse_model({"size": size, "norm": spelled(scheme), "gate": gate, "init": {"std": 0.4}}), **kwargs)
+
+
+def gradients(model: Llama) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    F.cross_entropy(model(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def absorbed(model: Model, layer: int, last: bool) -> bool:
+    """Return whether a norm directly follows the gate of a sub-layer, so that only its eps makes a difference."""
+    slot = model.gate_slot(layer)
+    if slot == "sum" and model.wiring(layer).out_norm:
+        return True
+    return last and layer == model.size.layers and slot in ("sum", "out")
+
+
+def useless(model: Model) -> set[str]:
+    """Return the gates without any effect, which are exceptions."""
+    found = set()
+    for layer in range(1, model.size.layers + 1):
+        attention, feed_forward = absorbed(model, layer, last=False), absorbed(model, layer, last=True)
+        if model.gate.share == "layer":
+            found |= {f"model.layers.{layer - 1}.gate.alpha"} if attention and feed_forward else set()
+        else:
+            found |= {f"model.layers.{layer - 1}.attn_gate.alpha"} if attention else set()
+            found |= {f"model.layers.{layer - 1}.mlp_gate.alpha"} if feed_forward else set()
+    return found
+
+
+def variants(model: Llama, start: float) -> Iterator[tuple[str, bool]]:
+    """Yield the network with each activation, with and without stop-gradient, its gates at `start`."""
+    for act, stop in itertools.product((*ACTIVATIONS, SOFTSIGN), (True, False)):
+        made = GpasGate(Gate(activation=act, stop_gradient=stop), start)
+        for gate in model.gates():
+            gate.activation, gate.stop_gradient = made.activation, made.stop_gradient
+            gate.alpha.data.fill_(start)
+        yield act, stop
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str, share: str) -> None:
+    plain = network(scheme, dtype=torch.float64)(TOKENS)
+    for site in _SITES:
+        model = network(scheme, {"site": site, "share": share, "init": OPEN}, dtype=torch.float64)
+        exceptions = useless(model.spec)
+        for act, stop in variants(model, OPEN):
+            # Leaky ReLU's slope is 1 above 0, all others' at least 0.6: a gradient below 1e-5 is the eps of a norm.
+            dead = {name for name, grad in gradients(model).items() if not grad.abs().max() > 1e-5}
+            assert dead == exceptions, (site, act, stop)
+        for case in variants(model, 0.0):
+            with torch.no_grad():
+                assert torch.equal(model(TOKENS), plain), (site, case)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_fixed_gate_computes_the_same_without_a_parameter(scheme: str, share: str) -> None:
+    for site in _SITES:
+        gate = {"site": site, "share": share, "init": [OPEN, -OPEN]}
+        learnable, fixed = network(scheme, gate), network(scheme, {**gate, "learnable": False})
+        assert torch.equal(learnable(TOKENS), fixed(TOKENS)), site
+        kept = {name for name in canonical_parameters(learnable) if ".gate" not in name or "mlp.gate" in name}
+        kept -= {name for name in kept if name.endswith("gate.mlp")}
+        assert set(canonical_parameters(fixed)) == kept
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_states_travel_and_any_layer_can_be_removed(scheme: str, share: str) -> None:
+    for site in _SITES:
+        gate = {"site": site, "share": share, "init": OPEN}
+        one, other = network(scheme, gate, seed=1), network(scheme, gate, seed=2)
+        assert not torch.equal(one(TOKENS), other(TOKENS))
+        other.load_state_dict(one.state_dict())
+        whole = one(TOKENS)
+        assert torch.equal(whole, other(TOKENS))
+        for layer in (1, 2):
+            with without_layer(one, layer):
+                rest = one(TOKENS)
+            assert rest.isfinite().all()
+            assert not torch.equal(rest, whole)
+        assert torch.equal(one(TOKENS), whole)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_networks_have_one_key_exactly_if_they_have_one_equation(scheme: str) -> None:
+    optim = {"lr": 1e-3, "warmup": 1, "steps": 9}
+    for act, stop, learnable, share in itertools.product(ALL_ACTIVATIONS, (True, False), (True, False), SHARES):
+        gate = {"activation": act, "stop_gradient": stop, "learnable": learnable, "share": share, "init": OPEN}
+        values = {"size": {**TINY, "vocab": 300}, "norm": spelled(scheme), "data": "quickstart", "optim": optim}
+        cells = [cell_from({**values, "gate": {**gate, "site": site}}) for site in _SITES]
+        found = {(cell.key, json.dumps(equations(cell.model))) for cell in cells}
+        assert len(found) == len({key for key, _ in found}) == len({text for _, text in found})
+
+
+@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("act", ALL_ACTIVATIONS)
+def test_the_jacobian_of_a_gate(act: str, stop: bool) -> None:
+    """The identity with stop-gradient, 1 - act(alpha) times it without."""
+    gate = next(network("pre", {"activation": act, "stop_gradient": stop, "init": 0.3}).gates()).double()
+    assert gate.value().item() == pytest.approx(activation(act).value(gate.alpha.item()), rel=1e-14)
+    jacobian = torch.autograd.functional.jacobian(gate, torch.randn(5, dtype=torch.float64))
+    expected = torch.eye(5, dtype=torch.float64)
+    if stop:
+        assert torch.equal(jacobian, expected)
+    else:
+        torch.testing.assert_close(jacobian, (1 - gate.value()).detach() * expected, rtol=1e-14, atol=0)
+
+
+def test_schemes_with_one_seed_share_their_matrices() -> None:
+    alike = [scheme for scheme in SCHEMES if SCHEMES[scheme].init_preset == "normal"]
+    states = {scheme: network(scheme, seed=5).state_dict() for scheme in alike}
+    for state in states.values():
+        for name in (n for n in state if "_proj" in n or "embed_tokens" in n or "head" in n):
+            assert torch.equal(state[name], states["pre"][name]), name
+    assert not torch.equal(states["pre"]["lm_head.weight"], network("pre", seed=6).state_dict()["lm_head.weight"])
+
+
+COUNTS = {
+    "9m": 8_995_968, "20m": 19_548_416, "35m": 35_197_824, "40m": 42_392_480, "60m": 58_073_600, "71m": 70_578_688,
+    "100m": 100_117_120, "130m": 134_105_856, "250m": 247_370_496, "350m": 367_969_280, "1b": 1_339_082_752,
+    "3b": 2_685_831_680, "7b": 6_738_415_616,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", COUNTS)
+def test_parameter_counts_are_the_references(size: str) -> None:
+    shape = SIZES[size]
+    extra = {"sandwich": 2, "peri": 2}
+    for scheme, gate in itertools.product(SCHEMES, (None, "gpas")):
+        if gate and size not in ("71m", "7b"):
+            continue
+        model = build(parse_model({"size": size, "norm": scheme, "gate": gate}), device="meta")
+        norms = extra.get(scheme, 0) * shape.layers * shape.hidden + (shape.hidden if scheme == "peri" else 0)
+        gates = shape.layers if gate else 0
+        assert sum(p.numel() for p in model.parameters()) == COUNTS[size] + norms + gates, scheme
+
+
+def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
+    model = network("pre", {"init": 0.3})
+    with activation_variance(model) as seen:
+        model(TOKENS)
+    embedded = model.model.embed_tokens(TOKENS)
+    assert len(seen) == 3
+    assert seen[0].item() == pytest.approx(embedded.var(-1, correction=0).mean().item(), rel=1e-6)
+    model(TOKENS)
+    assert len(seen) == 3
+    assert [gate.value().item() for gate in model.gates()] == pytest.approx([activation("silu").value(0.3)] * 2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -> None:
+    torch.manual_seed(0)
+    size = parse_model({"size": {"hidden": 6, "ffn": 5, "heads": 1, "layers": 1, "vocab": 10}}).size
+    mlp = _MLP(size, replace(FAMILIES["llama"], bias=bias)).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def plain(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
+        return mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))  # type: ignore[no-any-return]
+
+    def ours(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
+        return mlp(x)  # type: ignore[no-any-return]
+
+    inputs = (x, *mlp.parameters())
+    kept = list[torch.Tensor]()
+    d_y = torch.randn_like(x)
+    for a, b in zip(*(torch.autograd.grad(f(*inputs), inputs, d_y) for f in (plain, ours)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+    assert torch.autograd.gradgradcheck(ours, inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        mlp(x)
+    assert sum(t.shape == (2, 3, size.ffn) for t in kept) == 2
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_rmsnorm_saves_only_its_input_and_has_every_derivative(scale: float) -> None:
+    torch.manual_seed(0)
+    norm = norm_slot(Norm(scale=scale), 6, 1e-6).double()
+    torch.nn.init.normal_(norm.weight)
+    inputs = (torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True), norm.weight)
+    kept = list[torch.Tensor]()
+
+    def plain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (weight * scale)
+
+    d_y = torch.randn(2, 3, 6, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad(y, inputs, d_y) for y in (norm(inputs[0]), plain(*inputs)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+    assert torch.autograd.gradgradcheck(lambda x, _weight: norm(x), inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        norm(inputs[0])
+    assert [t.shape for t in kept if t.numel() > 6] == [(2, 3, 6)]
+
+
+def test_a_small_share_is_not_rounded_away_under_autocast() -> None:
+    gate = GpasGate(Gate(activation="identity"), 0.0)
+    torch.nn.init.constant_(gate.alpha, 2.0**-12)
+    x = torch.ones(3, dtype=torch.bfloat16)
+    assert torch.equal(gate(x), torch.full((3,), 1 - 2.0**-12))
+    assert gate.to(torch.bfloat16)(x).dtype == torch.bfloat16

@@ -1,17 +1,23 @@
-"""Joined and padded products compute what the separate ones compute, gradients included."""
+"""Joined and padded products, and attention on the stream of packed rows, compute what the plain ones compute."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpas_cli.data.loader import IGNORED
-from gpas_cli.model import layers
+from gpas_cli.model import attention, layers
+from gpas_cli.model.attention import has_ragged, ragged_attention, suits_ragged
 from gpas_cli.model.layers import _with_inputs, aligned_rows, outputs
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
+from gpas_cli.train import loss as loss_module
+from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 
@@ -21,7 +27,7 @@ TOKENS = np.random.default_rng(0).integers(0, 50, (4, 9))
 
 
 @pytest.fixture(params=["padded", "full"])
-def rows(request: pytest.FixtureRequest) -> DeviceRows:
+def either(request: pytest.FixtureRequest) -> DeviceRows:
     lengths = np.array((9, 5, 4, 2) if request.param == "padded" else (9, 9, 9, 9))
     return DeviceRows.of(TOKENS, np.where(np.arange(9) < lengths[:, None], TOKENS, IGNORED), FP32.device)
 
@@ -32,10 +38,10 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
 
 
-def gradients(network: Llama, rows: DeviceRows) -> dict[str, Tensor]:
+def gradients(network: Llama, either: DeviceRows) -> dict[str, Tensor]:
     """Return the loss and the gradient of every parameter that has one."""
     network.zero_grad()
-    loss = summed_loss(network, rows, FP32)
+    loss = summed_loss(network, either, FP32)
     loss.backward()
     return {"loss": loss.detach()} | {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
@@ -45,13 +51,13 @@ FAMILIES = [{}, {"qk_norm": "head"}, {"qk_norm": "width"}, {"ffn": "gelu", "bias
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_wide_products_give_the_same_loss_and_gradients(
-    family: dict[str, object], rows: DeviceRows, monkeypatch: pytest.MonkeyPatch
+    family: dict[str, object], either: DeviceRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = parse_model({"size": SIZE, "gate": "gpas", "family": family})
     network = build(model, dtype=torch.float64)
-    separate = gradients(network, rows)
+    separate = gradients(network, either)
     monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
-    together = gradients(network, rows)
+    together = gradients(network, either)
     assert together.keys() == separate.keys()
     for name, expected in separate.items():
         torch.testing.assert_close(together[name], expected, rtol=1e-12, atol=1e-14)
@@ -76,13 +82,13 @@ def test_a_layer_has_a_third_fewer_products(wide: None) -> None:
 
 
 @pytest.mark.parametrize("frozen", ["q_proj", "gate_proj", "layers.0"])
-def test_frozen_maps_get_no_gradient(wide: None, frozen: str, rows: DeviceRows) -> None:
+def test_frozen_maps_get_no_gradient(wide: None, frozen: str, either: DeviceRows) -> None:
     network = build(parse_model({"size": SIZE}))
-    expected = gradients(network, rows)
+    expected = gradients(network, either)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(frozen not in name)
         parameter.grad = None
-    found = gradients(network, rows)
+    found = gradients(network, either)
     assert found.keys() == {name for name in expected if frozen not in name}
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name])
@@ -90,13 +96,13 @@ def test_frozen_maps_get_no_gradient(wide: None, frozen: str, rows: DeviceRows) 
 
 @pytest.mark.parametrize("name", ["bf16", "pure_bf16"])
 def test_in_bfloat16_wide_products_agree_up_to_rounding(
-    name: str, rows: DeviceRows, monkeypatch: pytest.MonkeyPatch
+    name: str, either: DeviceRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     precision = Precision(name, FP32.device)
     network = build(parse_model({"size": SIZE}), dtype=precision.weights)
-    separate = summed_loss(network, rows, precision)
+    separate = summed_loss(network, either, precision)
     monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
-    together = summed_loss(network, rows, precision)
+    together = summed_loss(network, either, precision)
     together.backward()
     torch.testing.assert_close(together, separate, rtol=1e-2, atol=0)
     assert all(p.grad is not None and p.grad.dtype == p.dtype for p in network.parameters())
@@ -155,3 +161,148 @@ def test_the_state_dict_is_that_of_separate_maps(wide: None) -> None:
     assert shapes["self_attn.q_proj.weight"] == (16, 16)
     assert shapes["mlp.gate_proj.weight"] == (43, 16)
     assert shapes["mlp.down_proj.weight"] == (16, 43)
+
+
+CPU = torch.device("cpu")
+NARROW = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 50}
+
+
+def rows(*lengths: int) -> DeviceRows:
+    targets = np.where(np.arange(9) < np.array(lengths)[:, None], TOKENS, IGNORED)
+    return DeviceRows.of(TOKENS, targets, CPU)
+
+
+def documents(*first: int) -> DeviceRows:
+    starts = np.zeros((4, 9), np.bool_)
+    starts[:, 0] = True
+    starts.ravel()[list(first)] = True
+    return DeviceRows.of(TOKENS, TOKENS, CPU, starts=starts)
+
+
+def by_rows(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """Compute what FlashAttention's kernel does, row by row."""
+    ends = bounds.tolist()
+    assert max(np.diff(ends)) <= longest
+    parts = []
+    for start, end in zip(ends, ends[1:], strict=False):  # noqa: RUF007
+        own = (tensor[start:end].transpose(0, 1) for tensor in (q, k, v))
+        parts.append(F.scaled_dot_product_attention(*own, is_causal=True).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of the test has the kernel, which takes every dtype."""
+    monkeypatch.setattr(loss_module, "has_ragged", lambda device: True)
+    monkeypatch.setattr(attention, "suits_ragged", lambda x, head_dim: True)
+    monkeypatch.setattr(attention, "ragged_attention", by_rows)
+
+
+@pytest.mark.parametrize("family", [{}, {"qk_norm": "head"}, {"positions": "learned", "context": 9}], ids=str)
+@pytest.mark.parametrize("kind", ["padded", "empty rows", "documents"])
+def test_attention_on_the_stream_is_that_on_the_rows(
+    family: dict[str, object], kind: str, request: pytest.FixtureRequest
+) -> None:
+    def made() -> DeviceRows:
+        return {"padded": rows(9, 5, 4, 2), "empty rows": rows(9, 0, 4, 0), "documents": documents(3, 11, 30)}[kind]
+
+    network = build(parse_model({"size": NARROW, "gate": "gpas", "family": family}), dtype=torch.float64)
+    found = []
+    for _ in range(2):
+        network.zero_grad()
+        own = made()
+        value = summed_loss(network, own, FP32)
+        value.backward()
+        found.append((value.detach(), {name: p.grad for name, p in network.named_parameters()}))
+        assert own.packing is not None
+        assert (own.packing.bounds is not None) == (len(found) == 2)
+        request.getfixturevalue("on_gpu")
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+
+
+def test_the_kernel_has_the_shapes_that_attention_expects() -> None:
+    """Without a GPU: on fake tensors of one."""
+    assert attention._in_torch()
+    with FakeTensorMode():
+        stream = [torch.empty(20, 2, 8, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        bounds = torch.empty(5, device="cuda", dtype=torch.int32)
+        y = ragged_attention(*stream, bounds, 9)
+        assert (y.shape, y.dtype) == ((20, 2, 8), torch.bfloat16)
+
+
+def test_only_causal_attention_has_bounds(on_gpu: None) -> None:
+    lengths = np.array([9, 5, 4, 2])
+    targets = np.where(np.arange(9) < lengths[:, None], TOKENS, IGNORED)
+    masked = DeviceRows.of(TOKENS, targets, CPU, prefix=lengths)
+    assert masked.packing is not None
+    assert masked.targeted is not None
+    assert masked.packing.bounds is None
+    assert masked.targeted.bounds is None
+    assert rows(*lengths).packing.bounds.tolist() == [0, 9, 14, 18, 20]  # type: ignore[union-attr]
+
+
+def test_a_kernel_is_used_only_for_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_ragged(CPU)
+    assert rows(9, 5, 4, 2).packing.bounds is None  # type: ignore[union-attr]
+    assert not suits_ragged(torch.empty(1, dtype=torch.bfloat16), 64)
+    with FakeTensorMode():
+        half, single = (torch.empty(1, device="cuda", dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+        assert suits_ragged(half, 64)
+        assert not suits_ragged(half, 84)
+        assert not suits_ragged(single, 64)
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+        assert suits_ragged(single, 64)
+
+
+def test_a_kernel_that_fails_or_errs_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 99)
+
+    def fail(device: torch.device) -> float:
+        raise RuntimeError("no kernel for this GPU")
+
+    monkeypatch.setattr(attention, "_in_torch", lambda: True)
+
+    def fail_without_message(device: torch.device) -> float:
+        raise AssertionError
+
+    cases = [(fail, "no kernel for this GPU"), (fail_without_message, "AssertionError")]
+    for error, message in [*cases, (lambda device: 0.3, "off by 0.3"), (lambda device: np.nan, "off by nan")]:
+        has_ragged.cache_clear()
+        monkeypatch.setattr(attention, "_error", error)
+        with pytest.warns(UserWarning, match=message):
+            assert not has_ragged(gpu)
+    has_ragged.cache_clear()
+    monkeypatch.setattr(attention, "_error", lambda device: 0.001)
+    assert has_ragged(gpu)
+    has_ragged.cache_clear()
+
+
+def test_the_check_of_the_kernel_compares_outputs_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "ragged_attention", by_rows)
+    assert attention._error(CPU) < attention.TOLERANCE
+    with torch.no_grad():  # as in an evaluation
+        assert attention._error(CPU) < attention.TOLERANCE
+    monkeypatch.setattr(
+        attention, "ragged_attention", lambda q, k, v, bounds, longest: by_rows(q, k, v.detach(), bounds, 64)
+    )
+    assert attention._error(CPU) > attention.TOLERANCE
+
+    def no_numbers(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+        v.register_hook(lambda gradient: gradient * torch.nan)
+        return by_rows(q, k, v, bounds, longest)
+
+    monkeypatch.setattr(attention, "ragged_attention", no_numbers)
+    assert np.isnan(attention._error(CPU))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
+def test_rows_of_any_number_and_length_have_one_graph(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An operation that does not ask for the bounds' values, as the kernel does not.
+    monkeypatch.setattr(attention, "ragged_attention", lambda q, k, v, bounds, longest: q + k + v * bounds.sum())
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    network = build(parse_model({"size": NARROW}))
+    compile_layers(network, counter)
+    for own in (rows(9, 5, 4, 2), documents(3, 11, 30), documents(4), rows(3, 3, 1, 2)):
+        summed_loss(network, own, FP32).backward()
+    assert counter.frame_count == 2

@@ -1,18 +1,26 @@
-"""The report page as a file: text of others stays text, nothing is fetched, and the policy names the scripts."""
+"""The report page as a file: text of others stays text, nothing is fetched; charts and papers' tables."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded import finish, gpas, make_project
+from report_cells import entry, result, spec
 
-from gpas_cli.page.document import ASSETS, SCRIPTS
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.page.charts import _panels, thinned
+from gpas_cli.page.content import paper_tables
+from gpas_cli.page.document import ASSETS, SCRIPTS, without_repetition
+from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.recorded import Recorded
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 GRIDS = """\
@@ -28,8 +36,8 @@ GRIDS = """\
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("project")
     entries = make_project(folder, GRIDS)
-    for number, entry in enumerate(entries[:3]):
-        finish(folder / "runs", entry, 30.0 + number, host=HOSTILE)
+    for number, cell in enumerate(entries[:3]):
+        finish(folder / "runs", cell, 30.0 + number, host=HOSTILE)
     finish(folder / "runs", entries[3], 33.0, cause=HOSTILE, stop=20)
     done = gpas(folder, "report", "-o", "out/page.html")
     assert done.returncode == 0, done.stderr
@@ -99,3 +107,79 @@ def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
     done = gpas(tmp_path, "report", "-o", "folder")
     assert done.returncode == 2
     assert done.stderr == "gpas: folder is a folder; name a file in it: `gpas report -o folder/report.html`\n"
+
+
+def run(kind: str, size: str, **axes: str) -> CellCurve:
+    cell = entry(objective={"kind": kind}, size=size, data="quickstart", axes={"size": size, **axes})
+    return CellCurve(cell, "seed", ((1.0, 5.0),))
+
+
+@pytest.mark.parametrize(
+    ("columns", "apart", "panels"),
+    [
+        ("size", True, {"9m, causal": 1, "9m, span": 1, "20m, span": 1}),
+        ("size", False, {"9m": 2, "20m": 1}),
+        ("objective", True, {"causal": 1, "span": 2}),
+    ],
+)
+def test_losses_of_different_objectives_have_panels_of_their_own(
+    columns: str, apart: bool, panels: dict[str, int]
+) -> None:
+    cells = [("causal", "9m"), ("span", "9m"), ("span", "20m")]
+    runs = [run(kind, size, **({"objective": kind} if columns == "objective" else {})) for kind, size in cells]
+    found = dict(_panels(runs, spec(columns=columns), apart=apart))
+    assert {title: len(own) for title, own in found.items()} == panels
+
+
+def test_panels_of_one_objective_do_not_name_it() -> None:
+    runs = [run("span", "9m"), run("span", "20m")]
+    assert [title for title, _ in _panels(runs, spec(columns="size"), apart=True)] == ["9m", "20m"]
+
+
+def details(seed: int, torch: str) -> dict[str, object]:
+    return {"settings": {"lr": 0.1, "gate": None, "seed": seed}, "attempts": [{"environment": {"torch": torch}}]}
+
+
+def test_settings_and_environments_are_there_once() -> None:
+    found = without_repetition({"a": details(1, "2.8"), "b": details(2, "2.9"), "c": details(3, "2.8")})
+    assert found["settings"] == {"lr": 0.1, "gate": None}
+    assert found["environments"] == [{"torch": "2.8"}, {"torch": "2.9"}]
+    assert found["cells"]["c"] == {"settings": {"seed": 3}, "attempts": [{"environment": 0}]}
+
+
+def test_a_single_cell_keeps_its_settings() -> None:
+    found = without_repetition({"a": details(1, "2.8")})
+    assert found["cells"]["a"]["settings"] == {"lr": 0.1, "gate": None, "seed": 1}
+    assert without_repetition({}) == {"settings": {}, "environments": [], "cells": {}}
+
+
+def test_a_short_curve_is_kept_and_a_long_one_keeps_its_ends_and_peaks() -> None:
+    curve = [(float(x), math.sin(x / 50)) for x in range(1000)]
+    assert thinned(curve, 1000) == curve
+    curve[333] = (333.0, 40.0)
+    few = thinned(curve, 50)
+    assert len(few) == 50
+    assert (few[0], few[-1]) == (curve[0], curve[-1])
+    assert curve[333] in few
+    assert few == sorted(few)
+
+
+EXPERIMENTS = load(Path(__file__).parents[2] / "experiments.yaml")
+ENTRIES = tuple(entry for entry in expand(EXPERIMENTS, ["table2"]) if entry.axes["norm"] == "lns")
+
+
+def test_each_source_that_the_grid_names_has_its_table() -> None:
+    results = result(ENTRIES[0], metrics={"perplexity": 35.5, "perplexity_reference": 34.5})
+    gpas, poster = paper_tables(EXPERIMENTS, Recorded(ENTRIES, {}, results), ["table2"])
+    assert gpas.title.startswith("GPAS paper, Table 2: ")
+    assert poster.title.startswith("GPAS poster, ")
+    assert gpas.command == "gpas table gpas:2"
+    assert '<td class="ours">34.50</td><td class="published">34.70</td><td class="ours">35.50</td>' in gpas.html
+    assert "notes" not in gpas.html
+    assert "Our numbers are those of the grid table2." in gpas.notes
+
+
+def test_a_grid_without_numbers_has_none() -> None:
+    assert list(paper_tables(EXPERIMENTS, Recorded(ENTRIES), ["table2"])) == []
+    results = result(ENTRIES[0], 34.5)
+    assert list(paper_tables(EXPERIMENTS, Recorded(ENTRIES, {}, results), ["quickstart", "gone"])) == []

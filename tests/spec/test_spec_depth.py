@@ -1,10 +1,11 @@
-"""The depth section: the papers' schedules, canonical spellings, mistakes; and the layers of every update."""
+"""Training of part of the depth, and objectives."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops, whole_flops_per_token
 from gpas_cli.spec.depth import LayerSchedule, copies, factors_of
 from gpas_cli.spec.equation import depth_lines
+from gpas_cli.spec.objective import CAUSAL, Masked
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.stage import _pretraining_tokens
+from gpas_cli.spec.stage import _pretraining_tokens, main_result
 
 STEPS = 400_000
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 24, "vocab": 280}
@@ -292,3 +294,126 @@ def test_skipped_layers_cost_nothing_in_flops_and_estimates() -> None:
     assert tokens[0] == pytest.approx(computed_flops(raptr) * tokens[1])
     # The last stage is the whole network.
     assert _pretraining_tokens(raptr, cadence, 750) == pytest.approx(_pretraining_tokens(full, cadence, 750))
+
+
+OPTIM = {"lr": 1e-3, "warmup": 2, "steps": 10, "batch": 4}
+
+
+def trained_by(**values: Any) -> Cell:
+    return cell_from({"size": "quickstart", "data": "quickstart", "optim": OPTIM, **values})
+
+
+def fault(**values: Any) -> str:
+    with pytest.raises(InvalidExperiments) as raised:
+        trained_by(**values)
+    return str(raised.value)
+
+
+def test_the_key_of_a_causal_cell_is_older_than_objectives() -> None:
+    init = {"zero_last_row": True}
+    keys = {trained_by(init=init, objective=value).key for value in ("causal", {"kind": "causal"})}
+    assert {trained_by(init=init).key, *keys} == {"68543e75d0af92bf"}
+    assert trained_by().objective == CAUSAL
+
+
+def test_every_setting_of_mlm_changes_the_key() -> None:
+    variants: list[Any] = [
+        "mlm",
+        {"like": "mlm", "rate": 0.3},
+        {"like": "mlm", "mask": 0.5},
+        {"like": "mlm", "random": 0.0},
+        "causal",
+    ]
+    assert len({trained_by(objective=value).key for value in variants}) == len(variants)
+    assert trained_by(objective="mlm").key == trained_by(objective={"kind": "mlm", "rate": 0.15}).key
+
+
+@pytest.mark.parametrize("value", ["mlm", {"like": "mlm", "rate": 0.3, "mask": 0.5}, "span", "ul2"])
+def test_a_recorded_cell_is_read_back(value: Any) -> None:
+    made = trained_by(objective=value)
+    assert cell_from(made.to_mapping()) == made
+
+
+def test_a_cell_recorded_before_objectives_is_causal() -> None:
+    recorded = trained_by().to_mapping()
+    del recorded["objective"]
+    assert cell_from(recorded).objective == CAUSAL
+
+
+def test_the_mask_token_is_an_id_that_the_tokenizer_does_not_have() -> None:
+    assert (trained_by().text_vocab, trained_by(objective="mlm").text_vocab) == (512, 511)
+    named = {"like": "mlm", "mask_token": "[MASK]"}
+    assert trained_by(objective=named, data={"like": "quickstart", "tokenizer": "own.json"}).text_vocab == 512
+
+
+def test_the_row_of_the_mask_token_is_trained() -> None:
+    assert not trained_by(objective="mlm").model.init.zero_last_row
+    assert "which objective mlm uses" in fault(objective="mlm", init={"zero_last_row": True})
+    assert trained_by(objective="mlm", init="xavier").model.init.preset == "xavier"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"objective": "mlmm"}, "unknown objective 'mlmm'; did you mean 'mlm'?"),
+        ({"objective": {"kind": "bert"}}, "objective.kind: unknown objective 'bert'"),
+        ({"objective": 3}, "unknown objective 3"),
+        ({"objective": {"like": "mlm", "rate": 0}}, "objective.rate: 0.0 is too small"),
+        ({"objective": {"like": "mlm", "mask": 0.95}}, "mask 0.95 and random 0.1 add up to more than 1"),
+        ({"objective": {"like": "mlm", "rat": 0.1}}, "unknown key 'rat'; did you mean 'rate'?"),
+        ({"objective": {"like": "causal", "rate": 0.1}}, "unknown key 'rate'"),
+        ({"objective": "mlm", "size": {"like": "quickstart", "vocab": 260}}, "259, without the 1 that the objective"),
+        ({"objective": "mlm", "size": "71m", "data": "c4"}, "set size.vocab: 32001"),
+        (
+            {"objective": {"like": "span", "denoisers": ["r 3"]}},
+            "'r 3' is not 'r MEAN RATE', 'x MEAN RATE' or 's RATE'",
+        ),
+        ({"objective": {"like": "span", "denoisers": ["s 1.5"]}}, "RATE between 0 and 1"),
+        ({"objective": {"like": "span", "denoisers": []}}, "names no denoiser"),
+        ({"objective": {"like": "ul2", "sentinels": 4}}, "4 are fewer than the 8 spans of a row of 64 tokens"),
+        ({"objective": "span", "data": {"like": "quickstart", "length": 7}}, "needs rows of at least 8 tokens"),
+        ({"objective": "ul2", "size": {"like": "quickstart", "vocab": 300}}, "197, without the 103 that the objective"),
+        ({"objective": "ul2", "size": "71m", "data": "c4"}, "set size.vocab: 32103"),
+        ({"objective": "ul2", "downstream": {}}, "not one of objective span; remove it"),
+        ({"objective": {"like": "mlm", "mask_token": "[MASK]"}}, "trained on the text has no mask token; leave the"),
+        ({"objective": "mlm", "downstream": {}}, "downstream: the stage downstream needs a network that predicts the"),
+        ({"objective": "mlm", "finetune": {}}, "not one of objective mlm; remove it"),
+        ({"objective": "mlm", "importance": {"tasks": ["embedded"]}}, "importance.tasks: scoring tasks needs"),
+    ],
+)
+def test_mistakes_get_one_clear_message(values: dict[str, Any], said: str) -> None:
+    assert said in fault(**values)
+
+
+def test_importance_by_loss_needs_no_next_token() -> None:
+    assert [stage.kind for stage in trained_by(objective="mlm", importance={}).stages] == ["pretrain", "importance"]
+
+
+def test_scores_of_masked_tokens_never_stand_beside_those_of_the_next_token() -> None:
+    scores = {"loss": 2.0, "perplexity": 7.4, "bits_per_byte": 1.0, "tokens": 10, "loss_reference": 1.9}
+    assert CAUSAL.named(scores) == scores
+    named = Masked().named(scores)
+    assert named == {"masked_loss": 2.0, "masked_perplexity": 7.4, "tokens": 10}
+    found = main_result(named)
+    assert found is not None
+    assert found[0].name == "masked_perplexity"
+
+
+def test_the_line_of_explain_names_the_mask_token() -> None:
+    assert Masked().describe(512) == (
+        "15 % of the tokens are predicted from the whole row: 80 % of them are masked (id 511), 10 % random, "
+        "10 % unchanged"
+    )
+
+
+def test_ul2_is_span_corruption_with_seven_denoisers_and_modes() -> None:
+    """Tay et al. 2022, Table 1: spans of 3 and 8 at 15 %, a prefix, and the extreme ones."""
+    ul2 = trained_by(objective="ul2")
+    assert ul2.objective.kind == "span"
+    assert ul2.text_vocab == 512 - 103
+    assert ul2.key != trained_by(objective="span").key
+    assert ul2.key == trained_by(objective=ul2.to_mapping()["objective"]).key
+    named = ul2.objective.named({"loss": 2.0, "perplexity": 7.4, "tokens": 10})
+    assert named == {"denoising_loss": 2.0, "denoising_perplexity": 7.4, "tokens": 10}
+    assert 0.3 < ul2.objective.target_share() < 0.4
+    assert 0.5 < ul2.objective.attended_share() < 1

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: their values, settings, canonical spellings and contradictions."""
+"""Schedules of the rate, and settings of a run that change no result."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from gpas_cli.errors import InvalidExperiments
+from gpas_cli.errors import InvalidExperiments, Problem
+from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.optim import SCHEDULES, Optim
 from gpas_cli.spec.parse import _setting_classes, own_fields
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.run import Cadence, Resources, _period_seconds, time_seconds
 
 
 def cell(finetune: dict[str, Any] | None = None, **optim: Any) -> Cell:
@@ -158,3 +160,53 @@ def test_settings_of_schedules_and_optimizers_have_names_of_their_own(section: t
     parts = {part for _, part in _setting_classes(section).values()}
     names = [field.name for part in (section, *parts) for field in own_fields(part)]
     assert len(names) == len(set(names))
+
+
+def cadence(every: object) -> tuple[Cadence | None, list[str]]:
+    problems: list[Problem] = []
+    made = parse.build(Cadence, {"checkpoint_every": every}, (), problems)
+    return made, [problem.message for problem in problems]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10min", 600), ("1.5h", 5400), ("10 min", 600)])
+def test_a_period_is_read_in_seconds(text: str, seconds: float) -> None:
+    assert _period_seconds(text) == seconds
+    made, faults = cadence(text)
+    assert made is not None
+    assert not faults
+    assert not made.checkpoint_due(500, seconds - 1)
+    assert made.checkpoint_due(501, seconds)
+
+
+def test_a_number_counts_updates() -> None:
+    made, _ = cadence(500)
+    assert made is not None
+    assert made.checkpoint_due(1000, 0.0)
+    assert not made.checkpoint_due(1001, 1e9)
+
+
+@pytest.mark.parametrize("wrong", ["10", "10 m", "0s", "min", "-1h", "1e3s", ""])
+def test_another_text_is_refused_with_examples(wrong: Any) -> None:
+    assert cadence(wrong) == (
+        None,
+        [f"'{wrong}' is neither a number of updates nor a period; write 500, 90s, 10min or 1h"],
+    )
+
+
+def test_a_checkpoint_after_no_update_is_refused() -> None:
+    assert cadence(0) == (None, ["0 is too small; at least 1"])
+
+
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("1-00", 86400), ("1-2:03", 93780), ("2-12:00:01", 216001),
+     ("unlimited", None), ("", None), ("1:2:3:4", None)],
+)  # fmt: skip
+def test_time_limits_are_read_as_sbatch_reads_them(word: str, seconds: int | None) -> None:
+    assert time_seconds(word) == seconds
+
+
+def test_the_notice_is_shorter_than_the_time_limit() -> None:
+    assert list(Resources(time="2", notice=120).faults) == ["notice"]
+    assert not Resources(time="2", notice=119).faults
+    assert not Resources(notice=3600).faults

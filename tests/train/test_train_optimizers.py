@@ -1,7 +1,8 @@
-"""The optimizer registry: one entry adds an optimizer, with its cell keys, memory estimate, checkpoints and resume."""
+"""The optimizer registry (one entry adds an optimizer, with its keys, memory, checkpoints and resume), and clipping."""
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,11 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters, state_bytes
 from gpas_cli.spec.optim import MATRIX, OPTIMIZERS, AdafactorSettings, Optim, OptimizerKind, StateTensor, role
 from gpas_cli.spec.parse import _setting_classes
-from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
-from gpas_cli.train.optim import Adafactor, make_adam, make_optimizer, set_learning_rate
+from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, set_learning_rate
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 
@@ -223,3 +224,53 @@ def test_state_that_its_entry_does_not_declare_is_an_error(tmp_path: Path) -> No
     path = checkpoint.save(tmp_path, "k", network, optimizer, Position(step=1), kind=MOMENTUM)
     with pytest.raises(DamagedCheckpoint, match=r"has momentum/.*, which is not part of this optimizer"):
         checkpoint.load(path, "k", network, make_adam(network, cell().optim))
+
+
+CLIPPED_SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 40}
+
+
+@pytest.fixture
+def network() -> Llama:
+    """Return a network whose gates' gradients have norm 6 and all others' norm 8, together 10."""
+    made = build(parse_model({"size": CLIPPED_SIZE, "gate": "gpas"}), seed=1)
+    gates = [gate.alpha for gate in made.gates()]
+    others = [p for p in made.parameters() if all(p is not gate for gate in gates)]
+    torch.manual_seed(0)
+    for part, wanted in ((gates, 6.0), (others, 8.0)):
+        for parameter in part:
+            parameter.grad = torch.randn_like(parameter)
+        scale = wanted / norm(part)
+        for parameter in part:
+            parameter.grad *= scale
+    return made
+
+
+def norm(parameters: list[torch.nn.Parameter]) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters))
+
+
+def norms(network: Llama) -> tuple[float, float]:
+    """Return the gradient norms of the gates and of the other parameters."""
+    gates = [gate.alpha for gate in network.gates()]
+    return norm(gates), norm([p for p in network.parameters() if all(p is not gate for gate in gates)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "gates", "others"),
+    [
+        ({}, 6.0, 8.0),
+        ({"clip": 1.0}, 0.6, 0.8),  # the gates are included
+        ({"clip_gates": 0.01}, 0.01, 8.0),  # Sandwich-LN + GPAS at 1B
+        ({"clip": 1.0, "clip_gates": 0.01}, 0.01, 0.8),  # 7B, as in the code
+        ({"clip": 1.0, "clip_gates": 0.01, "clip_over": "others"}, 0.01, 1.0),  # 7B, as in the paper
+        ({"clip": 1.0, "clip_gates": 0.7}, 0.6, 0.8),  # after global clipping the gates are already within their bound
+        ({"clip": 20.0, "clip_gates": 7.0}, 6.0, 8.0),
+    ],
+)
+def test_norms_after_clipping(network: Llama, settings: dict[str, object], gates: float, others: float) -> None:
+    every = list(network.parameters())
+    alphas = [gate.alpha for gate in network.gates()]
+    total, _ = clip(every, alphas, Optim(lr=1e-3, warmup=1, steps=2, **settings))  # type: ignore[arg-type]
+    assert total.item() == pytest.approx(10.0, rel=1e-5)  # the norm before clipping
+    # torch divides by the norm plus 1e-6.
+    assert norms(network) == pytest.approx((gates, others), rel=2e-4)

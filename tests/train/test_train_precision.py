@@ -1,4 +1,4 @@
-"""Determinism and the allocator of a process that trains."""
+"""Determinism, the allocator and the float32 matrix product of a process that trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gpas_cli.train.precision import _ALLOCATOR_VARIABLES, make_deterministic, use_expandable_segments
+from gpas_cli.spec.model import SIZES
+from gpas_cli.train import precision
+from gpas_cli.train.precision import (
+    _ALLOCATOR_VARIABLES,
+    TOLERANCE,
+    MatmulChoice,
+    choose_matmul,
+    make_deterministic,
+    use_expandable_segments,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +60,45 @@ def test_segments_are_expandable_unless_the_user_has_settings(
 def test_torch_accepts_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     use_expandable_segments()
+
+
+CPU = torch.device("cpu")
+SIZE = SIZES["71m"]
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def processor(monkeypatch: pytest.MonkeyPatch, capability: str, error: float) -> None:
+    """Fix the processor's instructions and the error of "medium"."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(precision, "_product_error", lambda path, *_: error if path == "medium" else 1e-7)
+
+
+def test_the_chosen_product_is_accurate_and_set() -> None:
+    choice = choose_matmul(SIZE, CPU)
+    assert choice.error <= TOLERANCE
+    assert choice.path == torch.get_float32_matmul_precision()
+
+
+@pytest.mark.parametrize(
+    ("capability", "error", "before", "expected"),
+    [
+        ("AVX512", 9e-7, "", MatmulChoice("medium", 9e-7, "processor")),
+        ("AVX512", 9e-7, "highest", MatmulChoice("highest", 1e-7, "checkpoint")),
+        ("AVX512", 2**-9, "", MatmulChoice("highest", 1e-7, "processor")),
+        ("AVX512", 2**-9, "medium", MatmulChoice("highest", 1e-7, "processor")),
+        ("AVX2", 9e-7, "", MatmulChoice("highest", 1e-7, "processor")),
+        ("AVX2", 9e-7, "medium", MatmulChoice("medium", 9e-7, "checkpoint")),
+    ],
+)
+def test_the_product_of_each_processor(
+    capability: str, error: float, before: str, expected: MatmulChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN's with AVX-512, unless it is bfloat16 there; a resumed run keeps its own if it is float32 here."""
+    processor(monkeypatch, capability, error)
+    assert choose_matmul(SIZE, CPU, before) == expected

@@ -1,4 +1,4 @@
-"""Training in this process: events, bit-exact resumption, divergence, and a disk that fills up."""
+"""Training in this process: events, bit-exact resumption, divergence, a disk that fills up, and kills."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import random
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from descriptors import descriptors
 from documents import write_documents
 from recorder import Recorder
 from safetensors.torch import load_file
+from together import run, text
 
-from gpas_cli.checkpoints import path_of
+from gpas_cli.checkpoints import newest_first, path_of
 from gpas_cli.cli.views.events import line
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.events import Event, Outcome
@@ -25,6 +28,7 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import dcp_storage, loop, training
 from gpas_cli.train.loop import Update
+from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 
@@ -418,3 +422,44 @@ def test_predefined_gates_start_from_the_teacher_and_stay(paths: RunPaths, tmp_p
     gates = [name for name in trained if name.startswith("network/") and name.endswith("alpha")]
     assert len(gates) == 3
     assert all(torch.equal(kept[name], trained[name]) and trained[name] != 0 for name in gates)
+
+
+KILLED_SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
+KILLED_DATA = {
+    "source": "files",
+    "path": "*.txt",
+    "tokenizer": "bpe",
+    "layout": "pad",
+    "length": 16,
+    "eval_tokens": 200,
+}
+KILLED_OPTIM = {"lr": 0.01, "warmup": 3, "steps": 60, "batch": 4, "clip": 1.0, "clip_gates": 0.01, "mean_rows": 2}
+ROOT = Path(__file__).parents[2]
+
+
+def final(folder: Path) -> dict[str, torch.Tensor]:
+    (shard,) = newest_first([folder])[0].glob("*.safetensors")
+    return load_file(shard)
+
+
+def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
+    kills = 20
+    cell = {"size": KILLED_SIZE, "gate": "gpas", "data": KILLED_DATA, "optim": KILLED_OPTIM}
+    text(tmp_path)
+    torch.set_num_threads(1)
+    assert run(tmp_path, ["straight", cell, {}, [], 10**6], ALONE)["outcome"]["outcome"] == "done"
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("kill_often.py")), str(tmp_path), json.dumps(cell), str(kills)],
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["killed"].count(9) >= kills - 1, "the last one may have been done already"
+    assert report["end"] == 0
+    assert report["resumed_at"] > KILLED_OPTIM["steps"] // 2
+    ours, theirs = final(tmp_path / str(kills)), final(tmp_path / "straight")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    left = [path for path in tmp_path.glob("*/.writing-*") if path.parent.name == str(kills)]
+    assert left == []
