@@ -30,6 +30,7 @@ class StageJob:
     text_resources: Resources = field(default_factory=Resources)
     text: str = ""  # the key of the job that tokenises its text, "" if the text is cached (`plan.texts`)
     larger: tuple[str, ...] = ()  # the resources of which a later attempt may ask for more (`Resources.growing`)
+    again: str = ""  # what its next attempt has more of, "" for the same as before
     demand: TextRequirement | None = None  # the text that a tokenising job prepares, None for other jobs
 
     @property

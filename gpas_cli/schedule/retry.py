@@ -23,7 +23,6 @@ from enum import Enum, auto
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Phase
 from gpas_cli.spec.run import Resources, time_seconds
-from gpas_cli.state.attempt import conclude
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.records import AttemptRecord, Retry
@@ -142,7 +141,7 @@ def adjusted_to_last_attempt(
     """Return the record `first` of the next attempt at a stage, adjusted to how the last of its `tries` ended.
 
     The micro-batch stays reduced if it was, and is halved if memory ran out: `reduce`, which may be the evidence.
-    `again`: why the stage is run again as it was. The record has the reason, also for other memory or time.
+    `again`: why the stage is run again with the same rows. The record has the reason.
     """
     try:
         last = tries[-1]
@@ -155,21 +154,9 @@ def adjusted_to_last_attempt(
         evidence = f" ({reduce})" if isinstance(reduce, str) else ""
         why = f"out of memory{evidence}; now {rows} rows at a time"
         return replace(_with_rows(record, rows), retry=Retry(of=last.number, why=why, reduced=True))
-    changed = _changed(before.resources, first.resources, conclude(last).cause) if first.slurm else ""
-    if why := again or changed:
-        return replace(record, retry=Retry(of=last.number, why=why, reduced=reduced))
+    if again:
+        return replace(record, retry=Retry(of=last.number, why=again, reduced=reduced))
     return record
-
-
-def _changed(before: Resources, now: Resources, cause: str) -> str:
-    """Return what a job asks for in place of what the last one had, which ended for `cause`; "" for the same."""
-    limits = {"mem": "out of memory at" if is_memory(cause) else "memory", "time": "time limit"}
-    parts = [
-        f"{words} {getattr(before, name)}, now {getattr(now, name)}"
-        for name, words in limits.items()
-        if getattr(before, name) != getattr(now, name) and all((getattr(before, name), getattr(now, name)))
-    ]
-    return "; ".join([*parts, *(["now alone in its job"] if now.pack < before.pack else [])])
 
 
 def _with_rows(asked: AttemptRecord, rows: int) -> AttemptRecord:

@@ -80,8 +80,8 @@ class ElementRecord(StageRecord):
     """One stage of an array element: a line of elements.jsonl is a list of them.
 
     `larger` names the resources of which a later attempt asks for more. `reduce` asks for half the micro-batch of the
-    last attempt, because memory ran out; it may say what shows that. `again` says why the supervisor runs the stage
-    once more in the same job, "" in the file.
+    last attempt, because memory ran out; it may say what shows that. `again` says why the stage is run once more with
+    the same micro-batch: with more memory or time, or in the same job. In the file, both are about the first attempt.
     """
 
     threads: int

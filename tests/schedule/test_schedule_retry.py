@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,9 @@ import pytest
 from attempts import make_attempt
 
 from gpas_cli.events import Phase
-from gpas_cli.schedule.retry import (
-    End,
-    Step,
-    adjusted_to_last_attempt,
-    end_of,
-    halved_micro_batch,
-    is_memory,
-    next_step,
-)
-from gpas_cli.spec.run import Resources
+from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, is_memory, next_step
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal
-from gpas_cli.store.records import ExitRecord, Retry
-from gpas_cli.store.rundir import write_record
 
 KEY = "0123456789abcdef"
 
@@ -46,29 +34,6 @@ def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, too
         journal.append(Phase(name="training", micro_batch=took))
     journal.close()
     assert halved_micro_batch(made) == wanted
-
-
-@pytest.mark.parametrize(
-    ("error", "before", "now", "wanted"),
-    [
-        ("out of memory", {"mem": "32G"}, {"mem": "64G"}, "out of memory at 32G, now 64G"),
-        ("", {"mem": "32G"}, {"mem": "64G"}, "memory 32G, now 64G"),
-        ("", {"time": "60"}, {"time": "120"}, "time limit 60, now 120"),
-        ("", {"mem": "32G"}, {"mem": ""}, None),
-        ("out of memory", {"mem": "1G", "pack": 4}, {"mem": "1G"}, "now alone in its job"),
-    ],
-)
-def test_the_record_of_an_attempt_says_what_its_job_asks_for_instead(
-    tmp_path: Path, error: str, before: dict[str, Any], now: dict[str, Any], wanted: str | None
-) -> None:
-    place = {"submission": "gpas-g-1", "index": 0, "job": "8_0", "restart": 0, "nodes": "n1"}
-    made = make_attempt(tmp_path, KEY, {"resources": before, "slurm": place})
-    write_record(made.exit_path, ExitRecord(code=None, signal=9, t=1.0, error=error))
-    record = made.read_attempt()
-    asked = replace(record, resources=replace(Resources(), **now), number=0)
-    retry = adjusted_to_last_attempt(asked, [made]).retry
-    assert retry == (Retry(of=1, why=wanted, reduced=False) if wanted else None)
-    assert adjusted_to_last_attempt(replace(asked, slurm=None), [made]).retry is None
 
 
 BOTH = ("mem", "time")

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -54,8 +55,16 @@ class ElementStart:
 
     @property
     def jobs(self) -> list[ElementRecord]:
-        """The stage jobs of this element."""
-        return self.submission.element(self.index)
+        """The stage jobs of this element. A later start does not repeat what the submission changed for its first."""
+        found = self.submission.element(self.index)
+        return [replace(job, reduce=False, again="") if self._tried(job.key) else job for job in found]
+
+    def _tried(self, key: str) -> bool:
+        """Return whether this submission has made an attempt at the stage."""
+        with suppress(IndexError, OSError, GpasError):
+            place = attempts(self.runs, key)[-1].read_attempt().slurm
+            return place is not None and place.submission == self.submission.name
+        return False
 
     def create_attempt(self, job: ElementRecord) -> AttemptDir | None:
         """Create the next attempt at a stage. Return None, and print why, if the stage is not to be run.

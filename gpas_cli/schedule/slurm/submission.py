@@ -145,7 +145,9 @@ def record(
     try:
         records = [
             [
-                element_of(job.record(), job.resources.threads, reduce=job.key in reduce, larger=job.larger)
+                element_of(
+                    job.record(), job.resources.threads, reduce=job.key in reduce, larger=job.larger, again=job.again
+                )
                 for job in jobs
             ]
             for jobs in elements

@@ -80,7 +80,11 @@ def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, b
         left += [name] if now + 1 < len(entries) else []
     if step is Step.ALONE or alone:
         chosen["pack"] = 1
-    return replace(job, resources=replace(asked, **chosen), larger=tuple(left)), step is Step.REDUCE
+    again = "out of memory; now alone in its job" if step is Step.ALONE else ""
+    if step is Step.GROW:
+        ran_out = "out of memory at" if grows == "mem" else "it reached the time limit of"
+        again = f"{ran_out} {getattr(before, grows)}, now {chosen[grows]}"
+    return replace(job, resources=replace(asked, **chosen), larger=tuple(left), again=again), step is Step.REDUCE
 
 
 def _entry(entries: Sequence[str], before: Resources | None, name: str) -> int | None:

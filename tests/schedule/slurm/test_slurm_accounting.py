@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import SlurmToy, job_of, one_cell, started
+from slurm_toy import SlurmToy, job_of, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -62,17 +63,39 @@ def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted
 
 
 def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accounted: Cluster, tmp_path: Path) -> None:
-    """The first attempt asks for less than a training needs, and SLURM or the kernel ends it."""
+    """The first attempt asks for less than a training needs, and SLURM or the kernel ends it. Its array was renamed."""
     toy = one_cell(accounted, tmp_path / "toy", steps=20)
     toy.edit("mem: 1000M", "mem: [150M, 2000M]")
+    accounted.run("scontrol", "update", "partitionname=low", "state=down")
+    toy.submit()
+    accounted.run("scontrol", "update", f"jobid={job_of(toy).partition('_')[0]}", "jobname=other")
+    accounted.run("scontrol", "update", "partitionname=low", "state=up")
     said = toy.submit("--wait", expect=0)
     assert "1 done" in said
     asked = [facts["resources"]["mem"] for facts in toy.facts()]
     assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
+    assert "out of memory at 150M, now 2000M" in toy.gpas("why", "pre-gpas-s1").stdout
 
     def profiles() -> dict[int, int]:
         used = json.loads(toy.gpas("top", "small", "--usage", "--json").stdout)["profiles"]
         return {profile["memory"] >> 20: profile["used_memory"] for profile in used}
 
     until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
-    assert "memory asked" in toy.gpas("top", "small", "--usage").stdout
+    assert {"150M", "1.953G"} <= set(toy.gpas("top", "small", "--usage").stdout.split())
+
+
+def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
+    """SLURM warns it 20 to 50 seconds before the limit; until then the training is stopped, so that it does not end."""
+    toy = one_cell(cluster, tmp_path / "toy")
+    toy.edit("time: '0:10:00'", "time: ['2', '10']")
+    toy.submit()
+    wait(toy.training)
+    with paused(toy):
+        time.sleep(100)
+    wait(lambda: not toy.queue())
+    assert "longer time limit" in toy.said()
+    assert toy.states() == {"pre-gpas-s1": "interrupted"}
+    toy.submit()
+    toy.finish()
+    assert "it reached the time limit of 2, now 10" in toy.gpas("why", "pre-gpas-s1").stdout
+    toy.trained_once()

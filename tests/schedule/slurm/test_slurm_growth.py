@@ -66,6 +66,7 @@ def test_each_attempt_that_runs_out_of_memory_is_followed_by_one_with_more(site:
         assert element(site)["resources"]["mem"] == memory  # type: ignore[index]
         assert element(site).get("larger") == larger
         assert "reduce" not in element(site)
+        assert str(element(site)["again"]).endswith(f"M, now {memory}" if memory == "1G" else "at 1G, now 2G")
     killed(site)
     said = " ".join(site.gpas("status", "small", *CELL).out.split())
     assert "failed" in said
@@ -82,6 +83,7 @@ def test_a_cell_whose_packed_job_ran_out_of_memory_is_alone_in_its_next_jobs(sit
     killed(site)
     submitted(site)
     assert element(site)["resources"]["pack"] == 1  # type: ignore[index]
+    assert element(site)["again"] == "out of memory; now alone in its job"
     assert "reduce" not in element(site)
     killed(site)
     submitted(site)
@@ -105,6 +107,7 @@ def test_an_attempt_that_reaches_its_time_limit_is_followed_by_a_longer_one(site
     assert submitted(site) == "#SBATCH --time=1:00:00"
     attempt(site, ("outcome", end("interrupted")), seconds=3550)
     assert submitted(site) == "#SBATCH --time=4:00:00"
+    assert element(site)["again"] == "it reached the time limit of 1:00:00, now 4:00:00"
     attempt(site, ("outcome", end("interrupted")), seconds=120)
     assert submitted(site) == "#SBATCH --time=4:00:00"
 

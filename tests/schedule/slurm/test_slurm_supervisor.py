@@ -17,7 +17,7 @@ from attempts import STAGE, make_attempt, submission_facts
 from fake_slurm import Programs
 
 from gpas_cli.schedule.slurm import allocation, supervisor
-from gpas_cli.schedule.slurm.allocation import MemoryWatch, _limit
+from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch, _limit
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import Submitter, write_claim
@@ -47,9 +47,9 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
     project = {"config": str(tmp_path / "experiments.yaml"), "cache": str(tmp_path), "database": ""}
     about = submission_facts(time=time.time(), code="c", git={}, project=project, keys=[[KEY]])
     write_json(place / "submission.json", about)
-    larger = resources.pop("larger", ())
+    larger, reduce = resources.pop("larger", ()), resources.pop("reduce", False)
     job = {**STAGE, "key": KEY, "axes": {"act": act}, "threads": 1, "resources": plain(Resources(**resources))}
-    job |= {"larger": larger}
+    job |= {"larger": larger, "reduce": reduce}
     (place / "elements.jsonl").write_text(json.dumps([job]) + "\n")
     submitter = Submitter(runs)
     write_claim(runs, KEY, submitter, "slurm", submission=NAME, index=0)
@@ -63,6 +63,18 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
 
 def facts(tmp_path: Path) -> list[dict[str, Any]]:
     return [read_json(attempt.attempt_path) for attempt in attempts(tmp_path / "runs", KEY)]
+
+
+def test_a_requeued_job_is_not_reduced_again_for_the_memory_of_an_earlier_one(tmp_path: Path) -> None:
+    made = make_attempt(tmp_path / "runs", KEY, {"resources": {"micro_batch": 8}})
+    supervise(tmp_path, "done", reduce=True)
+    place = tmp_path / "runs/.slurm" / NAME
+    start = ElementStart(place, {"SLURM_ARRAY_TASK_ID": "0"})
+    assert made.number == 1
+    assert facts(tmp_path)[1]["resources"]["micro_batch"] == 4
+    assert facts(tmp_path)[1]["retry"]["why"] == "out of memory; now 4 rows at a time"
+    (job,) = start.jobs
+    assert (job.reduce, job.again) == (False, "")
 
 
 def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion(tmp_path: Path) -> None:
