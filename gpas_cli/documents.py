@@ -1,7 +1,7 @@
 """JSON documents: the types that several of them share, their plain data, and their JSON Schema.
 
 A document is a TypedDict whose name ends in Json, or a dataclass; `Annotated` adds a description, or the tuple of the
-values that a string may have. It stands beside the function that makes it;
+values that a string may have, or with `From` the attribute that fills it. It stands beside the function that makes it;
 `gpas_cli.cli.commands.schema.DOCUMENTS` names the document of each command. `schema` grows when a reader of the old
 form would misread the new one; new fields may come at any time.
 """
@@ -12,11 +12,20 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, cast
 
 _D = TypeVar("_D")
+
+
+@dataclasses.dataclass(frozen=True)
+class From:
+    """In `Annotated`: the attribute that a field of a document has its value from, such as "summary.mean"."""
+
+    path: str
+
 
 StateJson = Annotated[
     str, ("missing", "queued", "running", "interrupted", "done", "diverged", "failed", "cancelled", "unknown")
@@ -39,15 +48,15 @@ class DocumentJson(TypedDict):
 class CellNameJson(TypedDict):
     """A cell of a grid; a cell that several grids have is in the list of each."""
 
-    key: Annotated[str, "content key: 16 hex digits"]
-    grid: str
-    name: Annotated[str, "the name within the grid; grid/name is unique"]
+    key: Annotated[str, "content key: 16 hex digits", From("entry.key")]
+    grid: Annotated[str, From("entry.grid")]
+    name: Annotated[str, "the name within the grid; grid/name is unique", From("entry.name")]
 
 
 class LabelledCellJson(CellNameJson):
     """A cell with its label on every axis."""
 
-    axes: dict[str, Any]
+    axes: Annotated[dict[str, Any], From("entry.axes")]
 
 
 class ScoreJson(TypedDict):
@@ -79,14 +88,60 @@ def plain(value: Any) -> Any:
 def filled(document: type[_D], *sources: object, **fields: Any) -> _D:
     """Return a document with these fields; the others are the attributes of their names of the first source with one.
 
+    `From` names another attribute. Objects in place of documents are filled in the same way, in lists and mappings too.
+    An empty text is null in a field that may be null.
     A field that no source has is null if one of the sources is None, and is otherwise left out. `schema` is 1.
     """
-    found: dict[str, Any] = {"schema": 1, **fields}
-    for name in document.__annotations__.keys() - found.keys():
-        holder = next((source for source in sources if hasattr(source, name)), None)
-        if holder is not None or None in sources:
-            found[name] = getattr(holder, name, None)
-    return cast("_D", {name: found[name] for name in (*document.__annotations__, *fields) if name in found})
+    given: dict[str, Any] = {"schema": 1, **fields}
+    found: dict[str, Any] = {}
+    for name, (path, fill) in _filling(cast("Hashable", document)).items():
+        value = given[name] if name in given else _attribute(path, sources)
+        if value is not _ABSENT:
+            found[name] = fill(value) if fill else value
+    return cast("_D", {**found, **{name: value for name, value in fields.items() if name not in found}})
+
+
+_ABSENT = object()
+_Fill = Callable[[Any], Any]
+
+
+@cache
+def _filling(document: Hashable) -> dict[str, tuple[list[str], _Fill | None]]:
+    """Return by field the attribute that it is filled from, and the function that makes a document of its value."""
+    hints = typing.get_type_hints(document, include_extras=True)
+    return {name: (_path(hint) or [name], _filler(hint)) for name, hint in hints.items()}
+
+
+def _path(hint: Any) -> list[str]:
+    if typing.get_origin(hint) is typing.NotRequired:
+        return _path(typing.get_args(hint)[0])
+    remarks = getattr(hint, "__metadata__", ())
+    return next((remark.path.split(".") for remark in remarks if isinstance(remark, From)), [])
+
+
+def _filler(hint: Any) -> _Fill | None:
+    if hint == str | None:
+        return lambda text: text or None
+    if typing.is_typeddict(hint):
+        return lambda value: value if isinstance(value, Mapping) else filled(hint, value)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    fill = next(filter(None, map(_filler, arguments)), None)
+    if fill is None or origin in (Annotated, typing.NotRequired):
+        return fill
+    if origin is list:
+        return lambda values: [fill(value) for value in values]
+    if origin is dict:
+        return lambda values: {name: fill(value) for name, value in values.items()}
+    return lambda value: None if value is None else fill(value)
+
+
+def _attribute(path: list[str], sources: tuple[object, ...]) -> Any:
+    for source in sources:
+        if hasattr(source, path[0]):
+            for name in path:
+                source = getattr(source, name, None)
+            return source
+    return None if None in sources else _ABSENT
 
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -120,7 +175,8 @@ def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
     if origin is typing.Annotated:
         described = _schema(arguments[0], shared, closed)
         for remark in arguments[1:]:
-            described = {**described, "description": remark} if isinstance(remark, str) else {"enum": list(remark)}
+            described |= {"description": remark} if isinstance(remark, str) else {}
+            described = {"enum": list(remark)} if isinstance(remark, tuple) else described
         return described
     if hint is Any:
         return {}

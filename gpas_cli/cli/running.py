@@ -289,4 +289,4 @@ def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
 
 def _cell(item: Item, ending: str) -> _RunCellJson:
     state = called(item.status.state, item.status.metrics)
-    return filled(_RunCellJson, item.entry, item, item.status, state=state, skipped=ending == "skipped")
+    return filled(_RunCellJson, item, item.status, state=state, skipped=ending == "skipped")

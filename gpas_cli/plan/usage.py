@@ -37,6 +37,11 @@ class GridUsage:
     ends: float | None  # in seconds from now
 
     @property
+    def ends_at(self) -> float | None:
+        """The unix time of the end."""
+        return None if self.ends is None else time.time() + self.ends
+
+    @property
     def left(self) -> int:
         """The number of cells without a result."""
         return sum(count for state, count in self.states.items() if state not in RESULTS)

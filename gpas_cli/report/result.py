@@ -51,6 +51,11 @@ class Result:
     gone: bool = False
     scores: tuple[Score, ...] = ()
 
+    @property
+    def hardware(self) -> str | None:
+        """The GPU, else the kind of device."""
+        return self.gpu or self.device
+
     def stderr(self, name: str) -> float | None:
         """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
         return standard_error(self.scores, name)

@@ -24,7 +24,6 @@ from gpas_cli.report.claims.verdict import ClaimJson, claim_json
 from gpas_cli.report.recorded import Recorded, recorded, stage_keys
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.report.tables.entry_status import is_supported
-from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.table import Table, TableCell, build
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def _table_frame(table: Table) -> pd.DataFrame:
         labels = dict(zip(table.spec.rows, row.key, strict=True))
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.statuses:
-                names = {"row": full_title(row), **labels, table.spec.columns: column.label}
+                names = {"row": row.full_title, **labels, table.spec.columns: column.label}
                 rows.append({**names, "metric": table.metric.name, **_cell_numbers(table, cell)})
     return pd.DataFrame(rows)
 

@@ -57,10 +57,6 @@ class Usage:
         hours = self.gpu_hours if unit == _GPU_HOURS else self.core_hours
         return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}" if 0 < hours < 0.1 else f"{hours:.2f}"
 
-    def json(self) -> HoursJson:
-        """Return the hours for JSON."""
-        return {"gpu_hours": self.gpu_hours, "core_hours": self.core_hours}
-
 
 NOTHING = Usage()  # also the start of a sum
 

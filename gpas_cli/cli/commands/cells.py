@@ -15,7 +15,7 @@ from gpas_cli.cli.running import RETRIED, DryRun, RunOptions, finish, with_run_o
 from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
 from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import evidence, once
-from gpas_cli.documents import CellNameJson, DocumentJson, StateJson, filled
+from gpas_cli.documents import CellNameJson, DocumentJson, From, StateJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.variant import with_resources
@@ -39,7 +39,7 @@ _ASK_ABOVE = 3  # cells
 class _CancelledCellJson(CellNameJson):
     """What was done about one cell."""
 
-    state: StateJson
+    state: Annotated[StateJson, From("state.state")]
     asked: Annotated[bool, "whether its job will be stopped or dropped"]
     what: str
 
@@ -77,8 +77,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         if job:
             say(f"tokenising {name} continues, because other cells may use it; `scancel {job.id}` stops it")
     if as_json:
-        cells = [filled(_CancelledCellJson, one, one.state.entry, state=one.state.state) for one in results]
-        print_json(CancelledJson(schema=1, cells=cells))
+        print_json(filled(CancelledJson, cells=[filled(_CancelledCellJson, one, one.state) for one in results]))
     if not all(one.asked for one in results):
         raise typer.Exit(Exit.INCOMPLETE)
 

@@ -20,7 +20,7 @@ from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_cache
 from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import TextRequirement, requirements
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.evaluate.tasks.local import import_task as import_file
 from gpas_cli.processor import usable_cores
@@ -49,8 +49,8 @@ class _PreparedCorpusJson(TypedDict):
 
     source: str
     folder: str
-    fingerprint: str
-    tokenizer: str
+    fingerprint: Annotated[str, From("survey.fingerprint")]
+    tokenizer: Annotated[str, From("tokenizer.identity")]
     splits: dict[str, _TotalsJson]
 
 
@@ -69,8 +69,8 @@ class _CacheJson(TypedDict):
     fingerprint: str
     tokenizer: str
     vocab: int
-    max_doc_tokens: int | None
-    bytes_on_disk: int
+    max_doc_tokens: Annotated[int | None, From("limit")]
+    bytes_on_disk: Annotated[int, From("size")]
     splits: dict[str, _TotalsJson]
 
 
@@ -139,13 +139,8 @@ def _prepare(
     for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
         view.notice(f"{stem} is damaged and is rebuilt")
     shards = build(tokens, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
-    return {
-        "source": data.source,
-        "folder": str(tokens.folder),
-        "fingerprint": tokens.survey.fingerprint,
-        "tokenizer": tokens.tokenizer.identity,
-        "splits": {split: filled(_TotalsJson, sum_of(shards[split])) for split in splits},
-    }
+    totals = {split: sum_of(shards[split]) for split in splits}
+    return filled(_PreparedCorpusJson, tokens, source=data.source, folder=str(tokens.folder), splits=totals)
 
 
 @app.command("status")
@@ -166,7 +161,7 @@ def status(as_json: AsJson = False) -> None:
             CachesJson(
                 schema=1,
                 cache=str(here.cache),
-                caches=[_stored(one, names) for one in found],
+                caches=[filled(_CacheJson, one, name=names.get(one.fingerprint)) for one in found],
                 undescribed=[str(path) for path in unknown],
             )
         )
@@ -241,12 +236,6 @@ def _names_of_texts() -> dict[str, str]:
             ):
                 found[known.fingerprint] = name
     return found
-
-
-def _stored(one: CachedCorpus, names: Mapping[str, str]) -> _CacheJson:
-    splits = {split: filled(_TotalsJson, totals) for split, totals in one.splits.items()}
-    facts = {"name": names.get(one.fingerprint), "max_doc_tokens": one.limit, "bytes_on_disk": one.size}
-    return filled(_CacheJson, one, splits=splits, **facts)
 
 
 def _words(totals: _TotalsJson) -> str:

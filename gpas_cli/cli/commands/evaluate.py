@@ -115,10 +115,8 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
 
 
 def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> EvaluatedJson:
-    scores = [filled(ScoreJson, score) for score in done.scores]
-    metrics = _metrics(done, section)
     new = done.outcome is not None
-    return filled(EvaluatedJson, done, origin=origin, new=new, missing=_reason(done), scores=scores, metrics=metrics)
+    return filled(EvaluatedJson, done, origin=origin, new=new, missing=_reason(done), metrics=_metrics(done, section))
 
 
 def _metrics(done: ExternalScores, section: Downstream) -> dict[str, float]:

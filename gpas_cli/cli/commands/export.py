@@ -173,7 +173,7 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
     notify("loading it with transformers")
     checked = _checked(options.folder)
     if as_json:
-        print_json(_document(entry, options.folder, checked, written))
+        print_json(filled(ExportedJson, written, cell=entry.id, folder=options.folder, checked=checked))
     else:
         _print(entry, options.folder, written, options.max_error, checked)
 
@@ -217,11 +217,6 @@ def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
         evaluation=evaluation_of(runs, entry.cell.trained.key, trained),
         scores=tuple(scores_of(runs, scoring, trained)),
     )
-
-
-def _document(entry: Entry, folder: Path, checked: str, written: ExportReport) -> ExportedJson:
-    measured = filled(_FoldErrorJson, written.measured)
-    return filled(ExportedJson, written, cell=entry.id, folder=folder, measured=measured, checked=checked)
 
 
 def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:

@@ -302,9 +302,7 @@ def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, outp
         save(Sheet(made.panels, title), paths, output.size)
         say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
     if output.as_json:
-        laws = [filled(_LawJson, law) for law in made.laws]
-        panels = [as_json(panel) for panel in made.panels]
-        print_json(filled(ScalingJson, files=paths, panels=panels, laws=laws, missing=made.missing))
+        print_json(filled(ScalingJson, made, files=paths, panels=[as_json(panel) for panel in made.panels]))
     else:
         say(_exponents(made))
     if made.missing:

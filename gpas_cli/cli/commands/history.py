@@ -9,7 +9,7 @@ import typer
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import project
-from gpas_cli.documents import DocumentJson, Time, filled
+from gpas_cli.documents import DocumentJson, From, Time, filled
 from gpas_cli.store.history import read
 from gpas_cli.words import date_and_time, listed
 
@@ -19,7 +19,7 @@ _NAMED = 3  # cells named in one line
 class _DeedJson(TypedDict):
     """What one command did."""
 
-    time: Time
+    time: Annotated[Time, From("t")]
     user: str
     host: str
     what: Annotated[str, "run, retry, rerun, cancel, forget, or one that was undone"]
@@ -45,8 +45,7 @@ def history(
     """
     deeds = read(project().runs)[-(limit or 0) :]
     if as_json:
-        commands = [filled(_DeedJson, deed, time=deed.t) for deed in deeds]
-        print_json(HistoryJson(schema=1, commands=commands))
+        print_json(filled(HistoryJson, commands=deeds))
         return
     for deed in deeds:
         how = f" ({deed.how})" if deed.how else ""

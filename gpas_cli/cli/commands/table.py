@@ -22,7 +22,7 @@ from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
@@ -184,7 +184,7 @@ _NAMED = 3  # the most failed cells in one command
 class _MissingRunJson(TypedDict):
     """A run without a number."""
 
-    name: str
+    name: Annotated[str, From("entry.name")]
     key: str
     state: str
 
@@ -211,8 +211,8 @@ class _RemedyJson(TypedDict):
 class _MissingTableJson(TypedDict):
     """What one table misses."""
 
-    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
-    title: str
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
+    title: Annotated[str, From("spec.title")]
     missing: list[_HoleJson]
     commands: list[_RemedyJson]
 
@@ -281,15 +281,8 @@ def _remedies(missing: Sequence[Hole]) -> Iterator[_Remedy]:
 
 
 def _json(table: Table, missing: Sequence[Hole], remedies: Sequence[_Remedy]) -> _MissingTableJson:
-    return {
-        "name": table.printed or None,
-        "title": table.spec.title,
-        "missing": [
-            filled(_HoleJson, hole, runs=[filled(_MissingRunJson, run, run.entry) for run in hole.runs])
-            for hole in missing
-        ],
-        "commands": [_remedy_json(*remedy) for remedy in remedies],
-    }
+    commands = [_remedy_json(*remedy) for remedy in remedies]
+    return filled(_MissingTableJson, table, missing=missing, commands=commands)
 
 
 def _remedy_json(command: str, planned: Plan | None) -> _RemedyJson:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -16,14 +16,11 @@ from gpas_cli.cli.options import AsJson, Cell
 from gpas_cli.cli.selection import find_cells
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
-from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.spec.cell import Cell as SpecCell
-
-if TYPE_CHECKING:  # numpy is imported by `one_thread`
-    pass
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -59,8 +56,8 @@ class _ExponentJson(TypedDict):
 class _StatementJson(TypedDict):
     """A statement of the paper about one kind of network."""
 
-    statement: str
-    network: str
+    statement: Annotated[str, From("name")]
+    network: Annotated[str, From("kind.title")]
     tau: Annotated[float, "the share of the matrix that all layers have in common"]
     laws: list[_ExponentJson]
 
@@ -136,10 +133,7 @@ def stability(
                 known[case] = simulate(statement.kind, statement.tau, layers=layers, dimension=dimension)
             rows.append((statement, laws(statement, known[case])))
     figures = _stability_figures({tau: found for (kind, tau), found in known.items() if kind == BOTH.title})
-    documents = [
-        filled(_StatementJson, one, statement=one.name, network=one.kind.title, laws=list(map(_exponent, found)))
-        for one, found in rows
-    ]
+    documents = [filled(_StatementJson, one, laws=found) for one, found in rows]
     heads = ("statement", "network", *(f"{title}: fitted" for title in _TITLES.values()), "printed")
     lines = [
         [one.name, one.kind.title, *(f"{law.fitted:.2f}" for law in found),
@@ -173,8 +167,7 @@ def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     ]
     heads = ("network", "|x|^2 / d", "after the last layer", "a layer adds", "R^2 of a line")
     note = "Theorem 2.3: every layer adds the same order of d; in the proof's network between 1 and 2 (F.10)."
-    growths = [filled(_GrowthJson, one) for one in found]
-    document = filled(NormsJson, cell=entry.id, growths=growths, panels=_panels(figures))
+    document = filled(NormsJson, cell=entry.id, growths=found, panels=_panels(figures))
     _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -197,8 +190,7 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
             for p in found.points]  # fmt: skip
     heads = ("length", "equation (48)", "measured", "ratio")
     note = f"The variance falls as length^{found.exponent:.2f}; equation (48) has -1."
-    points = [filled(_LengthPointJson, point) for point in found.points]
-    document = filled(LengthJson, found, cell=entry.id, points=points, panels=_panels(figures))
+    document = filled(LengthJson, found, cell=entry.id, panels=_panels(figures))
     _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
@@ -251,10 +243,6 @@ def _show(figures: list[Figure], output: Output, document: DocumentJson, table: 
         return
     say(table)
     say(note, soft_wrap=True)
-
-
-def _exponent(law: Any) -> _ExponentJson:
-    return filled(_ExponentJson, law, printed=law.printed and filled(_PrintedExponentJson, law.printed))
 
 
 def _panels(figures: list[Figure]) -> list[PlotJson]:

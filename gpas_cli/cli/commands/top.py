@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, NotRequired, TypeVar
+from typing import Annotated, NotRequired, TypedDict
 
 import typer
 from rich.console import Group, RenderableType
@@ -18,8 +18,8 @@ from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import sparkline, spike_mark
 from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
 from gpas_cli.cli.working import watch
-from gpas_cli.documents import CellNameJson, DocumentJson, NumberJson, Time, filled
-from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
+from gpas_cli.documents import CellNameJson, DocumentJson, From, NumberJson, Time, filled
+from gpas_cli.plan.usage import Activity, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
@@ -59,22 +59,21 @@ class _QueuedCellJson(_RoomCellJson, SlurmJobJson):
     """A queued cell."""
 
 
-class _UseJson(HoursJson):
+class _UseJson(TypedDict):
     """The hours that cells have used, and those that running and queued cells still need."""
 
+    gpu_hours: Annotated[float, From("spent.gpu_hours")]
+    core_hours: Annotated[float, From("spent.core_hours")]
     states: dict[str, int]
     left: Annotated[int, "cells without a result"]
     to_go: HoursJson | None
-    ends: Annotated[float | None, "unix time"]
+    ends: Annotated[float | None, "unix time", From("ends_at")]
 
 
 class _GridUseJson(_UseJson):
     """The resource usage of a grid."""
 
     grid: str
-
-
-_Use = TypeVar("_Use", _UseJson, _GridUseJson)
 
 
 class TopJson(DocumentJson):
@@ -228,25 +227,15 @@ def _name(room: Activity, state: CellStatus) -> str:
 
 def _document(room: Activity) -> TopJson:
     """Return the document. Times are unix times; hours are device hours."""
-    return {
-        "schema": 1,
-        "time": time.time(),
-        "running": [_run_json(run) for run in room.running],
-        "queued": [filled(_QueuedCellJson, state.entry, state, **job_json(state.job)) for state in room.queued],
-        "grids": [_use_json(_GridUseJson, use) for use in room.grids],
-        "total": _use_json(_UseJson, room.total),
-    }
+    running = [_run_json(run) for run in room.running]
+    queued = [filled(_QueuedCellJson, state, **job_json(state.job)) for state in room.queued]
+    return filled(TopJson, room, time=time.time(), running=running, queued=queued)
 
 
 def _run_json(run: Running) -> _RunningCellJson:
     named = {"node": run.node or None, "devices": run.devices}
     facts = {**job_json(run.state.job), **named}
-    return filled(_RunningCellJson, run.state.entry, run.state, run.spent, run.state.progress, **facts)
-
-
-def _use_json(kind: type[_Use], use: GridUsage) -> _Use:
-    ends = time.time() + use.ends if use.ends is not None else None
-    return filled(kind, use, use.spent, to_go=use.to_go.json() if use.to_go else None, ends=ends)
+    return filled(_RunningCellJson, run.state, run.spent, run.state.progress, **facts)
 
 
 def _headline(room: Activity) -> str:

@@ -19,13 +19,11 @@ from gpas_cli.cli.views.number import (
     SpentJson,
     TableNumberJson,
     hours_text,
-    number_json,
     print_number,
     scores_table,
     skipped_notes,
-    spent_json,
 )
-from gpas_cli.documents import CellStateJson, DocumentJson, NumberJson, ScoreJson, filled
+from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
@@ -88,12 +86,12 @@ class _OriginJson(TypedDict):
     name: str
     parents: list[str]
     decisive: Annotated[int | None, "the number of the attempt that tables show"]
-    base: str | None
+    base: Annotated[str | None, From("base_key")]
     cell: dict[str, Any]
     spikes: list[_SpikeJson]
     differences: list[Difference]
     attempts: list[_TryJson]
-    hours: SpentJson
+    hours: Annotated[SpentJson, From("spent")]
     forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
     scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
     taken_over: Annotated[
@@ -145,12 +143,7 @@ def why(names: _Names, as_json: AsJson = False) -> None:
     problems = list(dict.fromkeys(filter(None, [*problems, problem])))
     if as_json:
         print_json(
-            WhyJson(
-                schema=1,
-                numbers=[number_json(number) for number in numbers],
-                stages=[_json(stage) for stage in stages],
-                problem="; ".join(problems) or None,
-            )
+            filled(WhyJson, numbers=numbers, stages=[_json(stage) for stage in stages], problem="; ".join(problems))
         )
         return
     for problem in problems:
@@ -339,11 +332,8 @@ def _json(stage: Provenance) -> _OriginJson:
     return filled(
         _OriginJson,
         stage,
-        base=stage.base_key,
         spikes=[{"step": step, "of": of, "value": value} for step, of, value in stage.spikes],
         attempts=[_try_json(attempt) for attempt in stage.attempts],
-        hours=spent_json(stage.spent),
-        scores=[filled(ScoreJson, score) for score in stage.scores],
         forgotten=[
             {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}
             for one in stage.forgotten

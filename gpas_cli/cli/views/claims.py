@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.plan import occupied
-from gpas_cli.documents import DocumentJson, NumberJson, filled
+from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
@@ -246,7 +246,7 @@ def _notes(verdict: Verdict) -> Iterator[str]:
             "A part is decided by its p value after Holm's correction for "
             f"{count(len(verdict.parts), 'part')}; the claim needs every part to hold, without a correction."
         )
-    diverged = sum(part.diverged() for part in verdict.parts)
+    diverged = sum(part.diverged for part in verdict.parts)
     if diverged:
         yield f"{count(diverged, 'run')} diverged; a diverged run counts as worse than any number."
     if verdict.missing:
@@ -269,24 +269,26 @@ _NAMED = 6  # cells in one line
 class _EvidencePartJson(TypedDict):
     """The evidence on one part of a claim."""
 
-    title: str
-    labels: Annotated[dict[str, Any], "the labels on the axes `by`"]
+    title: Annotated[str, From("part.title")]
+    labels: Annotated[dict[str, Any], "the labels on the axes `by`", From("part.labels")]
     verdict: VerdictWord
     seeds: Annotated[list[int], "the seeds that the evidence is made of, in order"]
-    effects: Annotated[list[NumberJson | None], "of these seeds; null if both runs diverged"]
+    effects: Annotated[list[NumberJson | None], "of these seeds; null if both runs diverged", From("shown")]
     effect: Annotated[float | None, "the mean of the finite effects; of ratios, the geometric mean"]
     interval: Annotated[list[float] | None, "the confidence sequence; null: still unbounded"]
-    e_for: Annotated[float, "e-value for the claimed interval; the part is supported from 1 / level on"]
-    e_against: Annotated[float, "e-value against it"]
+    e_for: Annotated[
+        float, "e-value for the claimed interval; the part is supported from 1 / level on", From("evidence.inside")
+    ]
+    e_against: Annotated[float, "e-value against it", From("evidence.outside")]
     pending: Annotated[list[int], "further seeds of the grids that are not all recorded"]
 
 
 class _EvidenceJson(TypedDict):
     """The evidence on one claim."""
 
-    name: str
-    statement: str
-    toy: bool
+    name: Annotated[str, From("claim.name")]
+    statement: Annotated[str, From("claim.statement")]
+    toy: Annotated[bool, From("claim.toy")]
     verdict: VerdictWord
     reason: str
     parts: list[_EvidencePartJson]
@@ -296,7 +298,7 @@ class _NextSeedsJson(TypedDict):
     """What the next round would run for one part."""
 
     claim: str
-    part: str
+    part: Annotated[str, From("part.part.part.title")]
     seeds: list[int]
     cells: list[str]
     gpu_hours: float
@@ -308,8 +310,8 @@ class RunClaimsJson(DocumentJson):
     """The document of `gpas run claims`."""
 
     exit_code: int
-    level: Annotated[float, "the probability of a wrong verdict, at most"]
-    max_seeds: int
+    level: Annotated[float, "the probability of a wrong verdict, at most", From("rules.level")]
+    max_seeds: Annotated[int, From("rules.max_seeds")]
     rounds: Annotated[int, "rounds of runs in this invocation"]
     claims: list[_EvidenceJson]
     added: Annotated[dict[str, dict[str, list[int]]], "seeds added by this invocation, by grid and cell"]
@@ -389,44 +391,15 @@ def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], 
 
 def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
     """Return the document of a campaign."""
-    return {
-        "schema": 1,
-        "exit_code": int(code),
-        "level": campaign.rules.level,
-        "max_seeds": campaign.rules.max_seeds,
-        "rounds": campaign.rounds,
-        "claims": [_evidence(claim) for claim in claims],
-        "added": campaign.added,
-        "next": [
-            filled(
-                _NextSeedsJson,
-                one.cost,
-                one.part,
-                claim=claims[one.part.at[0]].claim.name,
-                part=one.part.part.part.title,
-                cells=[entry.id for entry in one.cells],
-            )
-            for one in following
-        ],
-    }
-
-
-def _evidence(claim: ClaimEvidence) -> _EvidenceJson:
-    return {
-        "name": claim.claim.name,
-        "statement": claim.claim.statement,
-        "toy": claim.claim.toy,
-        "verdict": claim.verdict,
-        "reason": claim.reason,
-        "parts": [
-            filled(
-                _EvidencePartJson,
-                part,
-                part.part,
-                effects=[None if x is None else part.part.shown(x) for x in part.effects],
-                e_for=part.evidence.inside,
-                e_against=part.evidence.outside,
-            )
-            for part in claim.parts
-        ],
-    }
+    seeds = [
+        filled(
+            _NextSeedsJson,
+            one,
+            one.cost,
+            one.part,
+            claim=claims[one.part.at[0]].claim.name,
+            cells=[entry.id for entry in one.cells],
+        )
+        for one in following
+    ]
+    return filled(RunClaimsJson, campaign, exit_code=int(code), claims=claims, next=seeds)

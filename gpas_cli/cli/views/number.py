@@ -12,11 +12,10 @@ from rich.text import Text
 
 from gpas_cli.cli.console import console, say
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import NumberJson, filled
+from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
 from gpas_cli.origin.number import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
 from gpas_cli.report.tables.cell_text import cell_text
-from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
 from gpas_cli.state.usage import HoursJson, Spent
@@ -42,16 +41,16 @@ class _SeedOriginJson(TypedDict):
     """One run of a number in a table."""
 
     seed: Any
-    cell: Annotated[str, "grid/name"]
+    cell: Annotated[str, "grid/name", From("entry.id")]
     key: str
     state: str
     value: NumberJson | None
     base: Annotated[NumberJson | None, "the number of the same seed in the base row"]
-    attempt: int | None
-    directory: Annotated[str | None, "in the folder of run directories"]
-    host: str | None
-    device: str | None
-    ended: Annotated[float | None, "unix time"]
+    attempt: Annotated[int | None, From("result.number")]
+    directory: Annotated[str | None, "in the folder of run directories", From("result.directory")]
+    host: Annotated[str | None, From("result.host")]
+    device: Annotated[str | None, From("result.hardware")]
+    ended: Annotated[float | None, "unix time", From("result.ended")]
     environment: dict[str, Any]
 
 
@@ -66,38 +65,38 @@ class _PairedJson(TypedDict):
 class _ComparedNumberJson(TypedDict):
     """A number with the metric that published tables print."""
 
-    metric: str
-    mean: NumberJson | None
+    metric: Annotated[str, From("metric.name")]
+    mean: Annotated[NumberJson | None, From("cell.summary.mean")]
 
 
 class TableNumberJson(TypedDict):
     """A number of a table, and what it was computed from."""
 
     grid: str
-    cell: Annotated[str, "the words that name it: ROW,COLUMN"]
-    row: dict[str, Any]
-    column: dict[str, Any]
-    metric: str
-    mean: NumberJson | None
-    std: NumberJson | None
-    n: int
-    status: Annotated[str, "why numbers are missing, empty if none is"]
-    delta: _PairedJson | None
-    base: Annotated[str | None, "the words that name the base"]
+    cell: Annotated[str, "the words that name it: ROW,COLUMN", From("place.words")]
+    row: Annotated[dict[str, Any], From("place.row_labels")]
+    column: Annotated[dict[str, Any], From("place.column_labels")]
+    metric: Annotated[str, From("place.metric.name")]
+    mean: Annotated[NumberJson | None, From("place.cell.summary.mean")]
+    std: Annotated[NumberJson | None, From("place.cell.summary.std")]
+    n: Annotated[int, From("place.cell.n")]
+    status: Annotated[str, "why numbers are missing, empty if none is", From("place.cell.status")]
+    delta: Annotated[_PairedJson | None, From("place.cell.delta")]
+    base: Annotated[str | None, "the words that name the base", From("place.base.words")]
     compared: Annotated[_ComparedNumberJson, "our number to compare with the published ones"]
     published: list[PublishedNumber]
     seeds: list[_SeedOriginJson]
-    code: list[Code]
-    hours: SpentJson
+    code: Annotated[list[Code], From("codes")]
+    hours: Annotated[SpentJson, From("spent")]
     command: Annotated[list[str], "the words of the command that makes the number in an empty project"]
-    other_cells: Annotated[int, "further cells that this command runs"]
+    other_cells: Annotated[int, "further cells that this command runs", From("others")]
 
 
 def print_number(origin: NumberOrigin) -> None:
     """Print the origin of a number of a table."""
     place = origin.place
     table = place.table
-    title = f"{full_title(place.row)}, {table.columns[place.column].title}"
+    title = f"{place.row.full_title}, {table.columns[place.column].title}"
     say(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
     for name, text in _lines(origin):
         _print_fact(name, text)
@@ -213,7 +212,7 @@ def _seed_rows(origin: NumberOrigin) -> Any:
             difference,
             seed.entry.id,
             str(result.number) if result else "",
-            ", ".join(part for part in (result.host, result.gpu or result.device) if part) if result else "",
+            ", ".join(filter(None, (result.host, result.hardware))) if result else "",
             date_and_time(result.ended) if result and result.ended else "",
             result.directory if result else "",
         ])  # fmt: skip
@@ -227,44 +226,6 @@ def hours_text(spent: Spent) -> str:
     parts = [(name, getattr(spent, name)) for name in _PARTS]
     shown = [f"{part.hours(unit)} {name}" for name, part in parts if part.seconds or name != "superseded"]
     return f"{spent.total.hours(unit)}: {', '.join(shown)}"
-
-
-def spent_json(spent: Spent) -> SpentJson:
-    """Return the usage for JSON."""
-    return filled(SpentJson, **{name: getattr(spent, name).json() for name in _PARTS})
-
-
-def number_json(origin: NumberOrigin) -> TableNumberJson:
-    """Return the origin of a number for JSON."""
-    place = origin.place
-    summary, delta = place.cell.summary, place.cell.delta
-    beside = origin.compared.cell.summary
-    return filled(
-        TableNumberJson,
-        origin,
-        cell=place.words,
-        row=dict(zip(place.table.spec.rows, place.row.key, strict=True)),
-        column={place.table.spec.columns: place.table.columns[place.column].label},
-        metric=place.metric.name,
-        mean=summary.mean if summary else None,
-        std=summary.std if summary else None,
-        n=summary.n if summary else 0,
-        status=place.cell.status,
-        delta=delta and filled(_PairedJson, delta),
-        base=place.base.words if place.base else None,
-        compared={"metric": origin.compared.metric.name, "mean": beside.mean if beside else None},
-        seeds=[_seed_json(seed) for seed in origin.seeds],
-        code=origin.codes,
-        hours=spent_json(origin.spent),
-        other_cells=origin.others,
-    )
-
-
-def _seed_json(seed: SeedOrigin) -> _SeedOriginJson:
-    result = seed.result
-    number = result.number if result else None
-    device = (result.gpu or result.device) if result else None
-    return filled(_SeedOriginJson, seed, result, cell=seed.entry.id, attempt=number, device=device)
 
 
 def scores_table(scores: Sequence[Score]) -> Table:

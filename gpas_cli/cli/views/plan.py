@@ -12,13 +12,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, LabelledCellJson, filled
+from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
-from gpas_cli.spec.parse import plain
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 
@@ -106,7 +105,7 @@ class _ElsewhereJson(TypedDict):
 class PlanJson(DocumentJson):
     """`gpas plan --json`, and `gpas run grid --dry-run --json`."""
 
-    cells: list[_PlannedCellJson]
+    cells: Annotated[list[_PlannedCellJson], From("rows")]
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[list[str], "corpora that a job of their own tokenises first"]
     stages: Annotated[dict[str, int], "how many stages are in which state"]
@@ -122,21 +121,16 @@ class PlanJson(DocumentJson):
 
 def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | None = None) -> PlanJson:
     """Return the document of a plan. `shrunk`: what was shrunk for a smoke test."""
-    made: PlanJson = {
-        "schema": 1,
-        "cells": [filled(_PlannedCellJson, row, row.entry) for row in planned.rows],
-        "jobs": len(planned.jobs),
-        "texts": [job.name for job in planned.texts],
-        "stages": dict(planned.stages),
-        "estimate": filled(_EstimateJson, planned.estimate),
-        "warnings": planned.warnings,
-        "sizes": list(planned.sizes),
-        "stage_costs": [filled(_StageCostJson, one, resources=plain(one.resources)) for one in planned.stage_costs],
-        "cost": None if price is None else price * planned.estimate.gpu_hours,
-        "memory": [filled(_JobMemoryJson, one, one.memory) for one in planned.memory],
-        "elsewhere": [_elsewhere_json(one) for one in planned.elsewhere],
-    }
-    return {**made, "shrunk": shrunk} if shrunk else made
+    return filled(
+        PlanJson,
+        planned,
+        jobs=len(planned.jobs),
+        texts=[job.name for job in planned.texts],
+        cost=None if price is None else price * planned.estimate.gpu_hours,
+        memory=[filled(_JobMemoryJson, one, one.memory) for one in planned.memory],
+        elsewhere=[_elsewhere_json(one) for one in planned.elsewhere],
+        **({"shrunk": shrunk} if shrunk else {}),
+    )
 
 
 def _elsewhere_json(cost: CostElsewhere) -> _ElsewhereJson:

@@ -22,7 +22,7 @@ from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import line, measured, sparkline, spike_mark
-from gpas_cli.documents import filled
+from gpas_cli.documents import From, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.entry import Entry
@@ -316,11 +316,11 @@ class _SubmittedArrayJson(TypedDict):
 class SubmittedJson(TypedDict):
     """What was submitted to SLURM."""
 
-    arrays: list[_SubmittedArrayJson]
+    arrays: Annotated[list[_SubmittedArrayJson], From("batches")]
     jobs: int
     followed: Annotated[int, "stages that were already queued or running"]
     left: Annotated[int, "stages that SLURM has no room for yet"]
-    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`", From("over")]
     blocked: Annotated[int, "stages whose parent failed"]
 
 
@@ -348,9 +348,7 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
 
 def submitted_json(done: Submitted) -> SubmittedJson:
     """Return what was submitted, for `--json`."""
-    arrays = [filled(_SubmittedArrayJson, batch) for batch in done.batches]
-    numbers = {"left": len(done.left), "failed_before": done.over, "blocked": len(done.blocked)}
-    return filled(SubmittedJson, done, arrays=arrays, **numbers)
+    return filled(SubmittedJson, done, left=len(done.left), blocked=len(done.blocked))
 
 
 MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, TypedDict
@@ -169,32 +168,26 @@ def grids_json(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> l
     by_grid: dict[str, Counter[str]] = {}
     for state in states:
         by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
-    left = {grid: use.ends for grid, use in uses.items() if use.ends is not None}
+    ends = {grid: use.ends_at for grid, use in uses.items()}
     return [
-        {"grid": grid, "cells": counts.total(), "states": counts,
-         "ends": time.time() + left[grid] if grid in left else None}
+        {"grid": grid, "cells": counts.total(), "states": counts, "ends": ends.get(grid)}
         for grid, counts in by_grid.items()
-    ]  # fmt: skip
+    ]
 
 
 def ends(use: GridUsage) -> str:
     """Return the ETA of the running and queued cells at the current rate, "" if unknown."""
-    if use.ends is None:
-        return ""
-    return f"{clock_time(time.time() + use.ends)}, in {duration(use.ends)}"
+    return f"{clock_time(use.ends_at)}, in {duration(use.ends)}" if use.ends_at and use.ends is not None else ""
 
 
 def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
     return filled(
         CellStatusJson,
-        state.entry,
         state,
         state.progress,
         **job_json(state.job),
         state=called(state.state, state.metrics),
-        outcome=state.outcome or None,
-        cause=state.cause or None,
     )
 
 

@@ -51,6 +51,11 @@ class PartEvidence:
         return self.part.shown(math.fsum(finite) / len(finite)) if finite else None
 
     @property
+    def shown(self) -> list[float | None]:
+        """The effects in units of the value."""
+        return [None if effect is None else self.part.shown(effect) for effect in self.effects]
+
+    @property
     def finite(self) -> list[float]:
         """The finite effects that are used, on the scale of the test."""
         return [effect for effect in self.effects if effect is not None and math.isfinite(effect)]

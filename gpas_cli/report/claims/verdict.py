@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
-from gpas_cli.documents import DocumentJson, NumberJson, filled
+from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Pair
@@ -107,8 +107,9 @@ class Part:
         many = [one for one in counts if one.value > MOST_SKIPPED * (one.value + one.examples)]
         return "; ".join(dict.fromkeys(skipped_note(one.task, one.value, one.examples) for one in many))
 
+    @property
     def diverged(self) -> int:
-        """Return the number of runs that diverged."""
+        """The number of runs that diverged."""
         return sum(one.diverged for pair in self.pairs for one in pair.measured)
 
 
@@ -193,8 +194,8 @@ class ClaimPartJson(TypedDict):
 
     title: str
     labels: Annotated[dict[str, Any], "the labels on the axes `by`"]
-    compare: Annotated[str, ("difference", "ratio", "value")]
-    value: Annotated[str, "the number that is compared, in words"]
+    compare: Annotated[str, ("difference", "ratio", "value"), From("comparison.compare")]
+    value: Annotated[str, "the number that is compared, in words", From("comparison.value.title")]
     low: Annotated[float | None, "the claimed interval of the effect; null: unbounded"]
     high: float | None
     verdict: VerdictWord
@@ -202,7 +203,7 @@ class ClaimPartJson(TypedDict):
     effect: Annotated[float | None, "the mean over seeds; of ratios, the geometric mean"]
     interval: Annotated[tuple[float, float] | None, "its 95 % interval"]
     p: Annotated[float | None, "two-sided, for the side of the claimed interval on which the effect is"]
-    adjusted_p: Annotated[float | None, "by Holm over the parts of the claim"]
+    adjusted_p: Annotated[float | None, "by Holm over the parts of the claim", From("adjusted")]
     n: Annotated[int, "seeds with an effect"]
     needed: Annotated[int | None, "further seeds that decide with a probability of 80 % at today's effect and spread"]
     needed_range: Annotated[tuple[int | None, int | None], "the same at the ends of the effect's 80 % interval"]
@@ -215,7 +216,7 @@ class ClaimPartJson(TypedDict):
 class _MissingRunJson(TypedDict):
     """A run without the number."""
 
-    cell: str
+    cell: Annotated[str, From("entry.id")]
     key: str
     state: str
 
@@ -223,11 +224,11 @@ class _MissingRunJson(TypedDict):
 class ClaimJson(TypedDict):
     """One claim at one size."""
 
-    name: str
-    statement: str
-    source: _ClaimSourceJson
-    toy: Annotated[bool, "whether the cells are of toy size, whatever the claim is about"]
-    grids: list[str]
+    name: Annotated[str, From("claim.name")]
+    statement: Annotated[str, From("claim.statement")]
+    source: Annotated[_ClaimSourceJson, From("claim.source")]
+    toy: Annotated[bool, "whether the cells are of toy size, whatever the claim is about", From("claim.toy")]
+    grids: Annotated[list[str], From("claim.grids")]
     verdict: VerdictWord
     reason: str
     p: Annotated[
@@ -247,17 +248,7 @@ class ClaimsJson(DocumentJson):
 
 def claim_json(verdict: Verdict) -> ClaimJson:
     """Return the verdict on a claim for JSON."""
-    return filled(
-        ClaimJson,
-        verdict,
-        name=verdict.claim.name,
-        statement=verdict.claim.statement,
-        source=filled(_ClaimSourceJson, verdict.claim.source),
-        toy=verdict.claim.toy,
-        grids=list(verdict.claim.grids),
-        parts=[_part(part) for part in verdict.parts],
-        missing=[filled(_MissingRunJson, one, cell=one.entry.id) for one in verdict.missing],
-    )
+    return filled(ClaimJson, verdict, parts=[_part(part) for part in verdict.parts])
 
 
 def _part(part: Part) -> ClaimPartJson:
@@ -265,12 +256,8 @@ def _part(part: Part) -> ClaimPartJson:
     return filled(
         ClaimPartJson,
         part,
-        compare=comparison.compare,
-        value=comparison.value.title,
         low=comparison.low if math.isfinite(comparison.low) else None,
         high=comparison.high if math.isfinite(comparison.high) else None,
-        adjusted_p=part.adjusted,
-        diverged=part.diverged(),
         seeds=[
             {
                 "seed": pair.seed,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypedDict
 
-from gpas_cli.documents import filled
+from gpas_cli.documents import From, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
@@ -37,11 +37,11 @@ class _PointJson(_MeanJson):
 class _DrawnRunJson(TypedDict):
     """The curve of one cell; points and spikes are pairs of x and y."""
 
-    name: str
-    key: str
-    over: Annotated[Any, "its label on the averaged axis: the seed"]
+    name: Annotated[str, From("entry.id")]
+    key: Annotated[str, From("entry.key")]
+    over: Annotated[Any, "its label on the averaged axis: the seed", From("over_label")]
     points: Points
-    spikes: Points
+    spikes: Annotated[Points, From("marks")]
     final_norm: float | None
 
 
@@ -71,7 +71,7 @@ class _FrameJson(TypedDict):
     log_x: bool
     layers: Annotated[int, "the number of layers if x counts layers, else 0"]
     level: Annotated[float | None, "a value of y that is marked, such as a ratio of 1"]
-    bars: bool
+    bars: Annotated[bool, From("has_bars")]
     heat_map: Annotated[str, "title of the colours of a heat map, empty for lines"]
     note: str
 
@@ -197,37 +197,24 @@ def _when(runs: Sequence[CellCurve]) -> str:
 
 def frame(figure: Figure) -> _FrameJson:
     """Return everything about a plot but its series and lines, as plain data: title, axes and kind."""
-    return filled(_FrameJson, figure, bars=figure.has_bars)
+    return filled(_FrameJson, figure)
 
 
 def as_json(figure: Figure) -> PlotJson:
     """Return a plot for JSON."""
-    series = [_series_json(one) for one in figure.series]
-    return {**frame(figure), "series": series, "lines": list(figure.lines)}
+    return filled(PlotJson, figure, series=[_series_json(one) for one in figure.series])
 
 
 def _series_json(series: Series) -> _SeriesJson:
-    final = series.final_norm()
     matrix = series.matrix()
     return filled(
         _SeriesJson,
         series,
         over=series.runs[0].over,
         points=[filled(_PointJson, at, x=x) for x, at in series.mean()],
-        final_norm=filled(_MeanJson, final) if final else None,
+        final_norm=series.final_norm(),
         matrix=matrix or None,
         columns=list(series.columns()) if matrix else None,
-        runs=[
-            filled(
-                _DrawnRunJson,
-                run,
-                name=run.entry.id,
-                key=run.entry.cell.key,
-                over=run.entry.axes.get(run.over),
-                spikes=run.marks,
-            )
-            for run in series.runs
-        ],
     )
 
 

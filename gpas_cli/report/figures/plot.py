@@ -176,8 +176,7 @@ def _draw_all(axes: Any, figure: Figure) -> list[tuple[str, Any]]:
     for series in figure.series:
         title = series.title
         if figure.every_run and len(series.runs) > 1:  # each is a line
-            over = series.runs[0].over
-            title += f", {over} {', '.join(str(run.entry.axes.get(over)) for run in series.runs)}"
+            title += f", {series.runs[0].over} {', '.join(str(run.over_label) for run in series.runs)}"
         handles.append((title, draw(axes, figure, series)))
     drawn = [(line, _draw_line(axes, line, figure)) for line in figure.lines]
     _draw_final_norm(axes, figure)

@@ -50,6 +50,11 @@ class CellCurve:
     variant: tuple[tuple[str, Label], ...] = ()
 
     @property
+    def over_label(self) -> Label | None:
+        """The cell's label on the averaged axis."""
+        return self.entry.axes.get(self.over)
+
+    @property
     def labels(self) -> dict[str, Label]:
         """The labels that distinguish this curve's method from others."""
         left_out = (self.over, *self.method_axes)

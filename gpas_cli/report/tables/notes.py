@@ -48,7 +48,7 @@ def notes(table: Table) -> tuple[Note, ...]:
 def gains(table: Table) -> list[_Gain]:
     """Return a gain for every cell where both we and a source have a number for the method and for its base."""
     return [
-        _Gain(full_title(row), table.columns[i].title, source, cell.delta.mean, printed.delta)
+        _Gain(row.full_title, table.columns[i].title, source, cell.delta.mean, printed.delta)
         for row, i, cell in _shown_cells(table)
         for source, printed in cell.printed.items()
         if cell.delta is not None and printed.delta is not None
@@ -172,7 +172,7 @@ def _mixtures(table: Table) -> Iterator[Note]:
     results = _shown_results(everything)
     yield from _mixture(results, "precisions", lambda r: r.precision)
     yield from _mixture(results, "versions of the code", lambda r: (r.code or "")[:_DIGEST])
-    yield from _mixture(results, "devices", lambda r: r.gpu or r.device)
+    yield from _mixture(results, "devices", lambda r: r.hardware)
     # One with several versions was resumed after the code had changed.
     changed = [
         s for s in everything if s.value is not None and s.result and s.result.metrics.get("code_versions", 1) > 1
@@ -262,14 +262,9 @@ def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
     return ((row, i, cell) for row in table.rows for i, cell in enumerate(row.cells) if cell.statuses)
 
 
-def full_title(row: Row) -> str:
-    """Return the row's title with what it has in common with its base: "Pre-LN + GPAS"."""
-    return row.full or row.title
-
-
 def place(table: Table, row: Row, column: int) -> str:
     """Return the titles of a cell's row and column: "Pre-LN + GPAS 71m"."""
-    return f"{full_title(row)} {table.columns[column].title}"
+    return f"{row.full_title} {table.columns[column].title}"
 
 
 _SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
@@ -397,7 +392,7 @@ def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> st
     if left == everything:
         return ""
     columns = [column.title for column in table.columns]
-    rows = [full_title(row) for row in table.rows]
+    rows = [row.full_title for row in table.rows]
     titles = []
     for axis, names in ((1, columns), (0, rows)):
         for i, name in enumerate(names):

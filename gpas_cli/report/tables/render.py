@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
-from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, filled, plain
+from gpas_cli.documents import DocumentJson, From, NumberJson, ScoreJson, filled, plain
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.papers.recipes import Deviation
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.latex import to_latex
-from gpas_cli.report.tables.notes import full_title, gains, notes
+from gpas_cli.report.tables.notes import gains, notes
 from gpas_cli.report.tables.sheet import Sheet, Style
 from gpas_cli.report.tables.table import Table, TableCell
 from gpas_cli.words import one_line
@@ -111,8 +111,8 @@ class _PublishedNumberJson(TypedDict):
 
     value: NumberJson
     delta: NumberJson | None
-    tokens: Annotated[int | None, "tokens that its network was trained on, if stated"]
-    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout"]
+    tokens: Annotated[int | None, "tokens that its network was trained on, if stated", From("cell.tokens")]
+    text: Annotated[str, "number and difference as printed, in tables with the paper's layout", From("cell.text")]
     deviations: list[Deviation]
     remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
 
@@ -120,9 +120,9 @@ class _PublishedNumberJson(TypedDict):
 class _TableRunJson(TypedDict):
     """One run that a cell of the table is the mean of."""
 
-    name: str
+    name: Annotated[str, From("entry.id")]
     key: str
-    over: Annotated[Any, "its label on the averaged axis: the seed"]
+    over: Annotated[Any, "its label on the averaged axis: the seed", From("seed")]
     state: str
     value: NumberJson | None
     stderr: Annotated[NumberJson | None, "the standard error of a score over the questions of its task"]
@@ -132,16 +132,16 @@ class _TableRunJson(TypedDict):
 class _TableCellJson(TypedDict):
     """One cell of a table."""
 
-    mean: NumberJson | None
-    std: NumberJson | None
+    mean: Annotated[NumberJson | None, From("summary.mean")]
+    std: Annotated[NumberJson | None, From("summary.std")]
     stderr: Annotated[NumberJson | None, "of a single run at a task: the standard error over the questions"]
     n: Annotated[int, "runs with a result"]
     wanted: Annotated[int, "runs that the grid declares"]
     delta: _DeltaJson | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty if none are"]
-    published: dict[str, _PublishedNumberJson]
-    runs: list[_TableRunJson]
+    published: Annotated[dict[str, _PublishedNumberJson], From("printed")]
+    runs: Annotated[list[_TableRunJson], From("statuses")]
 
 
 class _TableRowJson(TypedDict):
@@ -164,11 +164,13 @@ class _ExternalRowJson(TypedDict):
     """A network that was not trained here: no rank, no difference, and scored with the settings of the cells."""
 
     title: str
-    name: str
-    key: Annotated[str, "content key of its scores: 16 hex digits"]
-    origin: Annotated[dict[str, str], "source, revision, digests of the weights and of the other files, architecture"]
-    settings: Annotated[dict[str, int], "shots, limit, max_length"]
-    precision: str | None
+    name: Annotated[str, From("network.name")]
+    key: Annotated[str, "content key of its scores: 16 hex digits", From("network.key")]
+    origin: Annotated[
+        dict[str, str], "source, revision, digests of weights and other files, architecture", From("network.origin")
+    ]
+    settings: Annotated[dict[str, int], "shots, limit, max_length", From("network.settings")]
+    precision: Annotated[str | None, From("network.precision")]
     cells: list[_ExternalCellJson]
     scores: list[ScoreJson]
 
@@ -185,11 +187,11 @@ class _ColumnJson(TypedDict):
 class TableJson(DocumentJson):
     """`gpas table --json`; of several tables, an object with the fields `schema` and `tables`, a list of these."""
 
-    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout"]
-    title: str
+    name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
+    title: Annotated[str, From("spec.title")]
     metric: Annotated[_MetricJson, "that of the first column"]
     rows: list[_TableRowJson]
-    externals: Annotated[list[_ExternalRowJson], "the networks that --external names"]
+    externals: Annotated[list[_ExternalRowJson], "the networks that --external names", From("externals.rows")]
     columns: list[_ColumnJson]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
@@ -237,60 +239,23 @@ def to_json(table: Table) -> str:
 
 def table_json(table: Table) -> TableJson:
     """Return the whole table as a document."""
-    return {
-        "schema": 1,
-        "name": table.printed or None,
-        "title": table.spec.title,
-        "metric": filled(_MetricJson, table.metric),
-        "rows": [
-            {
-                "title": full_title(row),
-                "labels": dict(zip(table.spec.rows, row.key, strict=True)),
-                "cells": [_json_cell(cell) for cell in row.cells],
-            }
-            for row in table.rows
-        ],
-        "externals": [
-            filled(
-                _ExternalRowJson,
-                row.network,
-                title=row.title,
-                cells=[filled(_ExternalCellJson, cell) for cell in row.cells],
-                scores=[filled(ScoreJson, score) for score in row.scores],
-            )
-            for row in table.externals.rows
-        ],
-        "columns": [filled(_ColumnJson, column, metric=filled(_MetricJson, column.metric)) for column in table.columns],
-        "gains": [plain(gain) for gain in gains(table)],
-        "notes": [{"kind": note.kind, "text": note.text} for note in notes(table)],
-    }
+    rows = [
+        {
+            "title": row.full_title,
+            "labels": dict(zip(table.spec.rows, row.key, strict=True)),
+            "cells": [_json_cell(cell) for cell in row.cells],
+        }
+        for row in table.rows
+    ]
+    said = [{"kind": note.kind, "text": note.text} for note in notes(table)]
+    return filled(TableJson, table, rows=rows, gains=gains(table), notes=said)
 
 
 def _json_cell(cell: TableCell) -> _TableCellJson | None:
     if not cell.statuses:
         return None
-    printed = {
-        source: filled(
-            _PublishedNumberJson,
-            one,
-            tokens=one.cell.tokens,
-            text=one.cell.text,
-            deviations=list(one.deviations),
-            remarks=[remark.text for remark in one.cell.remarks],
-        )
-        for source, one in cell.printed.items()
-    }
-    return filled(
-        _TableCellJson,
-        cell,
-        mean=cell.summary.mean if cell.summary else None,
-        std=cell.summary.std if cell.summary else None,
-        n=cell.summary.n if cell.summary else 0,
-        wanted=len(cell.statuses),
-        delta=filled(_DeltaJson, cell.delta, interval=cell.interval) if cell.delta else None,
-        published=printed,
-        runs=[filled(_TableRunJson, run, name=run.entry.id, over=run.seed) for run in cell.statuses],
-    )
+    delta = filled(_DeltaJson, cell.delta, cell) if cell.delta else None
+    return filled(_TableCellJson, cell, wanted=len(cell.statuses), delta=delta)
 
 
 def _as_printed(cell: TableCell) -> _PrintedCellJson:

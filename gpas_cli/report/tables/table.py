@@ -58,6 +58,11 @@ class Printed:
         """The number; None for a setting and where the paper prints no number."""
         return self.cell.value
 
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader must know about the number."""
+        return [remark.text for remark in self.cell.remarks]
+
 
 @dataclass(frozen=True)
 class TableCell:
@@ -79,6 +84,11 @@ class TableCell:
     def values(self) -> dict[Hashable, float]:
         """The numbers by seed."""
         return {s.seed: s.value for s in self.statuses if s.value is not None}
+
+    @property
+    def n(self) -> int:
+        """The number of runs in the mean."""
+        return self.summary.n if self.summary else 0
 
     @property
     def stderr(self) -> float | None:
@@ -118,6 +128,11 @@ class Row:
     base: RowKey | None = None
     full: str = ""
     section: str = ""
+
+    @property
+    def full_title(self) -> str:
+        """The title with what the row has in common with its base: "Pre-LN + GPAS"."""
+        return self.full or self.title
 
 
 @dataclass(frozen=True)

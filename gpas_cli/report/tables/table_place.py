@@ -11,7 +11,6 @@ from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.notes import full_title
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric
@@ -55,6 +54,16 @@ class Place:
         """The place in the same column that differences refer to; None for a base."""
         rows = [row for row in self.table.rows if self.row.base is not None and row.key == self.row.base]
         return Place(self.table, rows[0], self.column) if rows else None
+
+    @property
+    def row_labels(self) -> dict[str, Label | None]:
+        """The labels on the axes of the rows."""
+        return dict(zip(self.table.spec.rows, self.row.key, strict=True))
+
+    @property
+    def column_labels(self) -> dict[str, Label]:
+        """The label on the axis of the columns."""
+        return {self.table.spec.columns: self.table.columns[self.column].label}
 
     def same_in(self, other: Table) -> Place:
         """Return the place with the same labels in another table of the same cells."""
@@ -212,7 +221,7 @@ def holes(table: Table) -> list[Hole]:
         for column, cell in zip(table.columns, row.cells, strict=True):
             missing = tuple(s for s in cell.runs if s.value is None and s.state != "diverged")
             if missing:
-                title = f"{row.section}, {row.title}" if row.section else full_title(row)
+                title = f"{row.section}, {row.title}" if row.section else row.full_title
                 found.append(Hole(title, column.title, missing))
     return found
 

@@ -151,7 +151,7 @@ def test_a_diverged_run_is_worse_than_any_number() -> None:
     six = tuple(30.0 + seed for seed in range(6))
     found = verdict({("pre", "none"): ("diverged",) * 6, ("pre", "gpas"): six})
     (part,) = found.parts
-    assert (found.verdict, part.test, part.effect, part.diverged()) == (SUPPORTED, "sign", None, 6)
+    assert (found.verdict, part.test, part.effect, part.diverged) == (SUPPORTED, "sign", None, 6)
     assert part.p == pytest.approx(2 / 2**6)
     assert found.missing == ()
     found = verdict({("pre", "none"): six, ("pre", "gpas"): ("diverged",) * 6})
@@ -164,7 +164,7 @@ def test_a_run_that_was_not_finite_at_once_is_no_evidence() -> None:
     )
     numbers = {("pre", "gpas"): ("not finite",)}
     found = verdict(numbers, about)
-    assert (found.verdict, found.parts[0].diverged()) == (UNDECIDED, 0)
+    assert (found.verdict, found.parts[0].diverged) == (UNDECIDED, 0)
     assert [status.state for status in found.missing] == ["not finite"]
     assert found.command == f"gpas rerun {found.missing[0].entry.id}"
     assert verdict({**numbers, ("pre", "none"): (30.0,)}).parts[0].effect is None

@@ -13,7 +13,7 @@ from report_cells import entry, quickstart, result, spec, valued
 from gpas_cli.errors import GpasError
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.notes import full_title, gains, notes
+from gpas_cli.report.tables.notes import gains, notes
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, TableCell, beside_published, build
 
@@ -62,7 +62,7 @@ def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
         ("+ GPAS", 1),
         ("Mix-LN", 0),
     ]
-    assert [full_title(row) for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
+    assert [row.full_title for row in table.rows][:2] == ["LNS", "LNS + GPAS"]
 
 
 def test_what_replaces_something_of_its_base_is_not_added_to_it() -> None:
@@ -78,7 +78,7 @@ def test_what_replaces_something_of_its_base_is_not_added_to_it() -> None:
         ("LNS", 1),
         ("LNS, init scaled", 1),
     ]
-    assert [full_title(row) for row in table.rows][1:3] == ["Pre-LN, init scaled", "LNS, init normal"]
+    assert [row.full_title for row in table.rows][1:3] == ["Pre-LN, init scaled", "LNS, init normal"]
 
 
 def test_without_its_base_in_the_grid_a_method_stands_by_itself() -> None:
