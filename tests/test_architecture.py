@@ -125,7 +125,7 @@ def test_the_root_imports_no_room_but_spec() -> None:
 
 
 def test_a_file_of_a_command_bears_its_name() -> None:
-    """`commands/table_paper` is a part of `gpas table`; TOGETHER has the commands that share a file."""
+    """`commands/run_claims` is a part of `gpas run`; TOGETHER has the commands that share a file."""
     known = {TOGETHER.get(name, name) for names in COMMANDS.values() for name in names}
     found = {
         module.removeprefix("gpas_cli.cli.commands.") for module in FILES if module.startswith("gpas_cli.cli.commands.")

@@ -162,16 +162,9 @@ Where = Annotated[
 ]
 
 
-def _complete_executor(incomplete: str) -> list[str]:
-    """Return the schedulers whose names start so, for the shell."""
-    from gpas_cli.state.view import scheduler_names
-
-    return [name for name in ("auto", *scheduler_names()) if name.startswith(incomplete)]
-
-
 Executor = Annotated[
     str,
-    typer.Option("--executor", help="auto, local, slurm or a registered scheduler.", autocompletion=_complete_executor),
+    typer.Option("--executor", help="auto, local, slurm or a registered scheduler.", autocompletion=offer(_executors)),
 ]
 
 AsJson = Annotated[

@@ -6,9 +6,8 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -163,25 +162,6 @@ def without_runs(chosen: Sequence[Entry]) -> str:
 
 # The states in the order in which cells are listed: what needs attention comes first.
 ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")
-
-
-@dataclass(frozen=True)
-class CellFilter:
-    """Cells in one of `states`, sorted by `sort`, at most `limit`; None means all, in declared order."""
-
-    states: Collection[str] | None = None
-    sort: str | None = None
-    limit: int | None = None
-
-    def apply(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
-        """Return the cells to list, in order."""
-        fitting = self.fitting(cells)
-        return fitting if self.limit is None else fitting[: self.limit]
-
-    def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
-        """Return all cells in the selected states, in order, without the limit."""
-        fitting = [cell for cell in cells if self.states is None or cell.state in self.states]
-        return sorted(fitting, key=SORTS[self.sort]) if self.sort else fitting
 
 
 def check_states(text: str) -> tuple[str, ...]:

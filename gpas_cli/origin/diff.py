@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from sqlalchemy import Engine
 
@@ -24,7 +24,31 @@ from gpas_cli.words import listed
 _OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "lr", "grad_norm"}
 _MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "validation_fingerprint")
 
-Point = tuple[int, float, float]  # an update, and the values of both there
+
+class Point(NamedTuple):
+    """The values of both at an update."""
+
+    step: int
+    a: float
+    b: float
+
+
+class Pair(NamedTuple):
+    """The values of both, None where one has not reported it."""
+
+    a: float | None
+    b: float | None
+
+
+@dataclass(frozen=True)
+class ComparedAttempt:
+    """The attempt of one of the two that is compared."""
+
+    key: Annotated[str, "content key of the stage"]
+    attempt: int
+    outcome: Annotated[str | None, "null while it is running, or without an outcome"]
+    code: Annotated[str, "version of the code"]
+    commit: str
 
 
 @dataclass(frozen=True)
@@ -58,20 +82,15 @@ class CurveDifference:
 
 @dataclass(frozen=True)
 class StageDifference:
-    """A stage that both have. `attempts` are the numbers of those compared, `outcomes` theirs, None while running.
-
-    metrics: name -> the values of both, None where one has not reported it. environment: what differs of machine, text
-    and versions; `versions` of the code, `commits` of its checkouts.
+    """A stage that both have, with the attempts that are compared. environment: what differs of machine, text and
+    versions.
     """
 
     kind: str
-    keys: tuple[str, str]
-    attempts: tuple[int, int]
-    outcomes: tuple[str | None, str | None]
-    metrics: Mapping[str, tuple[float | None, float | None]]
+    a: ComparedAttempt
+    b: ComparedAttempt
+    metrics: Mapping[str, Pair]
     curves: tuple[CurveDifference, ...]
-    versions: tuple[str, str]
-    commits: tuple[str, str]
     environment: tuple[Difference, ...]
 
 
@@ -106,7 +125,8 @@ class Comparison:
     @property
     def complete(self) -> bool:
         """Whether both have a result of every stage that is compared."""
-        return not self.untried and all(outcome in query.DECISIVE for each in self.stages for outcome in each.outcomes)
+        tried = [attempt for stage in self.stages for attempt in (stage.a, stage.b)]
+        return not self.untried and all(attempt.outcome in query.DECISIVE for attempt in tried)
 
 
 def compare(one: Side, other: Side) -> Comparison:
@@ -123,7 +143,7 @@ def compare(one: Side, other: Side) -> Comparison:
     stages = tuple(_stage(kind, (one, other), (left[kind], right[kind])) for kind in kinds)
     untried = [(kind, one.title) for kind in left if kind not in right]
     untried += [(kind, other.title) for kind in right if kind not in left]
-    versions = dict.fromkeys(stage.versions for stage in stages if stage.versions[0] != stage.versions[1])
+    versions = dict.fromkeys((stage.a.code, stage.b.code) for stage in stages if stage.a.code != stage.b.code)
     return Comparison(
         titles=(one.title, other.title),
         settings=differences(one.entry.cell.to_mapping(), other.entry.cell.to_mapping()),
@@ -160,13 +180,10 @@ def _stage(
     names = dict.fromkeys(sorted({*a["metrics"], *b["metrics"]}))
     return StageDifference(
         kind=kind,
-        keys=(left.key, right.key),
-        attempts=(a["number"], b["number"]),
-        outcomes=(a["outcome"], b["outcome"]),
-        metrics={name: (a["metrics"].get(name), b["metrics"].get(name)) for name in names},
+        a=ComparedAttempt(left.key, a["number"], a["outcome"], a["code"] or "", _commit(a)),
+        b=ComparedAttempt(right.key, b["number"], b["outcome"], b["code"] or "", _commit(b)),
+        metrics={name: Pair(a["metrics"].get(name), b["metrics"].get(name)) for name in names},
         curves=_curves(sides, (left.key, right.key)),
-        versions=(a["code"] or "", b["code"] or ""),
-        commits=(_commit(a), _commit(b)),
         environment=differences(_environment(a), _environment(b)),
     )
 
@@ -194,7 +211,7 @@ def _curves(sides: tuple[Side, Side], keys: tuple[str, str]) -> tuple[CurveDiffe
 
 def curve_difference(name: str, a: Mapping[int, float], b: Mapping[int, float]) -> CurveDifference:
     """Return how two curves differ at the updates that both have. NaN equals NaN, and differs most from a number."""
-    both = [(step, a[step], b[step]) for step in sorted(a.keys() & b.keys())]
+    both = [Point(step, a[step], b[step]) for step in sorted(a.keys() & b.keys())]
     unequal = [point for point in both if _gap(point) > 0]
     return CurveDifference(
         name=name,

@@ -8,17 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from gpas_cli.spec import parse
 from gpas_cli.spec.check import canonical_model
-from gpas_cli.spec.data import Data
-from gpas_cli.spec.depth import Depth, LayerSchedule
-from gpas_cli.spec.model import Model
-from gpas_cli.spec.objective import CAUSAL, Objective
-from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.cost import CellParts
+from gpas_cli.spec.depth import Depth
+from gpas_cli.spec.objective import CAUSAL
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 _KEY_VERSION = "gpas-cell-1"
@@ -30,7 +28,6 @@ def _digest(spec: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-PRECISIONS = ("fp32", "bf16", "pure_bf16")
 # Parts that were added after keys were published: the key omits them while they have these values.
 _USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth()}
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
@@ -59,19 +56,12 @@ class LaterStage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(CellParts):
     """Everything that can change a result: network, text, objective, recipe, depth, precision, seed, and later stages.
 
     later: the stages after pretraining in the order in which they run, trainings first.
     """
 
-    model: Model
-    data: Data
-    optim: Optim
-    depth: Depth = field(default_factory=Depth)
-    precision: str = parse.setting("fp32", choices=PRECISIONS)
-    seed: int = parse.setting(42, low=0, high=2**31 - 1)
-    objective: Objective = CAUSAL
     later: tuple[LaterStage, ...] = ()
 
     @property
@@ -101,11 +91,6 @@ class Cell:
         """The number of ids that the tokenizer has: the network's without the objective's own."""
         return self.model.size.vocab - self.objective.reserved
 
-    @cached_property
-    def layer_schedule(self) -> LayerSchedule:
-        """The layers that train in each update of pretraining."""
-        return LayerSchedule(self.depth, self.model.size.layers, self.optim.steps)
-
     @property
     def trained(self) -> Stage:
         """The last stage that trains. Its checkpoint is the cell's network."""
@@ -132,7 +117,6 @@ class Cell:
         return replace(self, model=model, later=())
 
     def parameters(self, kind: str) -> Any:
-        """Return the parameters of the stage `kind` after pretraining, or None if the cell does not have it."""
         return next((stage.parameters for stage in self.later if stage.kind.name == kind), None)
 
     def to_mapping(self) -> dict[str, Any]:

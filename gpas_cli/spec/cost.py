@@ -15,38 +15,45 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from gpas_cli.spec.data import Data
-from gpas_cli.spec.depth import LayerSchedule
+from gpas_cli.spec.depth import Depth, LayerSchedule
 from gpas_cli.spec.gate import slot
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.objective import Objective
+from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import MATRIX, TABLE, Optim
+from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Resources
 
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
-class CellParts(Protocol):
+PRECISIONS = ("fp32", "bf16", "pure_bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellParts:
     """What the cost of a stage and the defaults of its settings may depend on: the parts of a `Cell`."""
 
-    @property
-    def model(self) -> Model: ...
-    @property
-    def data(self) -> Data: ...
-    @property
-    def optim(self) -> Optim: ...
-    @property
-    def objective(self) -> Objective: ...
-    @property
-    def layer_schedule(self) -> LayerSchedule: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    def parameters(self, kind: str) -> Any: ...
+    model: Model
+    data: Data
+    optim: Optim
+    depth: Depth = field(default_factory=Depth)
+    precision: str = setting("fp32", choices=PRECISIONS)
+    seed: int = setting(42, low=0, high=2**31 - 1)
+    objective: Objective = CAUSAL
+
+    @cached_property
+    def layer_schedule(self) -> LayerSchedule:
+        """The layers that train in each update of pretraining."""
+        return LayerSchedule(self.depth, self.model.size.layers, self.optim.steps)
+
+    def parameters(self, kind: str) -> Any:
+        """Return the parameters of the stage `kind` after pretraining, or None if the cell does not have it."""
+        raise NotImplementedError
 
 
 # CUDA's name of the device -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import MODEL_PARTS, PRECISIONS, Cell, LaterStage
+from gpas_cli.spec.cell import MODEL_PARTS, Cell, LaterStage
 from gpas_cli.spec.check import (
     canonical_model,
     canonical_optim,
@@ -17,6 +17,7 @@ from gpas_cli.spec.check import (
     check_wiring,
     depth_problems,
 )
+from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
 from gpas_cli.spec.gate import Gate

@@ -19,7 +19,7 @@ from gpas_cli.project import packaged
 from gpas_cli.report.claims.measure import DIVERGED, SPIKES
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.result import METRICS
-from gpas_cli.spec.cell import PRECISIONS
+from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth
 from gpas_cli.spec.finetune import Finetune

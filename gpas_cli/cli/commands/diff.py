@@ -15,13 +15,13 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, NumberJson
+from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
-from gpas_cli.origin.diff import CodeDifference, Comparison, CurveDifference, Point, Side, StageDifference, compare
+from gpas_cli.origin.diff import CodeDifference, ComparedAttempt, Comparison, Point, Side, StageDifference, compare
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count
 
@@ -33,8 +33,8 @@ class _ChangeJson(TypedDict):
     """A setting, or a fact of the environment, that differs; null where it does not exist."""
 
     setting: str
-    a: Any
-    b: Any
+    a: Annotated[Any, From("base")]
+    b: Annotated[Any, From("own")]
 
 
 class _PairJson(TypedDict):
@@ -55,28 +55,18 @@ class _CurvePairJson(TypedDict):
 
     name: str
     common: Annotated[int, "updates that both have"]
-    points: Annotated[list[int], "the points of A and of B"]
+    points: Annotated[list[int], "the points of A and of B", From("lengths")]
     first: Annotated[_PointPairJson | None, "where they first differ; null if they are equal"]
     largest: Annotated[_PointPairJson | None, "where they differ most"]
     last: Annotated[_PointPairJson | None, "the last common update"]
 
 
-class _ComparedAttemptJson(TypedDict):
-    """The attempt of one of the two that is compared."""
-
-    key: Annotated[str, "content key of the stage"]
-    attempt: int
-    outcome: Annotated[str | None, "null while it is running, or without an outcome"]
-    code: Annotated[str, "version of the code"]
-    commit: str
-
-
 class _ComparedStageJson(TypedDict):
     """A stage that both have been tried at."""
 
-    stage: str
-    a: _ComparedAttemptJson
-    b: _ComparedAttemptJson
+    stage: Annotated[str, From("kind")]
+    a: ComparedAttempt
+    b: ComparedAttempt
     metrics: dict[str, _PairJson]
     curves: list[_CurvePairJson]
     environment: Annotated[list[_ChangeJson], "what differs of machine, text and versions of libraries"]
@@ -126,7 +116,7 @@ def diff(
     folder: Annotated[
         Path | None, typer.Option("--in", metavar="FOLDER", help="B is in the project in this folder.")
     ] = None,
-    code: Annotated[bool, typer.Option("--code", help="Print the lines of the code that differ.")] = False,
+    with_code: Annotated[bool, typer.Option("--code", help="Print the lines of the code that differ.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two cells: settings, final numbers, curves (where they first differ), code and environment.
@@ -148,9 +138,12 @@ def diff(
                  opened.enter_context(_side(other or one, theirs, folder))]  # fmt: skip
         found = compare(sides[0], sides[1])
     if as_json:
-        print_json(_document(found))
+        a, b = found.titles
+        code = [filled(_ChangedCodeJson, one, a=one.versions[0], b=one.versions[1]) for one in found.code]
+        untried = [{"stage": kind, "only": title} for kind, title in found.untried]
+        print_json(filled(ComparisonJson, found, a=a, b=b, code=code, untried=untried))
     else:
-        _print(found, code)
+        _print(found, with_code)
     raise typer.Exit(Exit.DONE if found.complete else Exit.INCOMPLETE)
 
 
@@ -187,9 +180,9 @@ def _print(found: Comparison, with_code: bool) -> None:
 
 
 def _print_stage(stage: StageDifference) -> None:
-    ends = [f"{key} attempt {number}: {outcome or 'no outcome'}"
-            for key, number, outcome in zip(stage.keys, stage.attempts, stage.outcomes, strict=True)]  # fmt: skip
-    say(f"{stage.kind}: {ends[0]} -> {ends[1]}")
+    sides = (stage.a, stage.b)
+    ends = (f"{one.key} attempt {one.attempt}: {one.outcome or 'no outcome'}" for one in sides)
+    say(f"{stage.kind}: {' -> '.join(ends)}")
     metrics = [(name, _text(a), _text(b), "-" if a is None or b is None else f"{b - a:+.6g}")
                for name, (a, b) in stage.metrics.items() if a != b]  # fmt: skip
     _print_rows("final numbers", ("", "A", "B", "B - A"), metrics)
@@ -198,10 +191,10 @@ def _print_stage(stage: StageDifference) -> None:
     _print_rows(
         "curves", ("", "common updates", "first difference", "largest difference", "last common update"), curves
     )
-    commits = [commit[:12] or "no git" for commit in stage.commits]
-    same = "the same code" if stage.versions[0] == stage.versions[1] else "code"
-    said = stage.versions[0] if stage.versions[0] == stage.versions[1] else " -> ".join(stage.versions)
-    say(f"  {same}: {said}, commit {' -> '.join(dict.fromkeys(commits))}")
+    codes = dict.fromkeys(one.code for one in sides)
+    commits = dict.fromkeys(one.commit[:12] or "no git" for one in sides)
+    same = "the same code" if len(codes) == 1 else "code"
+    say(f"  {same}: {' -> '.join(codes)}, commit {' -> '.join(commits)}")
     _print_rows("environment", ("", "A", "B"), [(d.setting, *d.texts) for d in stage.environment])
 
 
@@ -231,50 +224,3 @@ def _text(value: float | None) -> str:
 
 def _at(point: Point | None) -> str:
     return "none" if point is None else f"{point[0]}: {point[1]:.6g}, {point[2]:.6g}"
-
-
-def _document(found: Comparison) -> ComparisonJson:
-    return {
-        "schema": 1,
-        "a": found.titles[0],
-        "b": found.titles[1],
-        "settings": [{"setting": d.setting, "a": d.base, "b": d.own} for d in found.settings],
-        "stages": [_stage_json(stage) for stage in found.stages],
-        "code": [_code_json(code) for code in found.code],
-        "untried": [{"stage": kind, "only": title} for kind, title in found.untried],
-        "complete": found.complete,
-    }
-
-
-def _stage_json(stage: StageDifference) -> _ComparedStageJson:
-    sides = zip(stage.keys, stage.attempts, stage.outcomes, stage.versions, stage.commits, strict=True)
-    a, b = (
-        _ComparedAttemptJson(key=key, attempt=attempt, outcome=outcome, code=code, commit=commit)
-        for key, attempt, outcome, code, commit in sides
-    )
-    return {
-        "stage": stage.kind,
-        "a": a,
-        "b": b,
-        "metrics": {name: {"a": own, "b": theirs} for name, (own, theirs) in
-                    stage.metrics.items()},
-        "curves": [_curve_json(curve) for curve in stage.curves],
-        "environment": [{"setting": d.setting, "a": d.base, "b": d.own} for d in stage.environment],
-    }  # fmt: skip
-
-
-def _curve_json(curve: CurveDifference) -> _CurvePairJson:
-    return {"name": curve.name, "common": curve.common, "points": list(curve.lengths),
-            "first": _point_json(curve.first), "largest": _point_json(curve.largest),
-            "last": _point_json(curve.last)}  # fmt: skip
-
-
-def _point_json(point: Point | None) -> _PointPairJson | None:
-    return None if point is None else {"step": point[0], "a": point[1], "b": point[2]}
-
-
-def _code_json(code: CodeDifference) -> _ChangedCodeJson:
-    files: list[_ChangedFileJson] | None = None if code.files is None else [
-        {"path": file.path, "added": file.added, "removed": file.removed} for file in code.files
-    ]  # fmt: skip
-    return {"a": code.versions[0], "b": code.versions[1], "files": files}

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from gpas_cli.cli.commands.plan import asked, plan_shrunk
-from gpas_cli.cli.commands.table_paper import table_entries
+from gpas_cli.cli.commands.table import table_entries
 from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Cell, NamesAndSettings, Settings, Where, complete_grid, complete_printed
 from gpas_cli.cli.running import (

@@ -34,7 +34,7 @@ DOCUMENTS = {
     "theory length": "cli.commands.theory:LengthJson",
     "table": "report.tables.render:TableJson",
     "figure": "cli.commands.figure:FigureJson",
-    "figure paper": "cli.commands.figure_paper:PaperFiguresJson",
+    "figure paper": "cli.commands.figure:PaperFiguresJson",
     "figure scaling": "cli.commands.figure:ScalingJson",
     "claims": "report.claims.verdict:ClaimsJson",
     "export": "cli.commands.export:ExportedJson",

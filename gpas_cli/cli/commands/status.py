@@ -16,7 +16,6 @@ from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, offer_list
 from gpas_cli.cli.selection import (
     ORDER,
     SORTS,
-    CellFilter,
     check_sort,
     check_states,
     entries,
@@ -26,7 +25,6 @@ from gpas_cli.cli.selection import (
     varied_entries,
     without_runs,
 )
-from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import (
     CellStatusJson,
     GridSummaryJson,
@@ -39,7 +37,7 @@ from gpas_cli.cli.views.states import (
     totals,
 )
 from gpas_cli.cli.working import watch
-from gpas_cli.documents import DocumentJson, StateJson, filled
+from gpas_cli.documents import DocumentJson, From, StateJson, filled
 from gpas_cli.grid.entry import Entry, counted
 from gpas_cli.grid.select import select
 from gpas_cli.plan.texts import Awaited, awaited, how_far
@@ -89,7 +87,7 @@ class _TextJson(TypedDict):
     fraction: float | None
     evidence: str
     cause: str | None
-    job: str | None
+    job: Annotated[str | None, From("status.job.id")]
     directory: str | None
 
 
@@ -126,7 +124,9 @@ def status(
     """
     view = View(
         brief=not (names or every) and len(experiments().grids) > 1,
-        selection=CellFilter(states=check_states(state) if state else None, sort=check_sort(sort), limit=limit),
+        states=check_states(state) if state else (),
+        sort=check_sort(sort),
+        limit=limit,
         narrowed=bool(state or where),
     )
     if recorded:
@@ -170,8 +170,8 @@ def _show_undeclared(view: View, as_json: bool) -> None:
     if as_json:
         print_json(view.document(states))
         return
-    fitting = view.selection.fitting(states)
-    shown = view.selection.apply(states)
+    fitting = view.fitting(states)
+    shown = fitting[: view.limit]
     if shown:
         say(cell_table(shown))
     if len(fitting) > len(shown):
@@ -221,14 +221,22 @@ def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None)
 
 @dataclass(frozen=True)
 class View:
-    """What to show of the observed cells.
+    """What to show of the observed cells: those in `states`, sorted by `sort`, at most `limit`; by default all, in
+    declared order.
 
     brief: no grid was named, so only the cells that need attention are listed. narrowed: --where or --state was given.
     """
 
     brief: bool
-    selection: CellFilter
+    states: Sequence[str] = ()
+    sort: str | None = None
+    limit: int | None = None
     narrowed: bool = False
+
+    def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
+        """Return all cells in the selected states, in order, without the limit."""
+        fitting = [cell for cell in cells if not self.states or cell.state in self.states]
+        return sorted(fitting, key=SORTS[self.sort]) if self.sort else fitting
 
     def parts(self, states: Sequence[CellStatus]) -> Iterator[RenderableType]:
         """Yield a summary of each grid, the cells, the number of cells not listed, and the totals.
@@ -244,13 +252,13 @@ class View:
             yield Text("")
         listed = self._picked(states)
         shown = self._cut(listed, max(_LEAST, console().height - grids - _OTHER_LINES) if on_terminal else _LISTED)
-        if self.brief or self.selection.sort:
-            wanted = self.selection.states
-            none = f"no cell is {' or '.join(wanted)}" if wanted else "nothing is running or needs attention"
+        if self.brief or self.sort:
+            none = f"no cell is {' or '.join(self.states)}" if self.states else "nothing is running or needs attention"
             yield cell_table(shown, wrapped=not (self.brief and on_terminal)) if shown else Text(none, style="dim")
             yield Text("")
         else:
-            yield from _by_grid(shown)
+            for name in dict.fromkeys(state.entry.grid for state in shown):
+                yield cell_table([state for state in shown if state.entry.grid == name], title=name)
         if len(listed) > len(shown):
             yield Text(rest(listed[len(shown) :]), style="dim")
         yield from map(Text, _text_lines(states))
@@ -281,17 +289,14 @@ class View:
 
     def document(self, states: Sequence[CellStatus]) -> StatusJson:
         """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
-        cells = self.selection.apply(self._observed(states))
+        cells = self.fitting(self._observed(states))[: self.limit]
+        every = once(states)
         return {
             "schema": 1,
             "grids": grids_json(states, _uses(states)),
-            "total": {
-                "cells": len(once(states)),
-                "rows": len(states),
-                "states": Counter(s.state for s in once(states)),
-            },
+            "total": {"cells": len(every), "rows": len(states), "states": Counter(state.state for state in every)},
             "cells": [cell_json(state) for state in cells],
-            "texts": [_text_json(text) for text in _texts(states)],
+            "texts": [filled(_TextJson, text, text.status) for text in _texts(states)],
         }
 
     def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
@@ -300,31 +305,23 @@ class View:
 
     def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
         """Return the cells to list; each run once if they are not grouped by grid."""
-        wanted = self._wanted(usual)
+        wanted = replace(
+            self,
+            states=self.states or (_LIVELY if self.brief else ()),
+            sort=self.sort or ("state" if self.brief else usual),
+        )
         if not wanted.sort:
             return wanted.fitting(states)
         return wanted.fitting(once(by_run(states) if self.brief else states))
 
-    def _wanted(self, usual: str | None = None) -> CellFilter:
-        """Return the requested selection, by default the cells that need attention, or all sorted by `usual`."""
-        states = self.selection.states or (_LIVELY if self.brief else None)
-        return replace(self.selection, states=states, sort=self.selection.sort or ("state" if self.brief else usual))
-
     def _cut(self, listed: list[CellStatus], usual: int = _LISTED) -> list[CellStatus]:
-        limit = self.selection.limit
-        return listed[: usual if limit is None and self.brief else limit]
+        return listed[: usual if self.limit is None and self.brief else self.limit]
 
 
 def _headline(states: Sequence[CellStatus], ends: str) -> str:
     """Return the number of cells in each state, as markup."""
     cells = counted(state.entry for state in states)
     return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
-
-
-def _by_grid(states: Sequence[CellStatus]) -> Iterator[Columns]:
-    names = dict.fromkeys(state.entry.grid for state in states)
-    for name in names:
-        yield cell_table([state for state in states if state.entry.grid == name], title=name)
 
 
 def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
@@ -348,8 +345,3 @@ def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
 def _text_lines(states: Sequence[CellStatus]) -> list[str]:
     seen = [(text.name, text.status) for text in _texts(states)]
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]
-
-
-def _text_json(text: Awaited) -> _TextJson:
-    seen = text.status
-    return filled(_TextJson, text, seen, cause=seen.cause or None, job=seen.job.id if seen.job else None)

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 from sqlalchemy import Engine
 
-from gpas_cli.cli.commands.table_paper import served_of
+from gpas_cli.cli.commands.table import served_of
 from gpas_cli.cli.console import print_json, say, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project

@@ -15,7 +15,6 @@ from scored import finish_cells
 from gpas_cli.cli import console, selection
 from gpas_cli.cli.commands import status
 from gpas_cli.cli.commands.status import View, observed
-from gpas_cli.cli.selection import CellFilter
 from gpas_cli.plan.usage import UsageMeter
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
@@ -167,7 +166,7 @@ def test_the_watched_view_fits_the_screen(cells: Face, height: int, brief: bool)
     selection.experiments.cache_clear()
     states = observed(None, None, started=False)
     drawn = Console(file=io.StringIO(), width=60, height=height, color_system=None)
-    drawn.print(Group(*View(brief, CellFilter()).screen(states, UsageMeter(cells.runs), height)))
+    drawn.print(Group(*View(brief).screen(states, UsageMeter(cells.runs), height)))
     lines = drawn.file.getvalue().splitlines()
     assert len(lines) < height
     assert "small/post-s2" in "".join(lines)  # what runs is shown on however small a screen

@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 from recorded import gpas
 from test_cli_schema import check
 
-from gpas_cli.cli.commands.table import MissingJson
-from gpas_cli.cli.commands.table_paper import PaperTablesJson
+from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
 from gpas_cli.documents import json_schema
 from gpas_cli.report.papers.layouts import numbers
 
