@@ -65,7 +65,9 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     states = cell_statuses(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:
-        raise GpasError(f"nothing was cancelled: {_why_not(states)}")
+        each = ", ".join(f"{state.entry.id} is {state.state}" for state in states)
+        many = f"no cell is running or queued ({_counts(states)})"
+        raise GpasError(f"nothing was cancelled: {many if len(states) > _ASK_ABOVE else each}")
     if len(alive) > _ASK_ABOVE:
         confirm(f"Cancel {count(len(alive), 'cell')} ({_counts(alive)})?", yes)
     texts = [text for text in awaited(project().runs, states) if text.status.state in ALIVE]
@@ -80,13 +82,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
         print_json(filled(CancelledJson, cells=[filled(_CancelledCellJson, one, one.state) for one in results]))
     if not all(one.asked for one in results):
         raise typer.Exit(Exit.INCOMPLETE)
-
-
-def _why_not(states: Sequence[CellStatus]) -> str:
-    """Return why there is nothing to cancel: the state of each cell if there are few, else counts."""
-    if len(states) > _ASK_ABOVE:
-        return f"no cell is running or queued ({_counts(states)})"
-    return ", ".join(f"{state.entry.id} is {state.state}" for state in states)
 
 
 def _counts(states: Sequence[CellStatus]) -> str:
@@ -266,15 +261,19 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
     tried = [key for key in named if attempts(runs, key)]
     if not tried:
         raise GpasError(f"nothing to forget: {listed(list(named.values()), _NAMED)} has no attempt")
-    stages = _with_dependents(tried)
+    from gpas_cli.origin.provenance import dependents
+
+    with results_of(project()) as (engine, _):
+        stages = dependents(engine, tried)
     others = {other for built_on in stages.values() for other in built_on if attempts(runs, other)}
     for key in tried[:_NAMED]:
-        say(f"{named[key]}: {_result(key)}")
+        status = observe(runs, key)
+        say(f"{named[key]}: {status.state}{result(status)}")
     build = f"build{'s' if len(others) == 1 else ''} on {'it' if len(tried) == 1 else 'them'}"
     shared = f", and {count(len(others), 'stage')} that {build}" if others else ""
     confirm(f"Forget {count(len(tried), 'result')}{shared}?", yes)
     done = retire(runs, stages, why)
-    _ingest()
+    warn(ingest(project()))
     return done
 
 
@@ -282,22 +281,5 @@ def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
     done = restore(project().runs, named)
     if not done:
         raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
-    _ingest()
-    return done
-
-
-def _with_dependents(keys: Sequence[str]) -> dict[str, list[str]]:
-    """Return the keys of the stages that build on each stage."""
-    from gpas_cli.origin.provenance import dependents
-
-    with results_of(project()) as (engine, _):
-        return dependents(engine, keys)
-
-
-def _result(key: str) -> str:
-    status = observe(project().runs, key)
-    return f"{status.state}{result(status)}"
-
-
-def _ingest() -> None:
     warn(ingest(project()))
+    return done

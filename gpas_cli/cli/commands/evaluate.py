@@ -89,7 +89,16 @@ def evaluate(
         )
     problem = ingest(here)
     if as_json:
-        print_json(_document(done, section, found.provenance()))
+        print_json(
+            filled(
+                EvaluatedJson,
+                done,
+                origin=found.provenance(),
+                new=done.outcome is not None,
+                missing=_reason(done),
+                metrics=_metrics(done, section),
+            )
+        )
     else:
         _print(done, section)
     warn(problem)
@@ -112,11 +121,6 @@ def _say(event: Event, say: Callable[[str], None]) -> None:
         say(f"{event.task} ({event.place} of {event.tasks}) {100 * event.done // max(1, event.total)} %")
     elif not isinstance(event, Outcome) and (text := line(event)):
         say(text)
-
-
-def _document(done: ExternalScores, section: Downstream, origin: dict[str, str]) -> EvaluatedJson:
-    new = done.outcome is not None
-    return filled(EvaluatedJson, done, origin=origin, new=new, missing=_reason(done), metrics=_metrics(done, section))
 
 
 def _metrics(done: ExternalScores, section: Downstream) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import typer
@@ -168,8 +167,12 @@ def _theory_of(cell: Cell, *, force: bool = False) -> Theory:
     except ImportError as error:
         raise GpasError(f"--bounds needs torch, which cannot be imported: {error}") from error
     here = project()
+    teacher = cell.teacher()
+    # The one with the most updates first, then those that the cell's gates are copied from.
+    keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
+    checkpoints = [path for key in keys for path in checkpoints_of(here.runs, key)]
     with working("computing the bounds") as show:
-        return examine(cell, here.cache, here.config.parent, _checkpoints(cell), force=force, notify=show)
+        return examine(cell, here.cache, here.config.parent, checkpoints, force=force, notify=show)
 
 
 def identity_bounds_of(cell: Cell) -> list[float]:
@@ -185,13 +188,6 @@ def identity_bounds_of(cell: Cell) -> list[float]:
     doing = f"the bounds of {cell.key} at initialisation"
     with working(doing) as show:
         return identity_bounds(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
-
-
-def _checkpoints(cell: Cell) -> list[Path]:
-    """Return the cell's checkpoints, the one with the most updates first, then those that its gates are copied from."""
-    teacher = cell.teacher()
-    keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
-    return [path for key in keys for path in checkpoints_of(project().runs, key)]
 
 
 def _as_mapping(theory: Theory) -> dict[str, Any]:

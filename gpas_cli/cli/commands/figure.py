@@ -223,7 +223,8 @@ def _plot(
 ) -> None:
     paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
-    runs = _runs(chosen, selection)
+    with recorded_of(chosen) as known:
+        runs = curves(known.engine, chosen, selection, _averaged)
     recorded = list(dict.fromkeys(run.entry.id for run in runs))
     gateless = [e.id for e in chosen if selection.quantity.of_gates and e.cell.model.gate is None]
     missing = [e.id for e in chosen if e.id not in {*recorded, *gateless}]
@@ -284,12 +285,6 @@ def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
     """Return what is drawn and the names of the grids: "Gradient norm, quickstart"."""
     drawn = selection.quantity.title
     return f"{drawn[:1].upper()}{drawn[1:]}, {listed(list(dict.fromkeys(entry.grid for entry in chosen)), 3)}"
-
-
-def _runs(chosen: Sequence[Entry], selection: Selection) -> list[CellCurve]:
-    """Return the curves of the cells that have recorded one."""
-    with recorded_of(chosen) as known:
-        return curves(known.engine, chosen, selection, _averaged)
 
 
 def _require_comparable(runs: Sequence[CellCurve], selection: Selection) -> None:
@@ -416,7 +411,8 @@ def draw_figures(
     made = list(_made(_requests(chosen, grid, toy)))
     for figure in made:
         if figure.panels and paths:
-            _save(figure, paths[figure.name], output)
+            heading = figure.heading if output.title is None else output.title or figure.note
+            save(Sheet(figure.panels, heading), paths[figure.name], output.size)
         say(_conclusion(figure, paths), soft_wrap=True)
         output.print(figure.panels)
     if output.as_json:
@@ -457,11 +453,6 @@ def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
     with recorded_of(entries) as known:
         for one in requests:
             yield make(one, known, lambda entry: identity_bounds_of(entry.cell))
-
-
-def _save(figure: PaperFigure, paths: Sequence[Path], output: Output) -> None:
-    heading = figure.heading if output.title is None else output.title or figure.note
-    save(Sheet(figure.panels, heading), paths, output.size)
 
 
 def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:

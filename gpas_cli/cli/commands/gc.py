@@ -64,7 +64,7 @@ def gc(
             raise GpasError(f"unknown rule '{name}'; {nearest(name, RULES)}")
     chosen = cells_or_grids(words, where)
     if not words and not where:
-        chosen = [*chosen, *_undeclared(chosen)]
+        chosen = [*chosen, *undeclared(project().runs, chosen, catalogue())]
     uses, started = _uses(chosen, rules, older_than)
     selected = [use for use in uses.values() if use.removable]
     say(_table(chosen, uses, started))
@@ -76,10 +76,6 @@ def gc(
         say(f"Deleted {byte_size(freed)}.")
     if as_json:
         print_json(OccupiedJson(schema=1, deleted=delete, rules=rules, stages=list(uses.values())))
-
-
-def _undeclared(declared: Sequence[Entry]) -> list[Entry]:
-    return undeclared(project().runs, declared, catalogue())
 
 
 def _uses(
@@ -113,12 +109,10 @@ def _table(chosen: Sequence[Entry], uses: dict[str, StageUse], started: dict[str
     for name in cells:
         keys = [key for key, own in grids.items() if own[0] == name]
         others = dict.fromkeys(other for key in keys for other in grids[key][1:] if uses[key].checkpoint_bytes)
-        rows.append((name, f"{cells[name]:,}", *_row([uses[key] for key in keys]), listed(list(others), 2)))
+        own_uses = [uses[key] for key in keys]
+        sizes = map(byte_size, (*_sums(own_uses), _removable(own_uses)))
+        rows.append((name, f"{cells[name]:,}", *sizes, listed(list(others), 2)))
     return Columns(headers, [row for row in rows if row[2:5] != _NOTHING], right=frozenset(headers[1:5]))
-
-
-def _row(uses: Sequence[StageUse]) -> tuple[str, ...]:
-    return tuple(map(byte_size, (*_sums(uses), _removable(uses))))
 
 
 def _totals(uses: dict[str, StageUse], rules: Sequence[str]) -> Iterator[str]:

@@ -112,19 +112,15 @@ def run_grid(
 
     Example: [bold]gpas run grid quickstart --where gate=gpas[/bold]
     """
-    chosen = varied_entries(names, where) if for_table is None else _of_table(for_table, names, where)
+    if for_table and names:
+        raise GpasError(f"--for-table chooses the grids of table {for_table}; leave out {shlex.join(names)}")
+    chosen = varied_entries(names, where) if for_table is None else table_entries(for_table, where)
     if shrink:
         if test_only:
             raise GpasError("--shrink runs on this machine; leave out --test-only")
         require_local(options.executor)
         _run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run, words=asked(names, where))
     run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=asked(names, where))
-
-
-def _of_table(table: str, names: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
-    if names:
-        raise GpasError(f"--for-table chooses the grids of table {table}; leave out {shlex.join(names)}")
-    return table_entries(table, where)
 
 
 def run_entries(

@@ -21,7 +21,7 @@ from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.sequential import ClaimEvidence
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named
-from gpas_cli.schedule.summary import RunSummary
+from gpas_cli.state.status import ALIVE
 from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
 
@@ -144,7 +144,8 @@ def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, at_on
     campaign.rounds += 1
     campaign.failed = campaign.failed or bool(summary.failed)
     print_reasons(summary)
-    return bool(summary.interrupted) or _unended(summary)
+    continuing = any(item.status.state in ALIVE for item in summary.skipped)  # without this process
+    return bool(summary.interrupted) or continuing
 
 
 def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOptions, following: Round = ()) -> NoReturn:
@@ -175,8 +176,3 @@ def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
         if absent:
             raise GpasError(f"claim {name} needs {listed(absent, 4)}, which {project().config.name} does not declare")
     return chosen
-
-
-def _unended(summary: RunSummary) -> bool:
-    """Return whether some runs continue after this process has stopped waiting for them."""
-    return any(item.status.state in ("queued", "running") for item in summary.skipped)

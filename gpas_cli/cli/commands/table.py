@@ -256,18 +256,15 @@ def _print(table: Table, missing: Sequence[Hole]) -> None:
         return
     by_row: dict[tuple[str, str], list[str]] = {}
     for hole in missing:
-        by_row.setdefault((hole.row, _states(hole)), []).append(hole.column)
+        counts = Counter(run.state for run in hole.runs)
+        states = ", ".join(f"{number} {state}" for state, number in counts.items())
+        by_row.setdefault((hole.row, states), []).append(hole.column)
     rows = [(row, ", ".join(columns), states) for (row, states), columns in by_row.items()]
     say(Columns(("row", "column", "runs without a number"), rows))
     for command, planned in _remedies(missing):
         say(command, style="bold")
         for line in (headline(planned), *refusals(planned)) if planned else ():
             say(f"  {line}")
-
-
-def _states(hole: Hole) -> str:
-    counts = Counter(run.state for run in hole.runs)
-    return ", ".join(f"{number} {state}" for state, number in counts.items())
 
 
 def _remedies(missing: Sequence[Hole]) -> Iterator[_Remedy]:

@@ -98,7 +98,8 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: _Usage = Fal
     Example: [bold]gpas top table2[/bold]
     """
     if usage:
-        profiles = _profiles(names, where)
+        cells = (state.entry.cell for state in observed(names, where))
+        profiles = used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
         print_json(TopJson(schema=1, profiles=profiles)) if as_json else say(_profile_table(profiles))
         return
     meter = UsageMeter(project().runs)
@@ -112,11 +113,6 @@ def top(names: NamesAndSettings = None, where: Where = None, usage: _Usage = Fal
         watch(lambda: _render(activity(), console().height), screen=True)
     else:
         say(_render(activity(), 10**6))
-
-
-def _profiles(names: Sequence[str] | None, where: Sequence[str] | None) -> list[ProfileUse]:
-    cells = (state.entry.cell for state in observed(names, where))
-    return used_by_profile(project().runs, {stage.key for cell in cells for stage in cell.stages})
 
 
 def _profile_table(profiles: Sequence[ProfileUse]) -> RenderableType:
@@ -227,15 +223,19 @@ def _name(room: Activity, state: CellStatus) -> str:
 
 def _document(room: Activity) -> TopJson:
     """Return the document. Times are unix times; hours are device hours."""
-    running = [_run_json(run) for run in room.running]
+    running = [
+        filled(
+            _RunningCellJson,
+            run,
+            run.state,
+            run.spent,
+            run.state.progress,
+            **{**job_json(run.state.job), "node": run.node or None},
+        )
+        for run in room.running
+    ]
     queued = [filled(_QueuedCellJson, state, **job_json(state.job)) for state in room.queued]
     return filled(TopJson, room, time=time.time(), running=running, queued=queued)
-
-
-def _run_json(run: Running) -> _RunningCellJson:
-    named = {"node": run.node or None, "devices": run.devices}
-    facts = {**job_json(run.state.job), **named}
-    return filled(_RunningCellJson, run.state, run.spent, run.state.progress, **facts)
 
 
 def _headline(room: Activity) -> str:

@@ -29,8 +29,8 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
 from gpas_cli.origin.provenance import AttemptProvenance, Difference, ForgottenAttempt, Provenance, trace_number
 from gpas_cli.report.papers.layouts import is_printed_name
-from gpas_cli.report.recorded import Recorded, recorded
-from gpas_cli.report.tables.paper_table import Serving, paper_table
+from gpas_cli.report.recorded import recorded
+from gpas_cli.report.tables.paper_table import paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.spec.stage import called
 from gpas_cli.state.attempt import conclude
@@ -162,16 +162,12 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
         with recorded(project(), chosen) as known:
             if served:
-                numbers.append(_printed_number(name, served, known))
+                tables = [paper_table(one, known.states, known.results) for one in served]
+                numbers.append(trace_printed(name, tables, known, project().runs))
             else:
                 numbers.append(trace_cell(name, experiments().grids[name.grid].table_spec, known, project().runs))
             problems.append(known.problem)
     return numbers, problems
-
-
-def _printed_number(name: PlaceName, served: Sequence[Serving], known: Recorded) -> NumberOrigin:
-    """Return the origin of our number at a place in a paper's table."""
-    return trace_printed(name, [paper_table(one, known.states, known.results) for one in served], known, project().runs)
 
 
 def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
