@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -247,7 +247,8 @@ def finish(
 
 
 def _document(summary: RunSummary | None, submitted: Submitted | None, code: Exit) -> RunJson:
-    cells = [_cell(item, ending) for ending, item in _items(summary)] if summary else []
+    endings = vars(summary).items() if summary else ()
+    cells = [_cell(item, ending) for ending, items in endings for item in items]
     return {
         "schema": 1,
         "exit_code": code.value,
@@ -279,12 +280,6 @@ def run_notify(command: str, document: DocumentJson, line: str) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         say(f"warning: --notify: the command exited with code {done.returncode}: {reason}", style="yellow")
-
-
-def _items(summary: RunSummary) -> Iterator[tuple[str, Item]]:
-    for ending, items in vars(summary).items():
-        for item in items:
-            yield ending, item
 
 
 def _cell(item: Item, ending: str) -> _RunCellJson:

@@ -140,7 +140,6 @@ def check_model(model: Model) -> list[Problem]:
         *_check_gate(model),
         *_check_embed(model),
         *_check_init(model),
-        *_check_family(model),
     ]
 
 
@@ -194,17 +193,13 @@ def _check_gate(model: Model) -> Iterator[Problem]:
             "set another gate.init",
         )
     layers = range(1, model.size.layers + 1)
-    if not any(shares) and all(_normalised_away(model, layer) for layer in layers):
+    # Each gate scales exactly the input of a norm.
+    if not any(shares) and all(model.gate_slot(n) == "sum" and model.wiring(n).out_norm is not None for n in layers):
         yield Problem(
             ("gate", "site"),
             f"the norm after the sum removes any scale, so a gate at {gate.site} that starts at 0 gets no gradient and "
             "has no effect; use site: home",
         )
-
-
-def _normalised_away(model: Model, layer: int) -> bool:
-    """Return whether the layer's gate scales exactly the input of a norm."""
-    return model.gate_slot(layer) == "sum" and model.wiring(layer).out_norm is not None
 
 
 def _check_embed(model: Model) -> Iterator[Problem]:
@@ -225,9 +220,6 @@ def _check_init(model: Model) -> Iterator[Problem]:
     init = model.init
     if init.everywhere and init.preset != "xavier":
         yield Problem(("init", "everywhere"), f"is for preset: xavier; {init.preset} has its own std for the embedding")
-
-
-def _check_family(model: Model) -> Iterator[Problem]:
     if model.family.tied and model.init.zero_last_row:
         yield Problem(
             ("init", "zero_last_row"), "a tied head also trains the last row; remove the setting or write false"

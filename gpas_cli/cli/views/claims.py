@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, TypedDict
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
-from gpas_cli.report.claims.campaign import Campaign, Candidate, Cost, Round, Rules
+from gpas_cli.report.claims.campaign import Campaign, Round, Rules
 from gpas_cli.report.claims.evaluate import SIGN
 from gpas_cli.report.claims.sequential import SEQUENTIAL, ClaimEvidence, PartEvidence
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict, VerdictWord
@@ -66,8 +66,9 @@ def _source_title(source: str) -> str:
 def _claims_table(verdicts: Sequence[Verdict]) -> Columns:
     headers = ("claim", "verdict", "parts", "effect", "p", "seeds", "to decide it")
     rows = [
-        (one.claim.name, _styled(one.verdict), _parts_text(one), _effects_text(one), _p_text(one.p), _seeds_text(one),
-         next_text(one))
+        (one.claim.name, _styled(one.verdict),
+         f"{one.counts()[SUPPORTED]}/{len(one.parts)}" if len(one.parts) > 1 else "",
+         _span(one.effects, number), _p_text(one.p), _span(one.n, str, "-"), next_text(one))
         for one in verdicts
     ]  # fmt: skip
     return Columns(headers, rows, right=_NUMBERS, droppable=("seeds", "p", "effect"))
@@ -96,23 +97,9 @@ def _styled(verdict: str) -> tuple[str, str]:
     return verdict, _STYLES[verdict]
 
 
-def _parts_text(verdict: Verdict) -> str:
-    """Return how many parts are supported: "3/5"; "" for a claim of one part."""
-    return f"{verdict.counts()[SUPPORTED]}/{len(verdict.parts)}" if len(verdict.parts) > 1 else ""
-
-
-def _effects_text(verdict: Verdict) -> str:
-    """Return the effect, or the smallest and the largest of several parts."""
-    if verdict.effects is None:
-        return ""
-    low, high = verdict.effects
-    return number(low) if low == high else f"{number(low)} to {number(high)}"
-
-
-def _seeds_text(verdict: Verdict) -> str:
-    """Return the number of seeds, or the smallest and the largest of several parts."""
-    fewest, most = verdict.n
-    return str(fewest) if fewest == most else f"{fewest}-{most}"
+def _span(ends: tuple[Any, Any] | None, shown: Callable[[Any], str], between: str = " to ") -> str:
+    """Return a number, or the smallest and the largest of several parts; "" for none."""
+    return between.join(map(shown, dict.fromkeys(ends or ())))
 
 
 def next_text(verdict: Verdict) -> str:
@@ -177,7 +164,8 @@ def _parts(parts: Sequence[Part]) -> Columns:
     rows: list[dict[str, Cell]] = [
         {
             "part": part.title or "all", "verdict": _styled(part.verdict), "claimed": _claimed_text(part),
-            "effect": _effect_text(part, part.effect), "95 % interval": _interval_text(part),
+            "effect": _effect_text(part, part.effect),
+            "95 % interval": " to ".join(_effect_text(part, end) for end in part.interval or ()),
             "published": _effect_text(part, part.published), "seeds": f"{part.n}/{len(part.pairs)}",
             "test": _TESTS.get(part.test, part.test), "p": _p_text(part.p),
             "p (Holm)": _p_text(part.adjusted if len(parts) > 1 else None),
@@ -199,11 +187,6 @@ def _claimed_text(part: Part) -> str:
     if math.isinf(low):
         return f"< {high:g}"
     return f"> {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
-
-
-def _interval_text(part: Part) -> str:
-    """Return the interval of the effect: "-2.42 to -1.79"."""
-    return f"{_effect_text(part, part.interval[0])} to {_effect_text(part, part.interval[1])}" if part.interval else ""
 
 
 def _seeds_table(parts: Sequence[Part]) -> Columns | str:
@@ -351,23 +334,16 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     lines = []
     for one in following:
         number = len(one.part.seeds)
+        title = one.part.part.part.title
+        name = ", ".join(filter(None, (state[one.part.at[0]].claim.name, title)))
+        hours = (one.cost.gpu_hours, one.cost.core_hours)  # none of jobs that are all queued, running or over
+        cost = f"about {occupied(*hours)}" if any(hours) else "no new job"
         seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.part.seeds], _NAMED)}"
         lines.append(
-            f"{_title(one.part, state)}: {seeds}, {count(len(one.cells), 'cell')}, "
-            f"{_device_time(one.cost)}; decides it with a chance of {100 * one.part.chances[number - 1]:.0f} %"
+            f"{name}: {seeds}, {count(len(one.cells), 'cell')}, "
+            f"{cost}; decides it with a chance of {100 * one.part.chances[number - 1]:.0f} %"
         )
     return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
-
-
-def _device_time(cost: Cost) -> str:
-    """Return the estimated device time of a round's jobs, which may all be queued, running or over."""
-    known = cost.gpu_hours or cost.core_hours
-    return f"about {occupied(cost.gpu_hours, cost.core_hours)}" if known else "no new job"
-
-
-def _title(candidate: Candidate, state: Sequence[ClaimEvidence]) -> str:
-    claim = state[candidate.at[0]].claim.name
-    return f"{claim}, {candidate.part.part.title}" if candidate.part.part.title else claim
 
 
 def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], rules: Rules) -> Iterator[str]:

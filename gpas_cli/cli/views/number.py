@@ -117,7 +117,9 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     if origin.place.base is not None:
         yield "from base", _difference(origin)
     if origin.published and origin.compared.metric != origin.place.metric:
-        yield "to compare", _compared(origin)
+        metric = origin.compared.metric
+        number = cell_text(origin.compared.cell, metric.digits, PLAIN)
+        yield "to compare", f"{number}: {metric.name}, which is averaged like the published number"
     for published in origin.published:
         delta = f" ({published.delta:+g})" if published.delta is not None else ""
         column = f", its {published.as_if}" if published.as_if else ""
@@ -146,13 +148,6 @@ def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
         ways += [f"git checkout {code.commit[:12]}"] if code.commit and not code.dirty else []
         if ways:
             yield "with its code", " or ".join(ways)
-
-
-def _compared(origin: NumberOrigin) -> str:
-    """Return the number that is compared with the published ones, if they have another metric than the table."""
-    metric = origin.compared.metric
-    number = cell_text(origin.compared.cell, metric.digits, PLAIN)
-    return f"{number}: {metric.name}, which is averaged like the published number"
 
 
 def _number(origin: NumberOrigin) -> str:

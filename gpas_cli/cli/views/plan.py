@@ -181,19 +181,14 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     lines = (
         *unfit,
         basis(planned.elsewhere),
-        f"for one of them, also with --price and --mfu: {_command(planned, words)}",
+        f"for one of them, also with --price and --mfu: gpas plan {words} --gpu H100:"
+        f"{planned.elsewhere[0].machine.number}",
     )
     return [
         Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
         _on_gpus(planned.elsewhere),
         Text("\n".join(f"  {line}" for line in lines), style="dim"),
     ]
-
-
-def _command(planned: Plan, words: str) -> str:
-    """Return the command that estimates the plan on GPUs that this machine does not have."""
-    number = planned.elsewhere[0].machine.number
-    return f"gpas plan {words} --gpu H100:{number}"
 
 
 def grids_of(planned: Plan) -> list[str]:
@@ -244,7 +239,8 @@ def headline(planned: Plan) -> str:
     shared = planned.uses - sum(planned.stages.values())
     saved = f" ({count(shared, 'training')} shared)" if shared else ""
     jobs = count(len(planned.jobs), "job")
-    return f"{cells}: {counts}; {jobs} to start{saved}, about {cost(guess)}; {_wall_time(planned)}"
+    device_time = occupied(guess.gpu_hours, guess.core_hours)
+    return f"{cells}: {counts}; {jobs} to start{saved}, about {device_time}; {_wall_time(planned)}"
 
 
 def _wall_time(planned: Plan) -> str:
@@ -266,11 +262,6 @@ def _money(guess: Estimate, price: float) -> str:
     if not guess.gpu_hours:
         return "no GPU-hours; --gpu estimates them for a GPU that this machine does not have"
     return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
-
-
-def cost(guess: Estimate) -> str:
-    """Return the device time of jobs: "12 GPU-minutes", "340 GPU-hours and 2.5 core-hours"."""
-    return occupied(guess.gpu_hours, guess.core_hours)
 
 
 _COLOURS = {

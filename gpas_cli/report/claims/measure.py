@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, linear_regression
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison, Feature
@@ -198,10 +198,7 @@ def slope(points: Sequence[tuple[float, float]], scale: float = 0.0) -> float | 
         return None
     if not aggregate([y for _, y in points], scale).std:
         return 0.0
-    centre = fmean(x for x, _ in points)
-    height = fmean(y for _, y in points)
-    spread = math.fsum((x - centre) ** 2 for x, _ in points)
-    return math.fsum((x - centre) * (y - height) for x, y in points) / spread
+    return linear_regression(*zip(*points, strict=True)).slope
 
 
 def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:

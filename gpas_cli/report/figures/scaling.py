@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Annotated, Any
 
 from gpas_cli.grid.document import spelled
@@ -60,14 +60,14 @@ def fit(points: Sequence[tuple[float, float]], level: float = _LEVEL) -> PowerLa
         return None
     xs = [math.log(x) for x, _ in points]
     ys = [math.log(y) for _, y in points]
-    centre, height = fmean(xs), fmean(ys)
+    centre = fmean(xs)
     sum_squares = math.fsum((x - centre) ** 2 for x in xs)
-    slope = math.fsum((x - centre) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum_squares
-    residuals = [y - height - slope * (x - centre) for x, y in zip(xs, ys, strict=True)]
+    slope, intercept = linear_regression(xs, ys)
+    residuals = [y - intercept - slope * x for x, y in zip(xs, ys, strict=True)]
     scatter = math.sqrt(math.fsum(r * r for r in residuals) / (len(points) - 2))
     half = two_sided_t(1 - level, len(points) - 2) * scatter / math.sqrt(sum_squares)
     return PowerLaw(
-        factor=math.exp(height - slope * centre),
+        factor=math.exp(intercept),
         exponent=-slope,
         interval=(-slope - half, -slope + half),
         points=len(points),
