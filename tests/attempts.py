@@ -1,7 +1,5 @@
 """Attempts made by tests: records with every field that version 1 writes, some of them changed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Short names of parameters, the same for every scheme, as the golden files use them."""
 
-from __future__ import annotations
-
 from torch import nn
 
 _LAYER_NAMES = {

@@ -9,8 +9,6 @@ light has no accounting (slurmctld, slurmd, munge); full adds slurmdbd with a Ma
 or cgroups. Works as root, and as any user whose host name resolves to loopback. FOLDER must be short (unix sockets).
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Templates of the test cluster's configuration files (`cluster.py`)."""
 
-from __future__ import annotations
-
 CONF = r"""
 ClusterName=gpastest
 SlurmctldHost={host}(127.0.0.1)

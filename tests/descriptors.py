@@ -3,8 +3,6 @@
 A shell allows 1,024 open files by default; tests that leave a few each exceed that together, and the last ones fail.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

@@ -1,7 +1,5 @@
 """Small and full file systems, for tests of runs on a bad disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The blocks of code in README and docs/, and the experiments file that a YAML block is part of."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The content of a results database, for comparing two of them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

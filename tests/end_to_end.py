@@ -1,7 +1,5 @@
 """A small real project for tests: text, grids, and the `gpas` command as users run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A plugin that adds one scheme and leaves a trace when it is executed."""
 
-from __future__ import annotations
-
 PLUGIN = """\
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ hungry (runs out of memory with more than two rows at once, at first eight), gre
 wait (until the file `go` lies in the working directory), stubborn (waits and ignores SIGTERM).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ A fork has its own working directory, environment and output, like a user's comm
 imports the package needs a process of its own.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

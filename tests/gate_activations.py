@@ -1,7 +1,5 @@
 """The activations that tests of the gate go through: the named ones, and formulas with every kind of part."""
 
-from __future__ import annotations
-
 from gpas_cli.spec.gate import ACTIVATIONS
 
 SOFTSIGN = "alpha / (1 + abs(alpha))"

@@ -4,8 +4,6 @@ The rule: element n (row-major) of parameter number k is u = sin(1 + 0.7 k + 1.3
 hold 0.25 u, the embedding 0.9 u with a zero last row, norm weights 1 + 0.1 u, gates 0.3 sin(layer + 1).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 SLOTS = (

@@ -1,7 +1,5 @@
 """The networks of the golden files: which cell a file's name means, and its parameters by the filling rule."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

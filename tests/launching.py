@@ -1,7 +1,5 @@
 """What the tests of launching share: small cells, a scheduler with fake jobs, other processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

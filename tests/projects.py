@@ -1,7 +1,5 @@
 """Fixtures for tests that start jobs: import them in a room's conftest.py."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

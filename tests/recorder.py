@@ -1,7 +1,5 @@
 """A journal in memory, for tests that run a stage in this process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gpas_cli.events import Event, fields_of

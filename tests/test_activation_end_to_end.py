@@ -1,7 +1,5 @@
 """The activation of docs/how-to/scheme.md, from a line of experiments.yaml to the table and an export."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The architecture rules, checked against the source: imports between rooms, imports of torch, and size limits."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess

@@ -1,7 +1,5 @@
 """benchmarks/gpu.py: results as they come, a deadline for each case, and every case at tiny size."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

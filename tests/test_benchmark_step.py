@@ -1,7 +1,5 @@
 """benchmarks/step.py: the products it counts, the other side without a mask, goals, and a comparison at tiny size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

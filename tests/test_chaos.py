@@ -1,7 +1,5 @@
 """Chaos runs with three seeds, two minutes each, half of it on SLURM if available: nothing lost, doubled or wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

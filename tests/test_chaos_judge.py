@@ -1,7 +1,5 @@
 """Each invariant of a chaos run reports a violation forged here, and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of a chaos run: processes, clocks, files, and lasting faults."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

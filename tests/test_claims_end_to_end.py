@@ -1,7 +1,5 @@
 """A claim about real trainings: seeds are added until it is decided, and a killed command resumes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """README and docs/: their commands parse, their YAML loads, their Python runs, and their links have targets."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

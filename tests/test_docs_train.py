@@ -3,8 +3,6 @@
 The first row of every batch begins with the last id of the tokenizer, as a row of any text may.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """End to end in real processes: from YAML to the table, with every process killed at some point."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The events of journals: what is written is read again, and no line, old, newer or damaged, stops a reader."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

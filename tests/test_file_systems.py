@@ -1,7 +1,5 @@
 """The file system of a path, from the mounts listed by psutil."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

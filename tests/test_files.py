@@ -1,7 +1,5 @@
 """File replacement: atomic, optionally durable, with the requested permissions; and opening regular files only."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

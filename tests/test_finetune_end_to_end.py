@@ -1,7 +1,5 @@
 """Finetuning from YAML to the database and the table: a stage after the training, which is not trained twice."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

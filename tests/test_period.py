@@ -1,7 +1,5 @@
 """Periods that limit how often something is done."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpas_cli import period

@@ -1,7 +1,5 @@
 """Messages about files that belong to another user."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

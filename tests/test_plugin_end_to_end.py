@@ -1,7 +1,5 @@
 """The scheme of docs/how-to/scheme.md, from a user's file to the table, without editing the package."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

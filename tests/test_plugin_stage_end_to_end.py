@@ -1,7 +1,5 @@
 """The stage of docs/how-to/stage.md, from a user's file to the table, without editing the package."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

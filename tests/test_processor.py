@@ -1,7 +1,5 @@
 """The name of the processor and the cores available to this process."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs of two processes, started as by `gpas run` and srun: exits, signals, and identical bits after a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The database password stays in the environment: no file below runs/, no job and no output contains it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

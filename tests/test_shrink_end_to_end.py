@@ -1,7 +1,5 @@
 """Shrunk cells are trained, finetuned and scored: a few by default, with `long` those of every shipped grid."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Records and the JSON objects that they are written as."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`gpas train` in real processes: an ordinary attempt that is watched, interrupted, resumed and refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

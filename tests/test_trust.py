@@ -1,7 +1,5 @@
 """Plugins that other users own or can write to are not executed, except in trusted folders."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

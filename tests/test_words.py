@@ -1,7 +1,5 @@
 """The formatting of numbers, sizes, times and lists."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

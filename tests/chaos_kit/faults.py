@@ -1,7 +1,5 @@
 """The faults of one machine, and the commands. Each returns what it hit, or "" if there was nothing to hit."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

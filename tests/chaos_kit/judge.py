@@ -1,7 +1,5 @@
 """The invariants of a chaos run: observations -> violations. Nothing here reads files or looks at processes."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The plan of a chaos run: faults and commands with their times, determined by the arguments alone."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The processes of a project and their lifetimes, sampled from /proc several times a second."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

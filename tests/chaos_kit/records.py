@@ -1,7 +1,5 @@
 """Contents of the run directories: the events of every attempt, and the values that no fault may change."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Faults of a SLURM cluster that is used by the chaos run alone."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """One round: a storm of faults until the grids are done or time is up, then calm, then judgement."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Observations during the faults: processes, files, and the answers of `gpas status` and squeue."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

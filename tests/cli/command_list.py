@@ -1,7 +1,5 @@
 """Every command of `gpas` with its path, such as "gpas db sync"."""
 
-from __future__ import annotations
-
 from typer.main import get_command
 
 from gpas_cli.cli.app import make_app

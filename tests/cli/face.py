@@ -1,7 +1,5 @@
 """The `gpas` command in this process, in a project whose cells have made-up attempts, so that nothing is trained."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

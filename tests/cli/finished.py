@@ -1,7 +1,5 @@
 """A project with made-up results: its journals are written here, without any job, for the `gpas` command to read."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

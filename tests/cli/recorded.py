@@ -1,7 +1,5 @@
 """Projects with results that no training made: run directories and journals as a job writes them."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os

@@ -1,7 +1,5 @@
 """A project with a scored grid and two scored networks from elsewhere, for the `gpas` command to read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from attempts import attempt_at, external_attempt

@@ -1,7 +1,5 @@
 """A cell that was cancelled in the queue of a run which has ended since: status, run, retry."""
 
-from __future__ import annotations
-
 from face import Face
 
 from gpas_cli.plan.stage_jobs import stage_jobs

@@ -1,7 +1,5 @@
 """Completion of values, typed into the real shells."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

@@ -1,7 +1,5 @@
 """Damaged or forged files in runs/: no command crashes, whatever numbers they hold."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every command that reads the database prints the same bytes whether it is SQLite or Postgres."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import time

@@ -1,7 +1,5 @@
 """Every command is documented: a help text with an example, and a line in docs/reference/commands.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 tests/quickstart_results.json has the perplexities of the grids, as trained on two CPU cores.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The exit codes of the commands: one meaning each, the same for every command."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

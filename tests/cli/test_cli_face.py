@@ -1,7 +1,5 @@
 """The face without training: fast, without torch, one message for a mistake."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Help texts, shell completion, and the words of messages."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

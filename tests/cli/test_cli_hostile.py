@@ -1,7 +1,5 @@
 """Text that users and jobs bring is printed as it is: no markup, no emoji, no terminal escapes, no formulas."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

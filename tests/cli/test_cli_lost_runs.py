@@ -1,7 +1,5 @@
 """Run directories that are gone, as on a file system that is not mounted: commands say so, nothing runs anew."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -4,8 +4,6 @@ Four cells: `s1` and `gpas-s1` are done; `s2` was killed twice in a SLURM job th
 result, was asked for again, and the second attempt was cancelled.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run directories, `gpas status` and `gpas table` say the same, whatever happens to a directory after it was read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

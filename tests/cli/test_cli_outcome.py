@@ -1,7 +1,5 @@
 """The end of a run: one JSON document, and word to a command of the user's."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

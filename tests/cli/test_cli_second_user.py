@@ -1,7 +1,5 @@
 """A colleague looks at results that they may read and not write."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """`--shrink`: a smoke test of a grid in a place of its own, with a reason for each cell that fails."""
 
-from __future__ import annotations
-
 import json
 
 from face import Face

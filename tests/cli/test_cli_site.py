@@ -1,7 +1,5 @@
 """A site's profile: resources of all projects on a cluster, in a file outside the projects."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A grid was edited: its old cells stay within reach by their keys, and are listed where it is asked for."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

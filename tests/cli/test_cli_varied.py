@@ -1,7 +1,5 @@
 """Cells with settings of the command line: what a run of them prints at its end, and which commands show them."""
 
-from __future__ import annotations
-
 from face import Face
 
 

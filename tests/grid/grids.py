@@ -1,7 +1,5 @@
 """Small experiments files for the tests, and their problems as lines of text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gpas_cli.errors import InvalidExperiments

@@ -1,7 +1,5 @@
 """`claims:` in experiments.yaml: what they are read as; all their mistakes are reported, with place and choice."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """YAML text -> nodes: scalars as in YAML 1.2, positions, and everything that is refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

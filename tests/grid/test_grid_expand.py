@@ -1,7 +1,5 @@
 """Axes -> cells: order, names, labels, precedence, conditions, includes."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

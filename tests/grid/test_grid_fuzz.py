@@ -1,7 +1,5 @@
 """Every file results in cells or a GpasError, never in a traceback."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

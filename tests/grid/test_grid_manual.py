@@ -1,7 +1,5 @@
 """The page of the grid language names every key and choice; the examples at the top of experiments.yaml are valid."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

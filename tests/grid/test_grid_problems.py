@@ -1,7 +1,5 @@
 """Every mistake has a message with its line and column; all mistakes of a file are reported at once."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Values of an axis by rule."""
 
-from __future__ import annotations
-
 import pytest
 from grids import cells, complaints, grid, whole
 

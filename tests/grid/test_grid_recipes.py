@@ -3,8 +3,6 @@
 The learning rate of update u is lr lam(u - 1): lam(k) = k / W for k < W, else 0.1 + 0.9 (1 + cos(pi (k-W)/(N-W))) / 2.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Seeds added beside experiments.yaml: their cells are those of a grid that declares the seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Selection of entries by conditions, names and keys."""
 
-from __future__ import annotations
-
 import pytest
 from grids import HEAD, cells, grid, read
 

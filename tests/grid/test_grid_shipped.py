@@ -1,7 +1,5 @@
 """The shipped experiments.yaml: its cells, and their keys, which must not change."""
 
-from __future__ import annotations
-
 import re
 import time
 

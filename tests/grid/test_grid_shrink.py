@@ -1,7 +1,5 @@
 """Shrunk cells: the structure of every shipped cell stays, and its size, text and updates are tiny."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

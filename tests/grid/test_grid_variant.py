@@ -1,7 +1,5 @@
 """Variants of declared cells from the command line."""
 
-from __future__ import annotations
-
 import pytest
 from grids import HEAD, cells, read, whole
 

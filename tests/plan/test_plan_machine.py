@@ -1,7 +1,5 @@
 """The GPUs and cores that jobs may use here, and the jobs that can never run here."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

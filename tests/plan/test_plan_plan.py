@@ -1,7 +1,5 @@
 """The plan: what a run would do, each shared stage counted once, and an estimate with its basis."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

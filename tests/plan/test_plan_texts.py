@@ -1,7 +1,5 @@
 """What the plan says about questions that are not there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

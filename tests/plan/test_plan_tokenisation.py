@@ -1,7 +1,5 @@
 """Jobs that tokenise: which are needed before which trainings, what they journal, and how they leave."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What attempts took, and when what runs and waits will be over."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

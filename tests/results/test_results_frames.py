@@ -1,7 +1,5 @@
 """Results as pandas frames, and the notebook that shows them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """Cancelling queued and running stages, and the processes that may be signalled."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The environment and settings of every process of a job, on this machine and on a cluster."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What follows an attempt that ended without a result."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

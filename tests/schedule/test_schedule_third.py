@@ -1,7 +1,5 @@
 """A third scheduler, installed as a separate package: every command works with it, and gpas_cli does not know it."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files exchanged by jobs and schedulers have the fields of version 1."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

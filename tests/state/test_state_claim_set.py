@@ -1,7 +1,5 @@
 """ClaimSet, submitters and their locks, with rivals in other processes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

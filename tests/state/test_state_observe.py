@@ -1,7 +1,5 @@
 """Evidence -> state, on hand-made directories: each kind of evidence, and which takes precedence."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The outputs of earlier attempts."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

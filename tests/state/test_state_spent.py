@@ -1,7 +1,5 @@
 """The hours of a stage: trained, lost after a checkpoint that was resumed from, and failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

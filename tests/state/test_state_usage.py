@@ -1,7 +1,5 @@
 """The usage of attempts: its unit and its text."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, Usage, usage_of

@@ -1,7 +1,5 @@
 """A project's run directories, and databases that are closed after the test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

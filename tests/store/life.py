@@ -1,7 +1,5 @@
 """A run directory with a life in it, made in one call."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

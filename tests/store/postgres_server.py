@@ -1,7 +1,5 @@
 """A Postgres server for tests: a new data directory, a unix socket, no port."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

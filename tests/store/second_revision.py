@@ -1,7 +1,5 @@
 """The migration to revision 0002 with data in it, on whatever database."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

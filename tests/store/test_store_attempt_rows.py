@@ -1,7 +1,5 @@
 """The rows of one attempt: memory that does not depend on the length of its journal, and curves of any length."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

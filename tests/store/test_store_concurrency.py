@@ -1,7 +1,5 @@
 """Syncs that wait for, race with, or come after the death of another."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Whatever lies in runs/: what cannot be read is passed over and named, and every other attempt is read in."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

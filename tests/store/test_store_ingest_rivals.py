@@ -1,7 +1,5 @@
 """Sixteen processes ingest at once: nothing is lost, nothing is read twice."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

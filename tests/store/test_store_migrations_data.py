@@ -1,7 +1,5 @@
 """Every migration with data in every table: down and up again, and one after the other."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

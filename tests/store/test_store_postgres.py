@@ -1,7 +1,5 @@
 """What only a Postgres server does; the other tests of the store run on one too (`url` in conftest.py)."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scores of tasks in the database: journalled once, stored once, restored by a rebuild."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

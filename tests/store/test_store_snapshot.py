@@ -1,7 +1,5 @@
 """The copy of the code, and the facts recorded with an attempt."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ done, fail (with a reason), a number (exit with that code and no outcome, as on 
 (ignore SIGTERM), wait (until asked to exit, or orphaned).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

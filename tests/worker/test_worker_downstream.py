@@ -1,7 +1,5 @@
 """The stage downstream as a job runs it: nothing is scored twice, and an unavailable task is left for later."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The recorded facts about the machine and its software, and those that are never recorded."""
 
-from __future__ import annotations
-
 from gpas_cli.worker.environment import _VARIABLES, environment
 
 

@@ -1,7 +1,5 @@
 """A job that requested GPUs trains on them or not at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

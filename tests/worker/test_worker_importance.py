@@ -1,7 +1,5 @@
 """The stage importance as a job runs it: a later attempt and a requeued one continue from the journals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

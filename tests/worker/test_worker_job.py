@@ -1,7 +1,5 @@
 """The process of a job, before it has read anything."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

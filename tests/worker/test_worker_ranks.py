@@ -1,7 +1,5 @@
 """A job of several processes: ranks, exit codes, signals, locks, and no process left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The stage texts as a job runs it: nothing is scored twice, and a text that is not there is left for later."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gpas cancel`: cells, whole grids and selections, and a question before many."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

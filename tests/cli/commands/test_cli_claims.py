@@ -1,7 +1,5 @@
 """`gpas claims` in a project with recorded runs: verdicts, parts, commands, and numbers taken from curves."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

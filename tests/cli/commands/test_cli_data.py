@@ -1,7 +1,5 @@
 """`gpas data`: a corpus of the user's own, tokenised by two processes."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -1,7 +1,5 @@
 """`gpas db merge` and `gpas db export`: results travel between projects, with where they come from."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

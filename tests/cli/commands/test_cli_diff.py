@@ -1,7 +1,5 @@
 """`gpas diff`: two cells, two attempts, the same cell in two projects."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gpas evaluate`: a network from a folder is scored once, recorded, and restored by a rebuild."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`gpas explain --bounds`, in a project of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

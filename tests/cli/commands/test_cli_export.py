@@ -1,7 +1,5 @@
 """`gpas export`: whether transformers has read what was exported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

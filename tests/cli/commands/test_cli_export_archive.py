@@ -1,7 +1,5 @@
 """`gpas export --archive`: a reader unpacks it, rebuilds the database and prints the same table."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`gpas figure`: files as asked for, and the numbers behind them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

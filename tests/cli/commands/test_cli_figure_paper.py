@@ -1,7 +1,5 @@
 """`gpas figure`: layers, ratios, and the papers' figures, in files, JSON and the terminal."""
 
-from __future__ import annotations
-
 import pytest
 from face import Face, end
 from recorded import BASE, HEAD, finish

@@ -1,7 +1,5 @@
 """`gpas forget`: results retire with the stages that build on them, stay on the disk, and can be restored."""
 
-from __future__ import annotations
-
 from face import Face
 from scored import finish_cells
 

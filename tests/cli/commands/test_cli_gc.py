@@ -1,7 +1,5 @@
 """`gpas gc`: lists by default, deletes by rule, and never what a run resumes from or a later stage needs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

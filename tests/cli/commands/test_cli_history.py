@@ -1,7 +1,5 @@
 """`gpas history`, and the commands that add to it."""
 
-from __future__ import annotations
-
 from face import Face
 
 from gpas_cli.store.history import FILE

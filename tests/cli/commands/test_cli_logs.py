@@ -1,7 +1,5 @@
 """`gpas logs`: journal events as text and the output of the process; following neither cuts nor loses a line."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

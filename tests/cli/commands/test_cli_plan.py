@@ -1,7 +1,5 @@
 """`gpas plan`: the summary first, each reason once, and estimates for GPUs that the machine does not have."""
 
-from __future__ import annotations
-
 import pytest
 from face import EXPERIMENTS, Face, end
 

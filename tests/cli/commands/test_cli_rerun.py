@@ -1,7 +1,5 @@
 """`gpas rerun`: a result is obtained again as a new attempt, and nothing is lost meanwhile."""
 
-from __future__ import annotations
-
 import pytest
 from face import Face
 

@@ -1,7 +1,5 @@
 """`gpas run claims` with made-up results: verdicts, rounds, added seeds, interruptions and failures."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

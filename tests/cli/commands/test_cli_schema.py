@@ -1,7 +1,5 @@
 """With --json a command prints what `gpas schema` says, and nothing else on standard output."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

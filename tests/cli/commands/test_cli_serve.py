@@ -1,7 +1,5 @@
 """`gpas serve` as a process: its address, its answers when files disappear, and its end."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

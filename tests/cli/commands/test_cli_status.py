@@ -1,7 +1,5 @@
 """`gpas status`: a summary per grid, the cells that need attention, and what fits on a screen."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What `gpas table` prints: published tables without a result, and the suggestions of other commands."""
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gpas table --external`: networks that were not trained here, below the cells of a grid, in every format."""
 
-from __future__ import annotations
-
 import csv
 import io
 

@@ -1,7 +1,5 @@
 """`gpas theory`: how it computes; `test_evaluate_stability.py` checks the numbers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

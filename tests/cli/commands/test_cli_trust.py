@@ -1,7 +1,5 @@
 """No command runs the plugins of another user, and the shell's completion runs none at all."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gpas why`: how each attempt ended and why it was made, and what a number of a table was computed from."""
 
-from __future__ import annotations
-
 from attempts import attempt_at
 from face import START, TRAINED, Face, end
 from scored import finish_cells, finish_external, score

@@ -1,7 +1,5 @@
 """Tables of many rows: aligned, wrapped in their last column, cut in their first."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The progress of a run on a terminal: the results so far below the running jobs."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The table of the results so far of a run. No state of the database may end the run."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

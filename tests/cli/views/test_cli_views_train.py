@@ -1,7 +1,5 @@
 """The view of `gpas train`: its lines, its numbers, and that it stands what a later version may journal."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """gpas bench: one real measurement of a shape, in its own slot, on which later plans base their estimates."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

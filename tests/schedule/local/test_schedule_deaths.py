@@ -1,7 +1,5 @@
 """Stopped and killed jobs and schedulers, and concurrent runs: nothing is lost and nothing runs twice."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

@@ -1,7 +1,5 @@
 """The local scheduler with real processes: outcomes, records, order, slots, and isolated failures."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

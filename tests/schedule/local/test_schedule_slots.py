@@ -1,7 +1,5 @@
 """Slots: the resources of the machine, how jobs take them, and that CPU and GPU masks compose."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gpas_cli.plan.machine import ThisMachine

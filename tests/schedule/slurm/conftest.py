@@ -1,7 +1,5 @@
 """Fixtures for tests on a real SLURM cluster, which are skipped with the reason if none can be started."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

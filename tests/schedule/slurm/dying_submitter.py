@@ -1,7 +1,5 @@
 """`gpas` in a process that is killed (SIGKILL) at a named instant of a submission."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

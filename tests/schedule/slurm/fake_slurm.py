@@ -1,7 +1,5 @@
 """Fake SLURM programs as small scripts on the PATH, for tests without a cluster."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 from dataclasses import dataclass

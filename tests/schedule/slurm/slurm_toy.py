@@ -1,7 +1,5 @@
 """A small project on a real cluster: `end_to_end.Toy` with resources, and queries for tests."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

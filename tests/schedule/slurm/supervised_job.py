@@ -3,8 +3,6 @@
 killed (SIGKILL in the first attempt, then done), always-killed, no-gpus (as on a node without the GPUs asked for).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A cluster with accounting: additions to the queue, limits, and the effects of an outage."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

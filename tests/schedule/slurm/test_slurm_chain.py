@@ -1,7 +1,5 @@
 """The chain of a cell's stages on a real controller: dependent arrays, a warning in each stage, a failure, a cancel."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

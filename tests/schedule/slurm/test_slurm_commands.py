@@ -1,7 +1,5 @@
 """`gpas` commands on jobs that users, SLURM or others have handled in unusual ways, with fake SLURM programs."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """A controller that hangs, dies or loses jobs: nothing is lost or doubled, and status stays true."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A disk that is read-only, full, littered or gone, under jobs and submitters: one more command completes all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -21,8 +21,6 @@ F18  limits, no log, dead parents  test_slurm_run.py: more_cells_than_...; test_
      read-only, full disks         test_slurm_disk.py
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import time

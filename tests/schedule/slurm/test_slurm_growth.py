@@ -1,7 +1,5 @@
 """Memory and time that grow by attempt, with fake SLURM programs."""
 
-from __future__ import annotations
-
 import json
 import time
 

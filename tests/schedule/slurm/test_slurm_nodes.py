@@ -1,7 +1,5 @@
 """Node failures under real jobs: each time the grid completes, and status stays true."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gpas doctor --nodes` with fake SLURM programs: each resource profile is tried, and the queue is left empty."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

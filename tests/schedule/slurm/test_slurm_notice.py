@@ -1,7 +1,5 @@
 """The time that jobs have to save, from the configuration of a site; needs no cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

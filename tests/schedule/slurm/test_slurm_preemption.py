@@ -1,7 +1,5 @@
 """Preempted jobs, warned or merely terminated, save and resume; and the time they have to do so."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """The parts of submission that need no cluster: sbatch scripts, arrays, SLURM output, and the resulting states."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

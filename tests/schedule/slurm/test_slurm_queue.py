@@ -1,7 +1,5 @@
 """Querying the queue: one query for all jobs, fallback to the next source, and names of held jobs."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A cell trained by several tasks of one job: what the others do when one dies or runs out of memory."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A grid on a real SLURM controller: submitted once, whichever submitter dies, with a true status throughout."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

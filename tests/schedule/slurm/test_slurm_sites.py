@@ -1,7 +1,5 @@
 """Sites and users with a different setup from the test cluster's, and nodes that differ from their description."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

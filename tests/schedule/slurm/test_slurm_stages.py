@@ -1,7 +1,5 @@
 """Jobs with dependencies on a real controller: text before training, later stages after it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

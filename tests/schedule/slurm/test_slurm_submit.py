@@ -1,7 +1,5 @@
 """Submission at sites with wrappers, filters and user defaults of their own, with a fake sbatch."""
 
-from __future__ import annotations
-
 import pytest
 from fake_slurm import Site
 

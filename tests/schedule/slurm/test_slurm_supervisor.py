@@ -1,7 +1,5 @@
 """The supervisor of an array element at the end of its job, with real processes and fake SLURM programs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
