@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from descriptors import closes_what_it_opens  # noqa: F401  (a fixture of every test)
+from users import unprivileged  # noqa: F401  (a fixture)
 
 # This file names no cluster, so that no test reaches the site's controller on a cluster's login node. The commands of
 # the tests' own clusters use files of their own.

@@ -2,30 +2,16 @@
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from users import ordinary
 
 from gpas_cli.permissions import _SHARING, advise, explain
 from gpas_cli.state import locks
 from gpas_cli.state.observe import observe
 
 KEY = "0123456789abcdef"
-NOBODY = 65534
-
-
-@contextmanager
-def ordinary() -> Iterator[None]:
-    """Run as an unprivileged user if root, whom permissions do not restrict; otherwise change nothing."""
-    own = os.geteuid()
-    if own == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
 
 
 @pytest.fixture

@@ -7,7 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from attempts import write_events
 from end_to_end import Toy, alive, wait
+
+from gpas_cli.events import Outcome, Spike
+from gpas_cli.store.rundir import AttemptDir
 
 LONG = 500
 
@@ -132,19 +136,9 @@ def test_a_missing_library_is_reported_before_training(toy: Toy) -> None:
 def test_why_lists_the_spikes_of_all_attempts(toy: Toy) -> None:
     toy.gpas("train", "pre-s1")
     (attempt,) = toy.attempts()
-    append(attempt / "journal.jsonl", kind="spike", step=17, of="loss", value=9.5, usual=5.0)
+    write_events(AttemptDir(attempt), [Spike(17, "loss", 9.5, usual=5.0), Outcome("done", step=30)])
     assert "spikes: loss 9.5 at update 17" in toy.gpas("why", "pre-s1").stdout
     assert "computed     micro-batches of " in toy.gpas("why", "pre-s1").stdout
     stage = json.loads(toy.gpas("why", "pre-s1", "--json").stdout)["stages"][0]
     assert stage["attempts"][-1]["computed"]["gemm_origin"] == "processor"
     assert stage["spikes"] == [{"step": 17, "of": "loss", "value": 9.5}]
-
-
-def append(journal: Path, **event: object) -> None:
-    from gpas_cli.events import Outcome, event_of
-    from gpas_cli.store.journal import Journal
-
-    with_events = Journal(journal)
-    with_events.append(event_of(event))
-    with_events.append(Outcome(outcome="done", step=30, cause="", metrics={"perplexity": 9.0}))
-    with_events.close()

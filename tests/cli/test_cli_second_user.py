@@ -1,28 +1,11 @@
 """A colleague looks at results that they may read and not write."""
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from finished import Finished
-
-NOBODY = 65534
-
-
-@pytest.fixture
-def unprivileged() -> Iterator[Path]:
-    """Yield a world-readable folder; afterwards restore root's permissions, if the test dropped them."""
-    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
-    folder.chmod(0o755)
-    yield folder
-    os.seteuid(os.getuid())
-    for path in [folder, *folder.rglob("*")]:
-        if path.is_dir():
-            path.chmod(0o755)
-    shutil.rmtree(folder)
+from users import drop_privileges
 
 
 def run(project: Finished, *words: str) -> str:
@@ -38,8 +21,7 @@ def files(project: Finished) -> dict[str, tuple[int, int]]:
 def become_a_colleague(project: Finished) -> None:
     for path in [*project.folder.rglob("*"), project.folder]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    if os.getuid() == 0:  # file modes do not bind root
-        os.seteuid(NOBODY)
+    drop_privileges()
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a folder of the owner's", "a folder of all"])
@@ -52,7 +34,7 @@ def test_table_status_and_why_work_for_a_second_user(unprivileged: Path, shared:
     if shared:
         os.seteuid(os.getuid())
         project.folder.chmod(0o777)
-        os.seteuid(NOBODY if os.getuid() == 0 else os.getuid())
+        drop_privileges()
     found = files(project)
     table, status, why = (
         run(project, *words) for words in (("table", "--format", "markdown"), ("status",), ("why", "gpas-s1"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from launching import FOUR_CORES, entry, key
 
 from gpas_cli.errors import GpasError
@@ -37,14 +37,9 @@ def attempt(runs: Path, cell: Entry, outcome: str = "", speed: float = 1000.0, d
     host = os.uname().nodename
     facts = {"cell": cell.cell.to_mapping(), "submitter": {"host": host}, "created": time.time(), "devices": ["cpu-0"]}
     made = make_attempt(runs, key(cell), facts)
-    journal = Journal(made.journal_path)
-    journal.append(Started(host=host, device=device))
-    for step in (1, 2):
-        seconds = cell.cell.optim.batch * cell.cell.data.length / speed
-        journal.append(Step(step=step, steps=3, loss=5.0, lr=0.1, seconds_per_step=seconds))
-    if outcome:
-        journal.append(Outcome(outcome=outcome, step=2, cause="", metrics={}))
-    journal.close()
+    seconds = cell.cell.optim.batch * cell.cell.data.length / speed
+    steps = [Step(step=step, steps=3, loss=5.0, lr=0.1, seconds_per_step=seconds) for step in (1, 2)]
+    write_events(made, [Started(host=host, device=device), *steps, *([Outcome(outcome, step=2)] if outcome else [])])
     return made
 
 

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 
 from gpas_cli.events import Phase
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, is_memory, next_step
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.journal import Journal
 
 KEY = "0123456789abcdef"
 
@@ -26,11 +25,8 @@ def test_out_of_memory_is_distinguished_from_other_failures() -> None:
 )
 def test_the_micro_batch_of_an_attempt_is_halved(tmp_path: Path, asked: int, took: int | None, wanted: int) -> None:
     made = make_attempt(tmp_path, KEY, {"resources": {"micro_batch": asked}})
-    journal = Journal(made.journal_path)
-    journal.append(Phase(name="tokenising"))
-    if took is not None:
-        journal.append(Phase(name="training", micro_batch=took))
-    journal.close()
+    training = [] if took is None else [Phase(name="training", micro_batch=took)]
+    write_events(made, [Phase(name="tokenising"), *training])
     assert halved_micro_batch(made) == wanted
 
 

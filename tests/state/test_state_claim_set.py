@@ -1,6 +1,5 @@
 """ClaimSet, submitters and their locks, with rivals in other processes."""
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -11,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from launching import entry, key, kill, until
 
 from gpas_cli.errors import GpasError
@@ -24,7 +23,6 @@ from gpas_cli.state.claims import SILENCE_SECONDS, Claim, Submitter, claim_path,
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.observe import observe
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import stage_dir
 
 ROOT = Path(__file__).parents[2]
@@ -102,8 +100,7 @@ def test_a_stale_claim_of_a_stage_that_has_ended_is_removed(runs: Path, outcome:
         made = make_attempt(runs, KEYS[0], {"submitter": {"host": socket.gethostname()}})
         alive = locks.hold(alive_path(made))
         if outcome:
-            with contextlib.closing(Journal(made.journal_path)) as journal:
-                journal.append(Outcome(outcome=outcome, step=1, cause="", metrics={}))
+            write_events(made, [Outcome(outcome, step=1)])
             os.close(alive)
         with ClaimSet(runs) as living:
             living.take(KEYS[:1])

@@ -1,15 +1,17 @@
 """A project's run directories, and databases that are closed after the test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dumps import dump
 from life import Connect, Life
 from postgres_server import needs_server, new_database, new_schema, running_server
 from sqlalchemy import Engine
 
 from gpas_cli.store import session
+from gpas_cli.store.ingest import sync
 
 
 @pytest.fixture
@@ -69,6 +71,18 @@ def connect() -> Iterator[Connect]:
     yield connect
     for engine in engines:
         engine.dispose()
+
+
+@pytest.fixture
+def as_fresh(connect: Connect, life: Life, tmp_path: Path) -> Callable[[Engine], None]:
+    """Return a check: the database has the rows of one that is made now from the run directories."""
+
+    def check(engine: Engine) -> None:
+        fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
+        sync(fresh, life.runs)
+        assert dump(engine) == dump(fresh)
+
+    return check
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from sqlalchemy import Engine
 
 from gpas_cli.events import event_of
-from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 
 Connect = Callable[..., Engine]  # the fixture `connect`
@@ -72,7 +71,4 @@ class Life:
 
 
 def with_journal(attempt: AttemptDir, events: list[tuple[str, dict[str, Any]]]) -> None:
-    journal = Journal(attempt.journal_path)
-    for kind, fields in events:
-        journal.append(event_of({"kind": kind, **fields}))
-    journal.close()
+    write_events(attempt, [event_of({"kind": kind, **fields}) for kind, fields in events])

@@ -1,9 +1,7 @@
 """Syncs that wait for, race with, or come after the death of another."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,48 +24,38 @@ def test_a_locked_database_only_delays_a_sync(connect: Connect, url: str, life: 
     assert sync(engine, life.runs) == Ingested(attempts=2, events=52)
 
 
-def test_a_killed_sync_is_continued(
-    engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(3):
-        life.whole(f"{n:016x}")
-    with monkeypatch.context() as patch:
-        store = attempt_rows.store_points
-        calls = iter(range(10))
+def killed_sync(engine: Engine, life: Life, at: int) -> None:
+    """Begin a sync that dies at that call of `store_points`, after it."""
+    store = attempt_rows.store_points
+    calls = iter(range(1, 100))
 
-        def dies(*arguments: Any) -> None:
-            store(*arguments)
-            if next(calls) == 1:
-                raise KeyboardInterrupt
+    def dies(*arguments: Any) -> None:
+        store(*arguments)
+        if next(calls) == at:
+            raise KeyboardInterrupt
 
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt_rows, "store_points", dies)
         with pytest.raises(KeyboardInterrupt):
             sync(engine, life.runs)
+
+
+def test_a_killed_sync_is_continued(engine: Engine, life: Life, as_fresh: Callable[[Engine], None]) -> None:
+    for n in range(3):
+        life.whole(f"{n:016x}")
+    killed_sync(engine, life, 2)
     assert len(dump(engine)["attempt"]) == 1
     assert sync(engine, life.runs).attempts == 2
-    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
-    sync(fresh, life.runs)
-    assert dump(engine) == dump(fresh)
+    as_fresh(engine)
 
 
 def test_a_killed_sync_of_a_long_journal_is_continued_in_it(
-    engine: Engine, life: Life, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, life: Life, as_fresh: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = life.whole().journal_path.stat().st_size
     monkeypatch.setattr(attempt_rows, "STRETCH_BYTES", 300)
     monkeypatch.setattr(ingest, "TRANSACTION_BYTES", 700)
-    with monkeypatch.context() as patch:
-        store = attempt_rows.store_points
-        calls = iter(range(100))
-
-        def dies(*arguments: Any) -> None:
-            store(*arguments)
-            if next(calls) == 5:
-                raise KeyboardInterrupt
-
-        patch.setattr(attempt_rows, "store_points", dies)
-        with pytest.raises(KeyboardInterrupt):
-            sync(engine, life.runs)
+    killed_sync(engine, life, 6)
     with engine.connect() as connection:
         offset, events, mtime = connection.execute(
             text("SELECT journal_offset, journal_events, journal_mtime FROM attempt")
@@ -76,34 +64,19 @@ def test_a_killed_sync_of_a_long_journal_is_continued_in_it(
     assert mtime is None
     assert sync(engine, life.runs) == Ingested(attempts=1, events=26 - events)
     assert sync(engine, life.runs) == Ingested()
-    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
-    sync(fresh, life.runs)
-    assert dump(engine) == dump(fresh)
+    as_fresh(engine)
 
 
-def test_many_syncs_at_once_read_everything_once(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
+def test_many_syncs_at_once_read_everything_once(
+    connect: Connect, url: str, life: Life, as_fresh: Callable[[Engine], None]
+) -> None:
     engines = [connect(url) for _ in range(4)]
     for n in range(12):
         life.whole(f"{n:016x}")
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda engine: sync(engine, life.runs), engines))
     assert sum(each.events for each in done) == 12 * 26
-    fresh = connect(f"sqlite:///{tmp_path / 'fresh.db'}")
-    sync(fresh, life.runs)
-    assert dump(engines[0]) == dump(fresh)
-
-
-def test_two_processes_at_once(url: str, life: Life, connect: Connect) -> None:
-    for n in range(6):
-        life.whole(f"{n:016x}")
-    code = (
-        "import sys, pathlib; from gpas_cli.store import attempt_rows, ingest, session\n"
-        "print(ingest.sync(session.connect(sys.argv[1]), pathlib.Path(sys.argv[2])).events)"
-    )
-    command = [sys.executable, "-c", code, url, str(life.runs)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sum(int(process.communicate()[0]) for process in processes) == 6 * 26
-    assert sync(connect(url), life.runs) == Ingested()
+    as_fresh(engines[0])
 
 
 def test_a_reading_connection_takes_no_write_lock(engine: Engine, life: Life) -> None:

@@ -3,21 +3,20 @@
 import json
 import os
 import shutil
-import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from life import OTHER, Connect, Life
+from users import ordinary
 
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.rundir import AttemptDir, all_attempts, read_json
 
 THIRD = "00" * 8
-NOBODY = 65534
 DEEP = b'{"a":' * 100_000
 
 
@@ -90,7 +89,14 @@ def test_a_damaged_attempt_does_not_affect_others(
     maintenance.check(url, life.runs)
 
 
-NAMED = ("a FIFO as journal", "deep JSON", "a looping attempt", "a looping stage", "a looping prefix")
+NAMED = (
+    "a FIFO as journal",
+    "a folder as journal",
+    "deep JSON",
+    "a looping attempt",
+    "a looping stage",
+    "a looping prefix",
+)
 
 
 @pytest.mark.parametrize("harm", NAMED)
@@ -101,34 +107,19 @@ def test_skipped_attempts_are_named(connect: Connect, url: str, life: Life, harm
     assert sync(connect(url), life.runs, keys=["0123456789abcdef"]).attempts == 0
 
 
-@pytest.fixture
-def guarded() -> Iterator[Path]:
-    """Yield a world-readable folder, whose subfolders are made readable again at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
-    folder.chmod(0o777)
-    yield folder
-    for path in folder.rglob("*"):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(0o755)
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("level", [0, 1], ids=["the attempt", "the stage"])
 def test_a_folder_that_may_not_be_read_is_passed_over_and_named(
-    guarded: Path, connect: Connect, life: Life, level: int
+    unprivileged: Path, connect: Connect, life: Life, level: int
 ) -> None:
-    life.runs = guarded / "runs"
+    unprivileged.chmod(0o777)
+    life.runs = unprivileged / "runs"
     life.whole(OTHER)
     attempt = life.whole()
     closed = attempt.path.parent if level else attempt.path
     closed.chmod(0o000)
     engine = connect("sqlite://")
-    if os.getuid() == 0:  # file modes do not bind root
-        os.seteuid(NOBODY)
-    try:
+    with ordinary():
         done = sync(engine, life.runs)
-    finally:
-        os.seteuid(os.getuid())
     assert done.attempts == 1
     (problem,) = done.problems
     assert str(closed) in problem

@@ -7,8 +7,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from life import Connect, Life
-from second_revision import check_second_revision
+from life import Connect
 from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.errors import StoreError
@@ -151,17 +150,3 @@ def test_migrations_outside_of_gpas_say_how_they_are_run() -> None:
     config.set_main_option("path_separator", "os")
     with pytest.raises(RuntimeError, match="gpas db upgrade"):
         command.upgrade(config, "head")
-
-
-def test_the_second_revision_there_and_back(url: str, life: Life) -> None:
-    check_second_revision(url, life)
-
-
-def test_the_first_migration_can_be_undone(connect: Connect, url: str) -> None:
-    from alembic import command
-
-    engine = connect(url)
-    with session.writing(engine) as connection:
-        command.downgrade(session.alembic_config(connection), "base")
-    assert inspect(engine).get_table_names() == [VERSION_TABLE]
-    assert "stage" in inspect(connect(url)).get_table_names()

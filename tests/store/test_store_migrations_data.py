@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from attempts import write_events
 from life import Life
-from second_revision import everything
 from sqlalchemy import Engine, inspect, text
 
 from gpas_cli.events import event_of
@@ -29,6 +28,14 @@ def go(engine: Engine, revision: str, *, down: bool) -> None:
 
     with session.writing(engine) as connection:
         (command.downgrade if down else command.upgrade)(session.alembic_config(connection), revision)
+
+
+def everything(engine: Engine) -> Rows:
+    """Return all rows of all tables by column, as they are stored."""
+    with engine.connect() as connection:
+        names = sorted({*inspect(engine).get_table_names()} & {*Base.metadata.tables})
+        selected = {name: connection.execute(text(f"SELECT * FROM {name}")).mappings() for name in names}
+        return {name: sorted((dict(row) for row in rows), key=repr) for name, rows in selected.items()}
 
 
 def columns_of(engine: Engine) -> dict[str, set[str]]:
@@ -98,4 +105,5 @@ def test_one_revision_after_the_other_down_to_nothing_and_up_again(url: str, lif
         go(engine, newer, down=False)
         assert common(everything(engine), oldest) == rows
     assert sync(engine, life.runs) == Ingested()  # nothing is read again
+    assert all(row["journal_tail"] and row["journal_mtime"] for row in everything(engine)["attempt"])
     engine.dispose()

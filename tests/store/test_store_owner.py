@@ -1,25 +1,21 @@
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from dumps import dump
 from life import Connect, Life
+from sqlalchemy import Engine
+from users import ordinary
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import maintenance, owner, peek
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.owner import _Owner
 
-NOBODY = 65534
 
-
-def test_the_first_sync_names_the_project_and_the_database_remembers_it(connect: Connect, url: str, life: Life) -> None:
-    engine = connect(url)
+def test_the_first_sync_names_the_project_and_the_database_remembers_it(engine: Engine, life: Life) -> None:
     assert owner.recorded(engine) is None
     life.whole()
     sync(engine, life.runs)
@@ -118,30 +114,17 @@ def test_an_id_that_cannot_be_read_is_one_message(connect: Connect, url: str, li
         sync(connect(url), life.runs)
 
 
-@pytest.fixture
-def shown() -> Iterator[Path]:
-    """Yield a world-readable folder."""
-    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
-
-
 def test_run_directories_that_may_only_be_read_are_known_by_their_place(
-    connect: Connect, shown: Path, life: Life
+    connect: Connect, unprivileged: Path, life: Life
 ) -> None:
     """A colleague's runs, read into a database of one's own."""
-    life.runs = shown / "runs"
+    life.runs = unprivileged / "runs"
     life.whole()
     life.runs.chmod(0o555)
     engine = connect("sqlite://")
-    if os.getuid() == 0:  # file modes do not bind root
-        os.seteuid(NOBODY)
-    try:
+    with ordinary():
         assert sync(engine, life.runs).attempts == 1
         assert sync(engine, life.runs).attempts == 0
-    finally:
-        os.seteuid(os.getuid())
     life.runs.chmod(0o755)
     found = owner.recorded(engine)
     assert found is not None

@@ -88,22 +88,6 @@ def test_the_page_sees_that_events_were_ingested(connect: Connect, postgres_url:
     assert len(set(seen)) == 3
 
 
-def test_it_is_rebuilt_in_place_and_checked(connect: Connect, postgres_url: str, life: Life) -> None:
-    engine = connect(postgres_url)
-    life.whole()
-    unreadable = life.attempt(OTHER)
-    sync(engine, life.runs)
-    before = dump(engine)
-    assert maintenance.check(postgres_url, life.runs) == []
-    done = maintenance.rebuild(postgres_url, life.runs)
-    assert (done.attempts, done.events) == (2, 26)
-    assert dump(engine) == before
-    unreadable.attempt_path.unlink()
-    assert len(maintenance.rebuild(postgres_url, life.runs).problems) == 1
-    (finding,) = maintenance.check(postgres_url, life.runs)
-    assert f"fe/{OTHER}/001 is not in the database" in str(finding)
-
-
 def test_an_upgrade_makes_no_copy_and_backups_are_left_to_the_server(connect: Connect, postgres_url: str) -> None:
     assert maintenance.upgrade(postgres_url) is None
     with pytest.raises(StoreError, match="pg_dump"):

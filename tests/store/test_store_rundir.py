@@ -7,7 +7,7 @@ from attempts import make_attempt
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import rundir
-from gpas_cli.store.rundir import AttemptDir, all_attempts, attempts, read_json, stage_dir, write_json
+from gpas_cli.store.rundir import all_attempts, attempts, read_json, stage_dir, write_json
 
 KEY, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -62,12 +62,6 @@ def test_an_attempt_whose_making_fails_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         make_attempt(tmp_path, KEY, {"cell": {"size": object()}})
     assert list(stage_dir(tmp_path, KEY).iterdir()) == []
-
-
-def test_the_named_files(tmp_path: Path) -> None:
-    attempt = AttemptDir(tmp_path / "001")
-    named = [attempt.attempt_path, attempt.journal_path, attempt.log_path, attempt.exit_path, attempt.checkpoints]
-    assert [path.name for path in named] == ["attempt.json", "journal.jsonl", "log.txt", "exit.json", "checkpoints"]
 
 
 def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from life import Connect
-from sqlalchemy import inspect, text
+from sqlalchemy import Engine, inspect, text
+from users import NOBODY, drop_privileges
 
 from gpas_cli.__main__ import main
 from gpas_cli.errors import GpasError, StoreError
@@ -20,8 +19,6 @@ from gpas_cli.project import Project
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.peek import HEAD, VERSION_TABLE
 from gpas_cli.store.schema import Base
-
-NOBODY = 65534
 
 
 def test_a_new_database_has_the_tables_and_the_version(connect: Connect, url: str) -> None:
@@ -48,10 +45,6 @@ def test_no_shared_memory_log_on_a_network_file_system(
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     with connect(sqlite_url).connect() as connection:
         assert connection.execute(text("PRAGMA journal_mode")).scalar() == "delete"
-
-
-def test_a_database_in_memory_works(connect: Connect) -> None:
-    assert "stage" in inspect(connect("sqlite://")).get_table_names()
 
 
 def test_rivals_create_the_tables_once(connect: Connect, url: str) -> None:
@@ -229,22 +222,6 @@ def test_a_writer_waits_for_another_and_then_fails(connect: Connect, url: str) -
         assert session.version_of(reader) == HEAD
 
 
-@pytest.fixture
-def unprivileged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a world-readable folder; afterwards restore root's permissions, if the test dropped them."""
-    folder = Path(tempfile.mkdtemp(prefix="gpas-"))
-    folder.chmod(0o755)
-    yield folder
-    os.seteuid(os.getuid())
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def drop_privileges() -> None:
-    if os.getuid() == 0:  # file modes do not bind root
-        os.seteuid(NOBODY)
-
-
 def test_a_read_only_file_can_be_read_and_a_write_is_explained(connect: Connect, unprivileged: Path) -> None:
     path = unprivileged / "gpas.db"
     connect(f"sqlite:///{path}").dispose()
@@ -268,7 +245,9 @@ def beside(path: Path) -> set[str]:
 def test_a_second_user_reads_and_leaves_nothing_behind(connect: Connect, unprivileged: Path, mode: int) -> None:
     unprivileged.chmod(mode)
     path = unprivileged / "gpas.db"
-    insert_stage(f"sqlite:///{path}", "a")
+    owner = connect(f"sqlite:///{path}")
+    insert_stage(owner, "a")
+    owner.dispose()
     path.chmod(0o444)  # of the owner's own; root is bound by nothing
     before = beside(path)
     drop_privileges()
@@ -282,22 +261,19 @@ def test_a_second_user_reads_and_leaves_nothing_behind(connect: Connect, unprivi
     assert beside(path) == before
     os.seteuid(os.getuid())
     path.chmod(0o644)
-    insert_stage(f"sqlite:///{path}", "b")
+    insert_stage(connect(f"sqlite:///{path}"), "b")
 
 
-def insert_stage(url: str, key: str) -> None:
-    engine = session.connect(url)
+def insert_stage(engine: Engine, key: str) -> None:
     with session.writing(engine) as connection:
         connection.execute(text("INSERT INTO stage VALUES (:key, 'pretrain', '[]', '{}')"), {"key": key})
-    engine.dispose()
 
 
 def test_a_second_user_sees_current_results_of_the_owner(connect: Connect, unprivileged: Path) -> None:
     """What is in the owner's log and not yet in the file."""
     path = unprivileged / "gpas.db"
     owner = connect(f"sqlite:///{path}")
-    with session.writing(owner) as connection:
-        connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
+    insert_stage(owner, "a")
     assert {"gpas.db-wal", "gpas.db-shm"} <= beside(path)
     path.chmod(0o444)
     drop_privileges()
@@ -314,9 +290,7 @@ def test_a_group_that_may_write_can(connect: Connect, unprivileged: Path) -> Non
     path = unprivileged / "gpas.db"
     before = os.umask(0o002)
     try:
-        engine = connect(f"sqlite:///{path}")
-        with session.writing(engine) as connection:
-            connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
+        insert_stage(connect(f"sqlite:///{path}"), "a")
         modes = {found.name: found.stat().st_mode & 0o777 for found in unprivileged.iterdir()}
     finally:
         os.umask(before)
@@ -338,9 +312,7 @@ def test_the_log_of_a_second_writer_belongs_to_the_files_group(connect: Connect,
     os.setegid(NOBODY)
     os.seteuid(NOBODY)
     try:
-        engine = connect(f"sqlite:///{path}")
-        with session.writing(engine) as connection:
-            connection.execute(text("INSERT INTO stage VALUES ('a', 'pretrain', '[]', '{}')"))
+        insert_stage(connect(f"sqlite:///{path}"), "a")
         found = {each.name: (each.stat().st_gid, each.stat().st_mode & 0o777) for each in unprivileged.iterdir()}
     finally:
         os.seteuid(0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from importance_ranks import TEXTS, cell_of, save_network
 
 from gpas_cli.evaluate.tasks.local import import_task
@@ -35,7 +35,7 @@ class Project:
         self.cell: Cell = cell_of(norm="pre", importance=None, downstream={"tasks": self.tasks, "max_length": 32})
         trained = self.attempt("pretrain", self.cell.trained.key)
         save_network(self.cell, trained.checkpoints)
-        ended(trained, Outcome("done", self.cell.optim.steps))
+        write_events(trained, [Outcome("done", self.cell.optim.steps)])
 
     def task(self, name: str, questions: int = 12) -> str:
         documents = [
@@ -56,19 +56,13 @@ class Project:
         journal = Journal(attempt.journal_path)
         outcome = run_downstream(StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE))
         journal.close()
-        ended(attempt, outcome)
+        write_events(attempt, [outcome])
         return outcome
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
-
-
-def ended(attempt: AttemptDir, outcome: Outcome) -> None:
-    journal = Journal(attempt.journal_path)
-    journal.append(outcome)
-    journal.close()
 
 
 def events(attempt: AttemptDir) -> list[Event]:
@@ -253,10 +247,7 @@ def test_scores_are_progress(project: Project) -> None:
 
 def test_scores_of_another_checkpoint_do_not_count(project: Project) -> None:
     earlier = project.attempt()
-    journal = Journal(earlier.journal_path)
-    journal.append(Score(project.tasks[0], "acc", 1.0, 12, checkpoint="another"))
-    journal.close()
-    ended(earlier, Outcome("interrupted"))
+    write_events(earlier, [Score(project.tasks[0], "acc", 1.0, 12, checkpoint="another"), Outcome("interrupted")])
     attempt = project.attempt()
     project.go(attempt)
     assert scored(attempt) == project.tasks
@@ -264,9 +255,7 @@ def test_scores_of_another_checkpoint_do_not_count(project: Project) -> None:
 
 def test_the_progress_is_the_task_and_the_fraction_of_all_tasks(project: Project) -> None:
     attempt = project.attempt()
-    journal = Journal(attempt.journal_path)
-    journal.append(Scoring("piqa", 2, 4, 50, 100))
-    journal.close()
+    write_events(attempt, [Scoring("piqa", 2, 4, 50, 100)])
     seen = conclude(attempt)
     assert seen.progress is not None
     assert seen.progress.counted == "piqa (2 of 4) 50 %"

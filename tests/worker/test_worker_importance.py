@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from importance_ranks import TEXTS, cell_of, save_network
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Event, Outcome, Removal, TextFacts
+from gpas_cli.events import Outcome, Removal, TextFacts
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events
@@ -32,19 +32,12 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text)
     trained = make_attempt(tmp_path / "runs", CELL.trained.key, facts_of(tmp_path, CELL, "pretrain"))
     save_network(CELL, trained.checkpoints)
-    end_with(trained, Outcome("done", CELL.optim.steps))
+    write_events(trained, [Outcome("done", CELL.optim.steps)])
     return tmp_path
 
 
 def facts_of(project: Path, cell: Cell, stage: str) -> dict[str, Any]:
     return {"stage": stage, "cell": cell.to_mapping(), "cache": str(project / "cache"), "root": str(project)}
-
-
-def end_with(attempt: AttemptDir, *events: Event) -> None:
-    journal = Journal(attempt.journal_path)
-    for event in events:
-        journal.append(event)
-    journal.close()
 
 
 def new_attempt(project: Path) -> AttemptDir:
@@ -56,7 +49,7 @@ def go(project: Path, attempt: AttemptDir, most: int = 100) -> Outcome:
     journal = Journal(attempt.journal_path)
     outcome = run_importance(StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stopping(most), ALONE))
     journal.close()
-    end_with(attempt, outcome)
+    write_events(attempt, [outcome])
     return outcome
 
 
@@ -95,13 +88,13 @@ def test_a_loss_that_is_not_finite_is_read_as_a_number(project: Path) -> None:
     attempt = new_attempt(project)
     go(project, attempt)
     whole = next(recorded_events(project / "runs", CELL.key, Removal))
-    end_with(attempt, replace(whole, loss=math.inf))
+    write_events(attempt, [replace(whole, loss=math.inf)])
     assert list(recorded_events(project / "runs", CELL.key, Removal))[-1].loss == math.inf
 
 
 def test_another_tokenizer_than_that_of_the_training_is_refused(project: Path) -> None:
     trained = make_attempt(project / "runs", CELL.trained.key, facts_of(project, CELL, "pretrain"))
     save_network(CELL, trained.checkpoints)
-    end_with(trained, TextFacts(tokenizer="0" * 64), Outcome("done", CELL.optim.steps))
+    write_events(trained, [TextFacts(tokenizer="0" * 64), Outcome("done", CELL.optim.steps)])
     with pytest.raises(GpasError, match=r"has changed since .* was trained"):
         go(project, new_attempt(project))

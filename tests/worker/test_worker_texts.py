@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from importance_ranks import TEXTS, cell_of, save_network
 
 from gpas_cli.events import Outcome, Score, Warned
@@ -31,17 +31,12 @@ class Project:
         self.cell = cell_of(norm="pre", importance=None, texts=SECTION)
         trained = self.attempt("pretrain", self.cell.trained.key)
         save_network(self.cell, trained.checkpoints)
-        self.end(trained, Outcome("done", self.cell.optim.steps))
+        write_events(trained, [Outcome("done", self.cell.optim.steps)])
 
     def attempt(self, stage: str = "texts", key: str = "") -> AttemptDir:
         facts = {"cache": str(self.folder / "cache"), "root": str(self.folder)}
         record = {"stage": stage, "cell": self.cell.to_mapping(), **facts}
         return make_attempt(self.folder / "runs", key or self.cell.key, record)
-
-    def end(self, attempt: AttemptDir, outcome: Outcome) -> None:
-        journal = Journal(attempt.journal_path)
-        journal.append(outcome)
-        journal.close()
 
     def go(self) -> tuple[Outcome, list[str], list[str]]:
         """Run the stage; return its outcome, the texts that it scored, and its warnings."""
@@ -51,7 +46,7 @@ class Project:
             StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, lambda: None, ALONE)
         )
         journal.close()
-        self.end(attempt, outcome)
+        write_events(attempt, [outcome])
         assert attempts.conclude(attempt).state == outcome.outcome
         events = [line.event for line in read(attempt.journal_path)[0]]
         scored = list(dict.fromkeys(event.task for event in events if isinstance(event, Score)))

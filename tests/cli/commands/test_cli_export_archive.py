@@ -9,13 +9,13 @@ from pathlib import Path
 
 import faded_plugin
 import pytest
+from attempts import write_events
 from face import EXPERIMENTS, TRAINED, Face
 from scored import finish_cells
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
 from gpas_cli.events import Outcome, Warned
-from gpas_cli.store.journal import Journal
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 CODE = "0123456789abcdef"
@@ -135,10 +135,9 @@ def test_an_anonymous_archive_names_nobody_and_prints_the_same_table(
         record["resources"] |= {"partition": "ada-lab", "account": "lovelace"}
         author = {"id": "login7-99", "host": "login7", "pid": 99}
         path.write_text(json.dumps({**record, "submitter": author, "root": str(finished.folder), "slurm": place}))
-    failed = Journal(finished.attempt("post-s2", *TRAINED).journal_path)
-    failed.append(Warned(f"job 4711 on login7 of ada cannot write {finished.folder}/runs"))
-    failed.append(Outcome(outcome="failed", step=4, cause=f"{Path.home()}/x is full", metrics={}))
-    failed.close()
+    warned = Warned(f"job 4711 on login7 of ada cannot write {finished.folder}/runs")
+    failed = Outcome("failed", step=4, cause=f"{Path.home()}/x is full")
+    write_events(finished.attempt("post-s2", *TRAINED), [warned, failed])
     (snapshot_path(finished.runs, CODE) / PACKAGE / "loop.py").write_text("# by ada\n")
     shown = finished("table", "small", "--format", "csv").out
     document = finished("export", "--archive", "a.tar", "small", "--anonymous", "--json").json

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from rich.console import Console
 
 from gpas_cli.cli.views.events import line, spike_mark
@@ -13,7 +13,6 @@ from gpas_cli.cli.views.progress import make_train_reporter, numbers, view
 from gpas_cli.events import Spike, event_of
 from gpas_cli.schedule.summary import RunSnapshot
 from gpas_cli.state.status import Progress, StageStatus
-from gpas_cli.store.journal import Journal
 
 RUNNING = Progress(
     phase="training", step=30, steps=100, loss=3.14159, lr=1e-3, tokens_per_second=12345.6, losses=(5.0, 4.0, 3.1),
@@ -81,9 +80,7 @@ def test_the_numbers_in_a_line() -> None:
 def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
     attempt = make_attempt(tmp_path, "0123456789abcdef", {})
     job = type("Job", (), {"id": "g/a", "kind": "pretrain", "name": "a"})()
-    with_events = Journal(attempt.journal_path)
-    with_events.append(Spike(step=7, of="loss", value=9.0, usual=3.0))
-    with_events.close()
+    write_events(attempt, [Spike(step=7, of="loss", value=9.0, usual=3.0)])
     for terminal in (True, False):
         out = io.StringIO()
         with make_train_reporter(Console(file=out, force_terminal=terminal, width=120, highlight=False)) as reporter:

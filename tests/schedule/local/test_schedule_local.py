@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 from descriptors import descriptors
 from launching import (
     COMMAND,
@@ -40,7 +40,6 @@ from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
@@ -236,9 +235,7 @@ def test_an_attempt_that_cannot_be_created_fails_only_its_cell(
 def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) -> None:
     cell = entry("done", 1)
     before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
-    journal = Journal(before.journal_path)
-    journal.append(Outcome(outcome="interrupted", step=1, cause="", metrics={}))
-    journal.close()
+    write_events(before, [Outcome("interrupted", step=1)])
     ending = locks.hold(alive_path(before))
     other = scheduler(project, cell)
     assert other.submit() == {"followed": 1}

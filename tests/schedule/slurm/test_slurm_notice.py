@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from attempts import make_attempt
+from attempts import make_attempt, write_events
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Step
 from gpas_cli.schedule.scheduler import Finding
 from gpas_cli.schedule.slurm import client, findings
 from gpas_cli.schedule.slurm.client import SlurmError
-from gpas_cli.store.journal import Journal
 
 PARTITIONS = """\
 PartitionName=long GraceTime=600 PreemptMode=REQUEUE PriorityTier=5
@@ -28,10 +27,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def saved(runs: Path, seconds: float) -> None:
     """Record an attempt that took `seconds` to write a checkpoint, with updates of half a second."""
-    journal = Journal(make_attempt(runs, "0123456789abcdef", {}).journal_path)
-    journal.append(Step(step=1, seconds_per_step=0.5))
-    journal.append(Checkpoint(step=1, seconds=seconds))
-    journal.close()
+    events = [Step(step=1, seconds_per_step=0.5), Checkpoint(step=1, seconds=seconds)]
+    write_events(make_attempt(runs, "0123456789abcdef", {}), events)
 
 
 def findings_for(runs: Path, **config: str) -> list[Finding]:
