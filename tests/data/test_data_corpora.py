@@ -258,12 +258,12 @@ def test_a_stamp_depends_on_the_files_held_out(tmp_path: Path, monkeypatch):
 
 
 def book(characters: int) -> str:
+    """Return a text of at least so many characters: a word and what follows it have five or more."""
     draw = random.Random(3)
-    text = ""
-    while len(text) < characters:
-        text += draw.choice(["chapter", "gate", "épsilon", "norm", "loss"])
-        text += draw.choice([" ", " ", "\n", "\n\n", "\r\n\r\n"])
-    return text
+    pairs = characters // 5
+    words = draw.choices(["chapter", "gate", "épsilon", "norm", "loss"], k=pairs)
+    ends = draw.choices([" ", " ", "\n", "\n\n", "\r\n\r\n"], k=pairs)
+    return "".join(word + end for word, end in zip(words, ends, strict=True))
 
 
 def test_one_large_text_is_divided_at_blank_lines(tmp_path: Path):
