@@ -279,7 +279,7 @@ def test_without_the_harness_the_message_names_the_extra(
         score_official("piqa", *ours)
 
 
-# In a process of its own: the harness's own backend on an exported folder. Independent of gpas_cli.
+# In a process of its own: the harness's own backend on exported folders. Independent of gpas_cli.
 HF = """
 import json, logging, sys
 from pathlib import Path
@@ -290,27 +290,30 @@ from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 import lm_eval.tasks
-folder, documents, texts, tasks, length = sys.argv[1:]
-lm = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=4, add_bos_token=False,
-          max_length=int(length), trust_remote_code=True)
+folders, documents, texts, tasks, length = sys.argv[1:]
 pairs = json.loads(Path(texts).read_text())
 asked = [Instance("loglikelihood", {}, tuple(pair), i) for i, pair in enumerate(pairs)]
-totals = lm.loglikelihood(asked, disable_tqdm=True)
 pages = [Instance("loglikelihood_rolling", {}, (context + continuation,), 0) for context, continuation in pairs]
-rolling = lm.loglikelihood_rolling(pages, disable_tqdm=True)
 definitions = Path(lm_eval.tasks.__file__).parent
-folders = [str(definitions / name) for name in ("arc", "openbookqa", "siqa")]
-manager = lm_eval.tasks.TaskManager(include_path=folders, include_defaults=False)
-scores = {}
-for task in tasks.split():
-    rows = [json.loads(line) for line in (Path(documents) / (task + ".jsonl")).read_text().splitlines()]
-    def dataset(**_rest):
-        return {"test": Dataset.from_list(rows)}
-    splits = {"training_split": None, "validation_split": None, "test_split": "test"}
-    spec = {"task": task, "custom_dataset": dataset, **splits}
-    result = evaluate(lm, manager.load([{"group": "x", "task": [spec]}]), log_samples=False)["results"][task]
-    scores[task] = {key.split(",")[0]: value for key, value in result.items() if key.endswith(",none")}
-print(json.dumps({"totals": totals, "rolling": rolling, "scores": scores}))
+needed = [str(definitions / name) for name in ("arc", "openbookqa", "siqa")]
+manager = lm_eval.tasks.TaskManager(include_path=needed, include_defaults=False)
+found = {}
+for folder in folders.split(":"):
+    lm = HFLM(pretrained=folder, device="cpu", dtype="float32", batch_size=4, add_bos_token=False,
+              max_length=int(length), trust_remote_code=True)
+    totals = lm.loglikelihood(asked, disable_tqdm=True)
+    rolling = lm.loglikelihood_rolling(pages, disable_tqdm=True)
+    scores = {}
+    for task in tasks.split():
+        rows = [json.loads(line) for line in (Path(documents) / (task + ".jsonl")).read_text().splitlines()]
+        def dataset(**_rest):
+            return {"test": Dataset.from_list(rows)}
+        splits = {"training_split": None, "validation_split": None, "test_split": "test"}
+        spec = {"task": task, "custom_dataset": dataset, **splits}
+        result = evaluate(lm, manager.load([{"group": "x", "task": [spec]}]), log_samples=False)["results"][task]
+        scores[task] = {key.split(",")[0]: value for key, value in result.items() if key.endswith(",none")}
+    found[Path(folder).name] = {"totals": totals, "rolling": rolling, "scores": scores}
+print(json.dumps(found))
 """
 
 
@@ -327,24 +330,29 @@ def texts(room: Room) -> list[tuple[str, str]]:
     return [*pairs, *((shared, f" {letter}") for letter in "ABCD"), *odd]
 
 
+@pytest.fixture(scope="module")
+def backend(room: Room, folder: Path, texts: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return what the harness's own backend finds with each exported network."""
+    for name, form in (("plain", "llama"), ("bundled", "bundled")):
+        assert room.export(room.cell(**CELLS[name]), name).form == form
+    path = room.folder / "texts.json"
+    path.write_text(json.dumps(texts))
+    exported = ":".join(str(room.folder / "out" / name) for name in CELLS)
+    return run_alone(room.folder, HF, exported, folder, path, " ".join(SHARED), MAX_LENGTH)
+
+
 @needs_harness
 @needs_transformers
 @pytest.mark.parametrize("name", CELLS)
 def test_likelihoods_and_scores_agree_with_the_hf_backend_on_an_exported_network(
-    room: Room, folder: Path, texts: list[tuple[str, str]], name: str
+    room: Room, folder: Path, texts: list[tuple[str, str]], name: str, backend: dict[str, Any]
 ) -> None:
     from lm_eval.api.instance import Instance
 
     from gpas_cli.evaluate.harness_model import HarnessModel
 
-    cell = room.cell(**CELLS[name])
-    report = room.export(cell, name)
-    assert report.form == {"plain": "llama", "bundled": "bundled"}[name]
-    path = room.folder / f"{name}-texts.json"
-    path.write_text(json.dumps(texts))
-    theirs = run_alone(room.folder, HF, room.folder / "out" / name, folder, path, " ".join(SHARED), MAX_LENGTH)
-
-    scorer, tokenizer = trained(room, cell)
+    theirs = backend[name]
+    scorer, tokenizer = trained(room, room.cell(**CELLS[name]))
     model = HarnessModel(scorer, tokenizer)
     asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(texts)]
     found = model.loglikelihood(asked)

@@ -123,13 +123,16 @@ def recipe(**more: object) -> dict[str, object]:
 def test_a_grown_network_equals_one_stacked_by_hand(moments: str) -> None:
     """At the boundary every layer, its moments, the loss and the gradients are those of the layers it was made of."""
     training = loop({"like": "stacking", "stages": "2-3-6", "moments": moments})
+    untouched = build(training.network.spec, seed=42).model.layers[5].mlp.up_proj.weight
     while training.position.step < 16:
-        assert torch.equal(training.network.model.layers[5].mlp.up_proj.weight, initial(training)[5])
+        assert torch.equal(training.network.model.layers[5].mlp.up_proj.weight, untouched)
         training.update()
     before = layers_of(training.network)
-    state = [dict(training.optimizer.state[layer.mlp.up_proj.weight]) for layer in list(layers(training))[:3]]
+    state = [
+        dict(training.optimizer.state[layer.mlp.up_proj.weight]) for layer in list(training.network.model.layers)[:3]
+    ]
     kept = [{name: value.clone() for name, value in parts.items()} for parts in state]
-    by_hand = build(training_model(training), seed=1)
+    by_hand = build(training.network.spec, seed=1)
     stacked = training.network.state_dict()
     for target in (4, 5, 6):
         for name, value in before[target - 4].items():
@@ -138,7 +141,7 @@ def test_a_grown_network_equals_one_stacked_by_hand(moments: str) -> None:
     training.depth.grow(training.network, training.optimizer, 17)
     assert all(torch.equal(value, by_hand.state_dict()[name]) for name, value in tensors(training.network).items())
     for target in (4, 5, 6):
-        found = training.optimizer.state.get(layers(training)[target - 1].mlp.up_proj.weight, {})
+        found = training.optimizer.state.get(training.network.model.layers[target - 1].mlp.up_proj.weight, {})
         assert found.keys() == (kept[target - 4].keys() if moments == "copied" else set())
         assert all(torch.equal(found[name], kept[target - 4][name]) for name in found)
     tokens = torch.randint(0, 280, (2, 8))
@@ -146,19 +149,6 @@ def test_a_grown_network_equals_one_stacked_by_hand(moments: str) -> None:
     training.update()
     later = layers_of(training.network)
     assert not torch.equal(later[3]["mlp.up_proj.weight"], later[0]["mlp.up_proj.weight"])
-
-
-def layers(training: Loop) -> Any:
-    return training.network.model.layers
-
-
-def training_model(training: Loop) -> Any:
-    return training.network.spec
-
-
-def initial(training: Loop) -> list[Tensor]:
-    fresh = build(training.network.spec, seed=42)
-    return [layer.mlp.up_proj.weight for layer in fresh.model.layers]
 
 
 def test_an_evaluation_sees_the_whole_network_or_that_which_has_grown() -> None:

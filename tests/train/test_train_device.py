@@ -1,4 +1,4 @@
-"""An update runs on the device: nothing in it needs numbers on the host, or host tensors."""
+"""An update runs on the device: no operation needs the host, and with deterministic algorithms none fails or sorts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import assemble
 from gpas_cli.train.bench import synthetic_loop
+from gpas_cli.train.depth import LayerSelection, freeze_gates
+from gpas_cli.train.loop import Loop
 from gpas_cli.train.observe import Observer
 
 NEEDS_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -58,14 +60,6 @@ def reads(on_host: Iterable[torch.Tensor] = ()) -> Iterator[list[str]]:
         yield found
 
 
-def cell(**values: object) -> Cell:
-    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
-    optim = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 6, "mean_rows": 3, "clip_gates": 0.01}
-    return cell_from(
-        {"size": size, "gate": "gpas", "data": {"like": "quickstart", "layout": "pad"}, "optim": optim, **values}
-    )
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "pure_bf16"])
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("gate", ["gpas", "none", {"like": "gpas", "site": "before-sublayer"}])
@@ -86,26 +80,129 @@ def test_an_update_and_its_observation(precision: str, padded: bool, gate: objec
     assert len(found) >= 1
 
 
-@pytest.mark.parametrize(("norm", "family"), [*((norm, "llama") for norm in SCHEMES), ("pre", "gpt")])
-def test_all_of_it_is_on_the_device(norm: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the meta device, which has shapes but no numbers, every operation with a host tensor fails."""
-    monkeypatch.setattr(assemble, "choose_device", lambda: torch.device("meta"))
-    monkeypatch.setattr(assemble, "worth_compiling", lambda *_: False)
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unsupported here, as is fused Adam
-    monkeypatch.setattr(torch.optim, "AdamW", partial(without_fused, torch.optim.AdamW))
-    loop = synthetic_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
-    done = loop.update(observe=True)
-    assert done.layers is not None
-    gradients = [p.grad for p in loop.network.parameters() if p.grad is not None]
-    assert {t.device.type for t in (*gradients, done.loss, done.grad_norm, done.layers.numbers)} == {"meta"}
-
-
-def without_fused(adam: Callable[..., torch.optim.Optimizer], *asked: Any, **settings: Any) -> torch.optim.Optimizer:
-    return adam(*asked, **{**settings, "fused": False, "foreach": True})
-
-
 @pytest.mark.parametrize("read", [torch.Tensor.item, torch.Tensor.nonzero, *sorted(COPIES, key=str), bool, float])
 def test_reading_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
     with reads() as found:
         read(torch.ones(1))
     assert found
+
+
+# They have no deterministic kernel on GPUs, or one that sorts. (So has the gradient of an embedding's lookup, which is
+# left: it sorts the tokens' numbers alone.)
+INEXACT = {
+    "bincount", "cumprod", "cumsum", "histc", "index_add", "index_copy", "index_put", "_index_put_impl", "index_reduce",
+    "kthvalue", "logcumsumexp", "median", "put", "scatter", "scatter_add", "scatter_reduce", "sort", "topk",
+}  # fmt: skip
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
+
+
+class Inexact(TorchDispatchMode):
+    """Collects such operations on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function._schema.name.split("::")[1].rstrip("_")
+        tensors = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        on_device = any(tensor.device.type == "meta" for tensor in tensors)
+        by_mask = name == "index" and any(index is not None and index.dtype == torch.bool for index in args[1])
+        if on_device and (name in INEXACT or by_mask or NEEDS_NUMBERS & set(function.tags)):
+            self.found.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
+    adam = torch.optim.AdamW
+    monkeypatch.setattr(assemble, "choose_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(assemble, "worth_compiling", lambda *_: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unsupported here, as is fused Adam
+    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: adam(*a, **{**k, "fused": False, "foreach": True}))
+
+
+def cell(**values: Any) -> Cell:
+    optim = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 6, "mean_rows": 3, "clip": 1.0, "clip_gates": 0.01}
+    data = {"like": "quickstart", "layout": "pad"}
+    return cell_from({"size": SIZE, "data": data, "optim": {**optim, **values.pop("optim", {})}, **values})
+
+
+def inexact(loop: Loop) -> list[str]:
+    """Return the operations of an observed update."""
+    with Inexact() as seen:
+        loop.update(observe=True)
+    return seen.found
+
+
+@pytest.mark.parametrize(("norm", "family"), [*((norm, "llama") for norm in SCHEMES), ("pre", "gpt")])
+def test_every_scheme(norm: str, family: str, on_meta: None) -> None:
+    """The meta device has shapes but no numbers: there every operation with a tensor of the host fails."""
+    loop = synthetic_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
+    with Inexact() as seen:
+        done = loop.update(observe=True)
+    assert seen.found == []
+    assert done.layers is not None
+    gradients = [p.grad for p in loop.network.parameters() if p.grad is not None]
+    assert {t.device.type for t in (*gradients, done.loss, done.grad_norm, done.layers.numbers)} == {"meta"}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "no gates": {"gate": "none"},
+    "gates without stop-gradient": {"gate": {"like": "gpas", "stop_gradient": False}},
+    "gates by autograd": {"gate": {"like": "gpas", "site": "before-sublayer"}, "norm": "post"},
+    "bfloat16": {"precision": "bf16"},
+    "all in bfloat16": {"precision": "pure_bf16"},
+    "learned positions": {"family": "gpt"},
+    "masked": {"family": "bert", "objective": "mlm", "norm": "post"},
+    "denoising": {"objective": "ul2", "size": {**SIZE, "vocab": 400}},
+    "z-loss and norms of queries and keys": {"optim": {"z_loss": 1e-4}, "family": {"qk_norm": "head"}},
+    "embedding stages": {"embed": {"stages": ["scale", "layernorm", "detach"]}},
+    "adafactor": {"optim": {"optimizer": "adafactor"}},
+    "muon": {"optim": {"optimizer": "muon"}},
+    "paths": {"depth": {"like": "raptr", "stages": "2-3-4", "full_steps": 2}},
+    "growing": {"depth": {"like": "stacking", "stages": "2-4"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "padded"),
+    [*((case, True) for case in CASES), ("no gates", False), ("masked", False), ("denoising", False)],
+)
+def test_every_kind_of_training(case: str, padded: bool, on_meta: None) -> None:
+    made = cell(**{"gate": "gpas", **CASES[case]})
+    assert inexact(synthetic_loop(made, padded=padded)) == []
+
+
+def test_drawn_layers(on_meta: None) -> None:
+    loop = synthetic_loop(cell(gate="gpas"), padded=True)
+    freeze_gates(loop.network)
+    loop.selection = LayerSelection(seed=1, layers=4, count=2, interval=1)
+    assert inexact(loop) == []
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x.cumsum(0),
+        lambda x: x.index_add(0, torch.zeros(1, dtype=torch.int64, device="meta"), x[:1]),
+        lambda x: x.scatter_add_(0, torch.zeros(2, dtype=torch.int64, device="meta"), x),
+        lambda x: x.index_put_((torch.zeros(2, dtype=torch.int64, device="meta"),), x, accumulate=True),
+        lambda x: x.sort(),
+        partial(torch.median, dim=0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")
+def test_such_operations_are_noticed(operation: Any) -> None:
+    with Inexact() as seen:
+        operation(torch.ones(2, device="meta"))
+    assert len(seen.found) == 1
+
+
+def test_an_index_select_and_a_lookup_of_the_table_by_index_are_noticed_in_the_backward_pass() -> None:
+    index = torch.zeros(3, dtype=torch.int64, device="meta")
+    table = torch.ones(4, 2, device="meta", requires_grad=True)
+    for read in (table[index], table.index_select(0, index), table.gather(0, index[:, None])):
+        with Inexact() as seen:
+            read.sum().backward()
+        assert seen.found

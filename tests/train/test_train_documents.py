@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +17,9 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from, parse_model
-from gpas_cli.train import checkpoint
-from gpas_cli.train.assemble import assemble
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.finetune import recipe_of
-from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 
@@ -129,30 +125,6 @@ VALUES = {
 
 def cell(**data: object) -> Cell:
     return cell_from({**VALUES, "data": {**VALUES["data"], **data}})  # type: ignore[dict-item]
-
-
-class Documents:
-    """The batches of a training."""
-
-    def at(self, step: int) -> Batch:
-        return batch(step)
-
-
-def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    def start() -> Loop:
-        return assemble(cell(), Documents())
-
-    whole = start()
-    for step in range(4):
-        if step == 2:
-            saved = checkpoint.save(tmp_path, "key", whole.network, whole.optimizer, whole.position)
-        whole.update()
-    part = start()
-    part.position = checkpoint.load(saved, "key", part.network, part.optimizer)
-    part.update()
-    part.update()
-    expected = whole.network.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in part.network.state_dict().items())
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")

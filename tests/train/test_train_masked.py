@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 from documents import write_documents
-from safetensors.torch import load_file
+from test_train_run import final_tensors, go
 from torch import Tensor
 
-from gpas_cli.checkpoints import path_of
 from gpas_cli.data.loader import IGNORED, Batch
-from gpas_cli.events import Evaluation, Event, Outcome, Step
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -23,9 +21,10 @@ from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import World
 from gpas_cli.train.precision import Precision, make_deterministic
-from gpas_cli.train.run import RunPaths, train
+from gpas_cli.train.run import RunPaths
 
 STEPS = 12
+CADENCE = Cadence(log_every=1, stats_every=5, eval_every=5, checkpoint_every=5)
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU)
 UL2 = {"like": "ul2", "sentinels": 8}
@@ -153,22 +152,6 @@ def cell(layout: str, seed: int = 1, **values: Any) -> Cell:
     return cell_from({**fixed, "objective": "mlm", "gate": "gpas", **values})
 
 
-def go(paths: RunPaths, folder: Path, what: Cell, updates: int = STEPS, **kwargs: Any) -> tuple[Outcome, list[Event]]:
-    events: list[Event] = []
-    asked = iter(range(10**6))
-    where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root)
-    outcome = train(
-        what, where, events.append, cadence=Cadence(log_every=1, stats_every=5, eval_every=5, checkpoint_every=5),
-        stop=lambda: "interrupted" if next(asked) >= updates else None, **kwargs,
-    )  # fmt: skip
-    return outcome, events
-
-
-def final_weights(folder: Path) -> dict[str, Tensor]:
-    (shard,) = path_of(folder, STEPS).glob("*.safetensors")
-    return load_file(shard)
-
-
 @pytest.mark.parametrize(
     ("layout", "objective", "scored_as"),
     [("pack", "mlm", "masked"), ("pad", "mlm", "masked"), ("pad", UL2, "denoising")],
@@ -177,26 +160,26 @@ def test_a_resumed_training_ends_in_the_same_bits(
     paths: RunPaths, tmp_path: Path, layout: str, objective: Any, scored_as: str
 ) -> None:
     what = cell(layout, objective=objective)
-    straight, events = go(paths, tmp_path / "straight", what)
-    go(paths, tmp_path / "first", what, updates=7)
-    resumed, rest = go(paths, tmp_path / "second", what, earlier=[tmp_path / "first"])
+    straight, events = go(paths, tmp_path / "straight", what, cadence=CADENCE)
+    go(paths, tmp_path / "first", what, 7)
+    resumed, rest = go(paths, tmp_path / "second", what, earlier=[tmp_path / "first"], cadence=CADENCE)
     assert straight.outcome == resumed.outcome == "done"
-    ours, theirs = final_weights(tmp_path / "straight"), final_weights(tmp_path / "second")
+    ours, theirs = final_tensors(tmp_path / "straight"), final_tensors(tmp_path / "second")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     names = (f"{scored_as}_loss", f"{scored_as}_perplexity", "train_tokens")
     assert [straight.metrics[name] for name in names] == [resumed.metrics[name] for name in names]
-    losses = {event.step: event.loss for event in events if isinstance(event, Step)}
-    assert all(event.loss == losses[event.step] for event in rest if isinstance(event, Step))
-    assert losses[STEPS] < losses[1] - 0.5  # type: ignore[operator]
+    losses = {event["step"]: event["loss"] for event in events.of("step")}
+    assert all(event["loss"] == losses[event["step"]] for event in rest.of("step"))
+    assert losses[STEPS] < losses[1] - 0.5
 
 
 def test_a_masked_network_reports_masked_numbers_only(paths: RunPaths, tmp_path: Path) -> None:
-    outcome, events = go(paths, tmp_path, cell("pack"))
+    outcome, events = go(paths, tmp_path, cell("pack"), cadence=CADENCE)
     assert {"masked_loss", "masked_perplexity"} <= outcome.metrics.keys()
     assert not {"loss", "perplexity", "bits_per_byte", "loss_reference"} & outcome.metrics.keys()
-    evaluations = [event for event in events if isinstance(event, Evaluation)]
-    assert [event.step for event in evaluations] == [5, 10, 12]
-    assert all(event.loss is None and event.perplexity is None and event.masked_loss for event in evaluations)
+    evaluations = events.of("evaluation")
+    assert [event["step"] for event in evaluations] == [5, 10, 12]
+    assert all(event["masked_loss"] and not {"loss", "perplexity"} & event.keys() for event in evaluations)
     assert outcome.metrics["train_tokens"] == STEPS * 4 * 16
 
 

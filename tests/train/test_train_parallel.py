@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from together import run, start, text
 from torch import Tensor, nn
 
@@ -63,8 +65,19 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all trainings, which pytest's worker processes share: the first makes it, others wait."""
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "together"
+    with FileLock(f"{root}.lock"):
+        if not (root / "made").exists():
+            root.mkdir()
+            train_all(root)
+            (root / "made").touch()
+    return root
+
+
+def train_all(root: Path) -> None:
     """Train every cell with one process and with two, and some runs that switch between them after three updates."""
-    root = tmp_path_factory.mktemp("together")
     text(root)
     make_deterministic(1)
     for name, cell in CELLS.items():
@@ -85,7 +98,6 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
         keep(root, [f"fsdp-then-one-{name}", CELLS[name], {"micro_batch": 3}, [f"half-fsdp-{name}"], ALL])
     for before in LAYOUTS:
         keep(root, [f"{before}-then-one", CELLS["pre"], {}, [f"half-{before}"], ALL])
-    return root
 
 
 @pytest.fixture(scope="module")
