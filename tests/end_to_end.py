@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,23 @@ class Toy:
                 self.command(*words), cwd=self.folder, env=self.environment(), text=True, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
             )  # fmt: skip
+
+    def edit(self, old: str, new: str) -> None:
+        """Edit experiments.yaml."""
+        path = self.folder / "experiments.yaml"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    @contextmanager
+    def edited(self, old: str, new: str) -> Iterator[None]:
+        """Edit experiments.yaml for the time of the block."""
+        before = (self.folder / "experiments.yaml").read_text()
+        self.edit(old, new)
+        try:
+            yield
+        finally:
+            (self.folder / "experiments.yaml").write_text(before)
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return name -> cell from `gpas status --json`."""

@@ -1,6 +1,7 @@
 """Each invariant of a chaos run reports a violation forged here, and nothing else."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,72 @@ def only(found: Any) -> Violation:
     return violation
 
 
-def test_a_cell_without_a_result_is_lost() -> None:
-    assert not list(judge.each_cell_once({KEY: "a"}, [INTERRUPTED, DONE]))
-    found = only(judge.each_cell_once(NAMES, [INTERRUPTED, DONE]))
-    assert (found.verdict, found.where) == ("lost", "chaos/pre-s2")
-    assert "interrupted" in only(judge.each_cell_once({KEY: "a"}, [INTERRUPTED])).evidence
+FAILED = outcome(3, "failed")
+TWICE = attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))
+SEEN = {"journal": "10 bytes, 1", "attempt": "5 bytes, 2"}
+TABLE = {"rows": [{"cells": [1.5, 2.5]}]}
+TRACEBACK = "Traceback (most recent call last):\n  File x, in main\nValueError: x"
+CTRL_C = "Traceback (most recent call last):\n  File x, in <module>\nKeyboardInterrupt\n"
+FORGED = [
+    (judge.each_cell_once(NAMES, [INTERRUPTED, DONE]), "LOST chaos/pre-s2: no attempt has a result"),
+    (judge.each_cell_once({KEY: "a"}, [INTERRUPTED]), "interrupted"),
+    (judge.each_cell_once({KEY: "a"}, [DONE, attempt(3, outcome(12))]), "DOUBLED a: several attempts have a result"),
+    (judge.same_weights(NAMES, {KEY: "y"}, {KEY: "x"}), "WRONG chaos/pre-s1: the final weights differ"),
+    (judge.same_weights(NAMES, {}, {KEY: "x"}), "no checkpoint"),
+    (
+        judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]),
+        "DOUBLED chaos/pre-s1",
+    ),
+    (judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]), "process 101"),
+    (judge.one_at_a_time(NAMES, [INTERRUPTED, attempt(2, event("start", 2.5), outcome(9))], []), "two journals"),
+    (
+        judge.one_at_a_time(NAMES, [attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))], []),
+        "processes 5, 6",
+    ),
+    (judge.locked_once(NAMES, [(7.0, KEY, [1, 2])]), "attempts 1, 2 at 7.00"),
+    (judge.failures_excused(NAMES, [attempt(1, {**FAILED, "cause": "ValueError: x"})]), "ValueError"),
+    (judge.nothing_erased(SEEN, {"journal": SEEN["journal"]}), "LOST attempt: a file of an attempt was removed"),
+    (
+        judge.nothing_erased(SEEN, {**SEEN, "journal": "10 bytes, 3"}),
+        "a file of an attempt was rewritten",
+    ),
+    (judge.numbered_without_gaps(NAMES, [attempt(1), attempt(3)]), "LOST chaos/pre-s1: an attempt is missing"),
+    (judge.commands_behaved([Ended("gpas sync", 1, TRACEBACK, killed=True)]), "traceback"),
+    (judge.commands_behaved([Ended("gpas table", 0, "ok"), Ended("gpas sync", None, "")]), "never ended"),
+    (judge.commands_behaved([Ended("gpas sync", 1, "")]), "exit code 1"),
+    (judge.commands_behaved([Ended("gpas sync", -11, "")]), "exit code -11"),
+    (judge.commands_behaved([Ended("gpas sync", 1, CTRL_C)]), "traceback"),
+    (judge.commands_behaved([Ended("gpas a", 1, CTRL_C.replace("<module>", "main"), killed=True)]), "traceback"),
+    (judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"), "2.25"),
+]
+SOUND = [
+    judge.each_cell_once({KEY: "a"}, [INTERRUPTED, DONE]),
+    judge.same_weights(NAMES, {KEY: "x"}, {KEY: "x"}),
+    judge.one_at_a_time(
+        NAMES, [INTERRUPTED, DONE],
+        [life(1, 1.0, 3.0), life(2, 3.5, 9.0), life(1, 3.2, 5.0, OTHER), life(2, 1.0, 9.0, "c" * 16)],
+    ),
+    judge.locked_once(NAMES, []),
+    judge.shown_truly([poll("queued")], [], [], [(4.0, 10.5)], ENOUGH),  # a live command explains it
+    judge.shown_truly([poll("queued")], [], [], None),
+    judge.failures_excused(NAMES, [attempt(1, {**FAILED, "cause": "OSError: No space left"}), DONE]),
+    judge.nothing_erased(SEEN, SEEN),
+    judge.numbered_without_gaps(NAMES, [attempt(2), attempt(1), attempt(1, key=OTHER)]),
+    judge.commands_behaved([Ended("gpas run", code, "", killed=True) for code in (-9, 1, 130)]),
+    judge.commands_behaved([Ended("gpas sync", 2, "gpas: the disk is full")]),
+    judge.commands_behaved([Ended("gpas run", 130, CTRL_C, killed=True)]),
+    judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.5]}]}, "the table"),
+]  # fmt: skip
 
 
-def test_a_second_result_is_a_violation() -> None:
-    again = attempt(3, outcome(12))
-    assert only(judge.each_cell_once({KEY: "a"}, [DONE, again])).verdict == "doubled"
+@pytest.mark.parametrize(("found", "words"), FORGED, ids=[words for _, words in FORGED])
+def test_a_violation_is_found(found: Iterable[Violation], words: str) -> None:
+    assert words in str(only(found))
+
+
+@pytest.mark.parametrize("found", SOUND, ids=range(len(SOUND)))
+def test_nothing_is_found_where_nothing_is_wrong(found: Iterable[Violation]) -> None:
+    assert not list(found)
 
 
 @pytest.mark.parametrize(
@@ -87,36 +144,6 @@ def test_times_and_statistics_after_a_resumption_are_not_compared() -> None:
     reference = {place: value for place, value, _ in values([attempt(1, outcome(9, train_seconds=1.0))])}
     later = attempt(2, event("layers", 2, step=51, values={"grad_norm": [0.1]}), outcome(9, train_seconds=2.0))
     assert not list(judge.same_bits(NAMES, values([later]), reference))
-
-
-def test_other_weights_are_found() -> None:
-    assert not list(judge.same_weights(NAMES, {KEY: "x"}, {KEY: "x"}))
-    assert only(judge.same_weights(NAMES, {KEY: "y"}, {KEY: "x"})).verdict == "wrong"
-    assert "no checkpoint" in only(judge.same_weights(NAMES, {}, {KEY: "x"})).evidence
-
-
-def test_overlapping_lives_are_found() -> None:
-    apart = [life(1, 1.0, 3.0), life(2, 3.5, 9.0), life(1, 3.2, 5.0, OTHER), life(2, 1.0, 9.0, "c" * 16)]
-    assert not list(judge.one_at_a_time(NAMES, [INTERRUPTED, DONE], apart))
-    found = only(judge.one_at_a_time(NAMES, [], [life(1, 1.0, 3.6), life(2, 3.5, 9.0)]))
-    assert (found.verdict, found.where) == ("doubled", "chaos/pre-s1")
-    assert "process 101" in found.evidence
-
-
-def test_journals_that_overlap_are_found() -> None:
-    early = attempt(2, event("start", 2.5), outcome(9))
-    assert "journals" in only(judge.one_at_a_time(NAMES, [INTERRUPTED, early], [])).invariant
-
-
-def test_overlapping_locks_are_found() -> None:
-    assert not list(judge.locked_once(NAMES, []))
-    found = only(judge.locked_once(NAMES, [(7.0, KEY, [1, 2])]))
-    assert (found.verdict, found.evidence) == ("doubled", "attempts 1, 2 at 7.00")
-
-
-def test_an_attempt_that_started_twice_is_found() -> None:
-    twice = attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))
-    assert "processes 5, 6" in only(judge.one_at_a_time(NAMES, [twice], [])).evidence
 
 
 @pytest.mark.parametrize(
@@ -158,60 +185,6 @@ def test_a_false_status_is_found(shown: Poll, attempts: list[Attempt], lives: li
 )
 def test_a_true_status_is_accepted(shown: Poll, attempts: list[Attempt], lives: list[Life]) -> None:
     assert not list(judge.shown_truly([shown], attempts, lives, [], ENOUGH))
-
-
-def test_a_live_command_explains_a_queued_cell() -> None:
-    assert not list(judge.shown_truly([poll("queued")], [], [], [(4.0, 10.5)], ENOUGH))
-    assert not list(judge.shown_truly([poll("queued")], [], [], None))
-
-
-def test_an_unexcused_failure_is_found() -> None:
-    failed = outcome(3, "failed")
-    forged = attempt(1, {**failed, "cause": "ValueError: x"})
-    assert "ValueError" in only(judge.failures_excused(NAMES, [forged])).evidence
-    assert not list(judge.failures_excused(NAMES, [attempt(1, {**failed, "cause": "OSError: No space left"}), DONE]))
-
-
-def test_erased_and_rewritten_files_are_found() -> None:
-    seen = {"journal": "10 bytes, 1", "attempt": "5 bytes, 2"}
-    assert not list(judge.nothing_erased(seen, seen))
-    assert "removed" in only(judge.nothing_erased(seen, {"journal": "10 bytes, 1"})).invariant
-    assert "rewritten" in only(judge.nothing_erased(seen, {**seen, "journal": "10 bytes, 3"})).invariant
-    assert only(judge.numbered_without_gaps(NAMES, [attempt(1), attempt(3)])).verdict == "lost"
-    assert not list(judge.numbered_without_gaps(NAMES, [attempt(2), attempt(1), attempt(1, key=OTHER)]))
-
-
-TRACEBACK = "Traceback (most recent call last):\n  File x, in main\nValueError: x"
-CTRL_C = "Traceback (most recent call last):\n  File x, in <module>\nKeyboardInterrupt\n"
-
-
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        (Ended("gpas sync", 1, TRACEBACK, killed=True), "traceback"),
-        (Ended("gpas sync", None, ""), "never ended"),
-        (Ended("gpas sync", 1, ""), "exit code 1"),
-        (Ended("gpas sync", -11, ""), "exit code -11"),
-        (Ended("gpas sync", 1, CTRL_C), "traceback"),
-        (Ended("gpas sync", 1, CTRL_C.replace("<module>", "main"), killed=True), "traceback"),
-    ],
-)
-def test_a_command_that_misbehaves_is_found(command: Ended, what: str) -> None:
-    assert what in only(judge.commands_behaved([Ended("gpas table", 0, "ok"), command])).invariant
-
-
-def test_a_killed_or_cleanly_failing_command_is_accepted() -> None:
-    killed = [Ended("gpas run", code, "", killed=True) for code in (-9, 1, 130)]
-    assert not list(judge.commands_behaved([*killed, Ended("gpas sync", 2, "gpas: the disk is full")]))
-    assert not list(judge.commands_behaved([Ended("gpas run", 130, CTRL_C, killed=True)]))
-
-
-def test_a_table_changed_by_a_rebuild_is_found() -> None:
-    table = {"rows": [{"cells": [1.5, 2.5]}]}
-    assert not list(judge.database_agrees(table, {"rows": [{"cells": [1.5, 2.5]}]}, "the table"))
-    found = only(judge.database_agrees(table, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"))
-    assert "2.5" in found.evidence
-    assert "2.25" in found.evidence
 
 
 def test_attempts_are_read_from_their_directories(tmp_path: Path) -> None:

@@ -205,13 +205,6 @@ def test_an_unwritable_folder_is_one_message(tmp_path: Path) -> None:
     assert "runs" in done.stderr
 
 
-@pytest.mark.parametrize("word", ["statsu", "run"])
-def test_usage_errors_are_short(tmp_path: Path, word: str) -> None:
-    toy = Toy(tmp_path / "toy")
-    done = toy.gpas(word, expect=2)
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 def test_outside_a_project_the_remedy_is_named(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
     (tmp_path / "toy/experiments.yaml").unlink()

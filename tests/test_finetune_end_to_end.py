@@ -19,9 +19,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     for name, count in (("records", 20), ("held-out", 4)):
         lines = [json.dumps({"instruction": f"Add {i} and 1.", "output": f"{i + 1}"}) for i in range(count)]
         (made.folder / f"{name}.jsonl").write_text("\n".join(lines))
-    config = made.folder / "experiments.yaml"
-    text = config.read_text().replace("data: notes}", f"data: notes, {FINETUNE}}}")
-    config.write_text(text.replace("columns: size,", "columns: size, value: answer_loss,"))
+    made.edit("data: notes}", f"data: notes, {FINETUNE}}}")
+    made.edit("columns: size,", "columns: size, value: answer_loss,")
     plan = made.gpas("plan").stdout
     assert "2 jobs to start" in plan, plan
     made.gpas("run", "grid", "--yes", "--jobs", "1")
@@ -44,22 +43,16 @@ def test_its_metrics_are_in_the_database_and_the_table(toy: Toy) -> None:
 
 
 def test_another_setting_of_the_finetuning_keeps_the_training(toy: Toy) -> None:
-    config = toy.folder / "experiments.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("epochs: 1", "epochs: 2"))
-    plan = toy.gpas("plan").stdout
+    with toy.edited("epochs: 1", "epochs: 2"):
+        plan = toy.gpas("plan").stdout
     assert "2 jobs to start" in plan
     assert "the stage finetune has no result yet" in plan
-    config.write_text(text)
 
 
 def test_records_that_are_not_there_are_one_message(toy: Toy) -> None:
-    config = toy.folder / "experiments.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("data: records.jsonl", "data: record.jsonl"))
-    said = toy.gpas("run", "grid", "--yes", expect=2)
+    with toy.edited("data: records.jsonl", "data: record.jsonl"):
+        said = toy.gpas("run", "grid", "--yes", expect=2)
     assert "finetune.data: there is no file or folder" in said.stdout + said.stderr
-    config.write_text(text)
 
 
 def test_the_finetuned_network_is_exported_with_its_tokenizer(toy: Toy) -> None:

@@ -18,8 +18,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Return a trained project with the file of the guide."""
     made = Toy(tmp_path_factory.mktemp("stranger"), norms="faded", steps=6)
     made.folder.joinpath("my_schemes.py").write_text(CODE)
-    config = made.folder / "experiments.yaml"
-    config.write_text(config.read_text().replace("version: 1\n", "version: 1\nplugins: [my_schemes.py]\n"))
+    made.edit("version: 1\n", "version: 1\nplugins: [my_schemes.py]\n")
     made.gpas("run", "grid", "--yes", "--jobs", "1")
     return made
 

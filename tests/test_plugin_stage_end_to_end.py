@@ -16,10 +16,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Return a completed project with the file of the guide."""
     made = Toy(tmp_path_factory.mktemp("stage"), steps=6)
     made.folder.joinpath("my_stages.py").write_text(CODE)
-    config = made.folder / "experiments.yaml"
-    text = config.read_text().replace("version: 1\n", "version: 1\nplugins: [my_stages.py]\n")
-    text = text.replace("data: notes}", "data: notes, outliers: {sigmas: 2}}")
-    config.write_text(text.replace("columns: size,", "columns: size, value: outlier_share,"))
+    made.edit("version: 1\n", "version: 1\nplugins: [my_stages.py]\n")
+    made.edit("data: notes}", "data: notes, outliers: {sigmas: 2}}")
+    made.edit("columns: size,", "columns: size, value: outlier_share,")
     plan = made.gpas("plan").stdout
     assert "4 jobs" in plan or "4 stages" in plan, plan
     made.gpas("run", "grid", "--yes", "--jobs", "1")
@@ -43,19 +42,12 @@ def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
 
 
 def test_its_parameters_are_in_its_key_and_not_in_that_of_the_training(toy: Toy) -> None:
-    config = toy.folder / "experiments.yaml"
     before = toy.status()["pre-s1"]["key"]
-    text = config.read_text()
-    config.write_text(text.replace("sigmas: 2", "sigmas: 3"))
-    after = toy.status()["pre-s1"]
-    assert after["key"] != before
-    assert "the stage outliers has no result yet" in toy.gpas("plan").stdout
-    config.write_text(text)
+    with toy.edited("sigmas: 2", "sigmas: 3"):
+        assert toy.status()["pre-s1"]["key"] != before
+        assert "the stage outliers has no result yet" in toy.gpas("plan").stdout
 
 
 def test_an_unknown_parameter_is_one_message(toy: Toy) -> None:
-    config = toy.folder / "experiments.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("sigmas: 2", "sigma: 2"))
-    assert "outliers.sigma: unknown key 'sigma'; did you mean 'sigmas'?" in toy.gpas("plan", expect=2).stderr
-    config.write_text(text)
+    with toy.edited("sigmas: 2", "sigma: 2"):
+        assert "outliers.sigma: unknown key 'sigma'; did you mean 'sigmas'?" in toy.gpas("plan", expect=2).stderr

@@ -106,18 +106,6 @@ def test_a_failed_cell_is_tried_again(toy: Toy) -> None:
     assert "attempt 2" in toy.gpas("train", "pre-s1").stdout
 
 
-def test_watch_is_declared_per_grid_and_changes_no_key(toy: Toy) -> None:
-    path = toy.folder / "experiments.yaml"
-    before = {name: cell["key"] for name, cell in toy.status().items()}
-    text = path.read_text()
-    path.write_text(text.replace("    cadence:", "    watch: {spike: 4, tensorboard: board}\n    cadence:"))
-    assert {name: cell["key"] for name, cell in toy.status().items()} == before
-    path.write_text(text.replace("    cadence:", "    watch: {spikes: 4, patience: 0}\n    cadence:"))
-    refused = toy.gpas("status", expect=2).stderr
-    assert "did you mean 'spike'?" in refused
-    assert "patience: 0 is too small" in refused
-
-
 def test_a_missing_library_is_reported_before_training(toy: Toy) -> None:
     (toy.folder / "block").mkdir()
     hide = "import sys\nfrom importlib import util\nfind = util.find_spec\n"

@@ -88,6 +88,11 @@ class Face:
         """Replace the experiments file."""
         (self.folder / "experiments.yaml").write_text(text)
 
+    def edit(self, old: str, new: str, count: int = -1) -> None:
+        """Replace a part of the experiments file."""
+        text = (self.folder / "experiments.yaml").read_text()
+        self.declare(text.replace(old, new, count))
+
     def __call__(self, *words: str, expect: int | None = 0) -> Said:
         """Run a command to its end; its exit code must be `expect`, None for any."""
         self._capture.readouterr()

@@ -51,15 +51,6 @@ def test_commands_work_without_torch(project: Path) -> None:
     assert not (project / "here/runs").exists()
 
 
-def test_status_as_json_has_the_promised_form(project: Path) -> None:
-    document = json.loads(gpas(project, "status", "--json").stdout)
-    assert document["schema"] == 1
-    assert len(document["cells"]) == 22
-    cell = document["cells"][0]
-    assert {"key", "name", "grid", "axes", "state", "outcome", "evidence"} <= cell.keys()
-    assert (cell["grid"], cell["name"], cell["state"], cell["outcome"]) == ("quickstart", "pre-s1", "missing", None)
-
-
 def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project: Path) -> None:
     def found(*words: str) -> set[str]:
         cells = json.loads(gpas(project, *words, "--json").stdout)["cells"]
@@ -72,12 +63,6 @@ def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project:
     assert len(found("status", "quickstart", "--where", "optim.lr=1.5e-3")) == 22
     assert len(found("plan", "--where", "optim.steps=6e2", "--where", "gate.activation=silu")) == 10
     assert found("status", "--where", "size=350m", "--where", "optim.batch=512", "--where", "seed=42")
-
-
-def test_published_numbers_are_shown_beside_ours(project: Path) -> None:
-    text = gpas(project, "table", "table2", "--paper", "--format", "markdown").stdout
-    assert "33.49" in text
-    assert "(-0.74)" in text
 
 
 def test_explain_prints_the_equations(project: Path) -> None:

@@ -100,6 +100,13 @@ MISTAKES = {
     ),
     "resources key": (BASE + "resources: {partiton: gpu}", "6:17", "did you mean 'partition'?"),
     "sbatch option of ours": (BASE + "resources: {sbatch: [--array=0-3]}", "6:25", "use resources.at_once"),
+    "sbatch signal": (BASE + "resources: {sbatch: [--signal=USR1@5]}", "6:25", "resources.notice"),
+    "sbatch option with a command": (
+        BASE + "resources: {sbatch: ['--x; rm -f /']}",
+        "6:25",
+        "write it as --name=value",
+    ),
+    "processes on nodes": (BASE + "resources: {gpus: 1, nodes: 2}", "6:33", "cannot be spread evenly over 2 nodes"),
     "sbatch option in short": (BASE + "resources: {sbatch: [-p gpu]}", "6:25", "write it as --name=value"),
     "environment": (BASE + "resources: {environment: [A]}", "6:30", "'A' is not NAME=VALUE"),
     "ranks": (BASE + "resources: {gpus: 3}", "6:16", "16 rows cannot be shared evenly by 3 processes; nearest: 2"),

@@ -160,8 +160,7 @@ def test_an_anonymous_archive_names_nobody_and_prints_the_same_table(
 
 
 def test_cells_that_depend_on_a_personal_path_cannot_be_anonymous(finished: Face) -> None:
-    text = (finished.folder / "experiments.yaml").read_text()
-    finished.declare(text.replace('"text/*.txt"', f'"{finished.folder}/text/*.txt"'))
+    finished.edit('"text/*.txt"', f'"{finished.folder}/text/*.txt"')
     for name in ("pre-s1", "pre-s2"):
         finished.ended(name, "done", 5.0)
     said = finished("export", "--archive", "a.tar", "small", "--anonymous", expect=Exit.USAGE).err

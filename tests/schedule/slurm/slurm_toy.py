@@ -59,13 +59,6 @@ class SlurmToy(Toy):
         data = Data(source="files", path="text/*.txt", tokenizer="bpe", layout="pack", length=16, eval_tokens=500)
         prepare(data, 280, self.folder / "cache", root=self.folder)
 
-    def edit(self, old: str, new: str) -> None:
-        """Edit experiments.yaml."""
-        path = self.folder / "experiments.yaml"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
     def environment(self) -> dict[str, str]:
         return {**super().environment(), **self.cluster.environment}
 
@@ -147,11 +140,16 @@ class SlurmToy(Toy):
         assert len(done) == len(self.states()) + texts, self.said()
 
 
+def gated(toy: SlurmToy) -> None:
+    """Declare the cells with a gate alone."""
+    toy.edit("gate: [none, gpas]", "gate: [gpas]")
+    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+
+
 def one_cell(cluster: Cluster, folder: Path, *, resources: str = "", **more: Any) -> SlurmToy:
     """Return a project of a single cell, pre-gpas-s1."""
     toy = SlurmToy(folder, cluster, resources=resources, **{"steps": LONG, "checkpoint_every": 100, **more})
-    toy.edit("gate: [none, gpas]", "gate: [gpas]")
-    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    gated(toy)
     return toy
 
 
@@ -214,6 +212,6 @@ def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
 
 
 __all__ = [
-    "BROKEN", "INSTANTS", "LONG", "TIMEOUT_SECONDS", "SlurmToy", "die_at", "job_of", "kill", "node_of", "one_cell",
-    "paused", "started", "wait",
+    "BROKEN", "INSTANTS", "LONG", "TIMEOUT_SECONDS", "SlurmToy", "die_at", "gated", "job_of", "kill", "node_of",
+    "one_cell", "paused", "started", "wait",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cluster import Cluster
-from slurm_toy import SlurmToy, wait
+from slurm_toy import SlurmToy, gated, wait
 
 from gpas_cli.state.observe import observe
 
@@ -28,8 +28,7 @@ def chain(cluster: Cluster, folder: Path) -> SlurmToy:
     """Return a project of one cell with every stage, each of which takes some seconds."""
     times = ", ".join(f"{kind}: {{time: '0:0{TIMES[kind]}'}}" for kind in STAGES[1:])
     toy = SlurmToy(folder, cluster, resources=times, steps=600, checkpoint_every=10**6)
-    toy.edit("gate: [none, gpas]", "gate: [gpas]")
-    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    gated(toy)
     tasks = ", ".join(imported_task(toy, name) for name in ("first", "second"))
     records = [{"instruction": f"gate {i}", "input": "", "output": "norm layer"} for i in range(400)]
     (toy.folder / "records.json").write_text(json.dumps(records))

@@ -195,7 +195,7 @@ def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPat
         'echo >> $0.asked\nif [ "$(sed -n \'$=\' $0.asked)" -gt 2 ]; then sed "s/PENDING  /CANCELLED/" $0.says; '
         "else cat $0.says; fi",
     )
-    site.gpas.declare((site.gpas.folder / "experiments.yaml").read_text().replace("seed: [1, 2]", "seed: [1]"))
+    site.gpas.edit("seed: [1, 2]", "seed: [1]")
     said = site.submit("--wait", "--where", "norm=pre", "--where", "gate=none", expect=None).out
     assert said.count("small/pre-s1: SLURM 8_0 PENDING (held; `scontrol release 8_0` releases it)") == 1
 
@@ -205,8 +205,7 @@ def test_an_undeclared_cell_is_cancelled_by_its_key(site: Site) -> None:
     site.programs.put("squeue", trainings(site, "PENDING"))
     site.programs.put("scancel", "")
     key = site.gpas.entry("post-gpas-s2").key
-    text = (site.gpas.folder / "experiments.yaml").read_text()
-    site.gpas.declare(text.replace("      norm: [pre, post]", "      norm: [pre]"))
+    site.gpas.edit("      norm: [pre, post]", "      norm: [pre]")
     assert "no cell 'post-gpas-s2'" in site.gpas("cancel", "post-gpas-s2", expect=2).err
     said = site.gpas("cancel", key[:8]).out
     assert "small/post-gpas-s2: removed from the queue (SLURM 8_7)" in said

@@ -17,7 +17,7 @@ F14  stale temporary files         test_slurm_disk.py: what_killed_processes_lef
 F15  out of memory, crash, cancel  below; out of memory in several tasks: test_slurm_ranks.py
 F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; test_slurm_ranks.py
 F17  drained nodes                 test_slurm_nodes.py: a_suspended_job_is_alive_and_drained_nodes_only_delay
-F18  limits, no log, dead parents  test_slurm_run.py: more_cells_than_...; test_slurm_disk.py; test_later_stages_...
+F18  limits, no log, dead parents  test_slurm_run.py: more_cells_than_...; test_slurm_disk.py; test_slurm_chain.py
      read-only, full disks         test_slurm_disk.py
 """
 
@@ -217,21 +217,6 @@ def test_a_job_out_of_memory_resumes_with_fewer_rows(cluster: Cluster, tmp_path:
     assert toy.facts()[-1]["resources"]["micro_batch"] == 2
     assert "out of memory" in toy.facts()[-1]["retry"]["why"]
     toy.trained_once()
-
-
-def test_later_stages_depend_on_their_training_in_slurm(cluster: Cluster, tmp_path: Path) -> None:
-    """Both stages are submitted at once; a stage whose parent failed does not run, and retry runs both again."""
-    toy = SlurmToy(tmp_path / "toy", cluster, resources=BROKEN)
-    toy.edit("base: {size: toy, data: notes}", "base: {size: toy, data: notes, importance: {eval_tokens: 200}}")
-    said = toy.submit()
-    assert said.count("2 elements") == 2
-    toy.until(lambda states: set(states.values()) == {"failed"})
-    wait(lambda: toy.queue() == {})
-    toy.edit(f", {BROKEN}", "")
-    toy.gpas("retry", "--executor", "slurm", "--yes")
-    toy.finish()
-    assert {fact["stage"] for fact in toy.facts()} == {"pretrain", "importance"}
-    assert len(toy.attempts()) == 2 + 4
 
 
 def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cluster, tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ PROFILES = """\
 @pytest.fixture
 def asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Return a project with two profiles; the first job that sbatch sees is that of the first profile, of small."""
-    text = (site.gpas.folder / "experiments.yaml").read_text()
-    site.gpas.declare(text.replace("    title: Small\n", f"    title: Small\n{PROFILES}"))
+    site.gpas.edit("    title: Small\n", f"    title: Small\n{PROFILES}")
     monkeypatch.setattr(findings_module, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(findings_module, "_LATE_SECONDS", 0.0)
     site.programs.put("scancel", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, wait
+from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, gated, wait
 
 
 @contextmanager
@@ -70,8 +70,7 @@ def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path
 def test_submitters_killed_at_any_instant_lose_and_duplicate_no_job(cluster: Cluster, tmp_path: Path) -> None:
     """Each submitter has its own cells; one more command completes all of them."""
     toy = SlurmToy(tmp_path / "toy", cluster, seeds=", ".join(map(str, range(1, len(INSTANTS) + 3))))
-    toy.edit("gate: [none, gpas]", "gate: [gpas]")
-    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    gated(toy)
     seed = 1
     for instant in INSTANTS:
         seeds = (seed, seed + 1) if instant in ("first-claim", "last-claim") else (seed,)
@@ -92,15 +91,6 @@ def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> No
     assert set(toy.states().values()) == {"missing"}
     assert not [path for path in toy.runs.glob(".slurm/*") if path.is_dir()]
     assert not list(toy.runs.glob("??/*/claim.json"))
-
-
-def test_an_impossible_profile_is_refused_with_its_line(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--array=0-3]")
-    toy.edit("mem: 1000M", "mem: 10X")
-    done = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
-    assert "experiments.yaml:18:22: grids.small.resources.mem: '10X' is not an amount of memory" in done.stderr
-    assert "--array is set by gpas itself; use resources.at_once" in done.stderr
-    assert not toy.runs.exists()
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import INSTANTS, SlurmToy, die_at, wait
+from slurm_toy import INSTANTS, SlurmToy, die_at, gated, wait
 
 from gpas_cli.state.observe import observe
 
@@ -191,8 +191,7 @@ def test_a_network_trained_on_two_nodes_is_evaluated_by_one_process(cluster: Clu
 def test_dependents_keep_waiting_for_a_requeued_job(cluster: Cluster, tmp_path: Path) -> None:
     """A parent that is warned, saves and is requeued has not failed: its child stays queued, and is submitted once."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=800, checkpoint_every=10**6)
-    toy.edit("gate: [none, gpas]", "gate: [gpas]")
-    toy.edit("against: {gate: none}", "against: {gate: gpas}")
+    gated(toy)
     toy.edit("data: notes}", "data: notes, importance: {eval_tokens: 200}}")
     toy.submit()
     wait(toy.training)

@@ -31,11 +31,9 @@ def test_a_missing_job_id_is_looked_up_by_name(site: Site, says: str) -> None:
 
 
 def test_a_refusal_shows_the_whole_message_and_the_arrays_submitted_before(site: Site) -> None:
-    site.gpas.declare(
-        (site.gpas.folder / "experiments.yaml").read_text().replace(
-            "    title: Small\n", "    title: Small\n    resources: {partition: gpu, gpus: 2, time: '1:00:00'}\n"
-        )
-    )  # fmt: skip
+    site.gpas.edit(
+        "    title: Small\n", "    title: Small\n    resources: {partition: gpu, gpus: 2, time: '1:00:00'}\n"
+    )
     reasons = "echo 'sbatch: error: lua: project X is over budget' >&2; echo 'sbatch: error: lua: ask hpc@uni' >&2"
     site.sbatch(f"[ $n = 1 ] && echo 7 && exit 0; {reasons}; echo 'sbatch: error: Batch job failed' >&2; exit 1")
     said = site.submit(expect=2).err
@@ -61,10 +59,7 @@ def test_user_defaults_do_not_override_the_script(site: Site, monkeypatch: pytes
 
 
 def test_options_of_a_profile_override_user_defaults(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (site.gpas.folder / "experiments.yaml").read_text()
-    site.gpas.declare(
-        text.replace("    title: Small\n", "    title: Small\n    resources: {time: '1:00:00', mem: 1G}\n")
-    )
+    site.gpas.edit("    title: Small\n", "    title: Small\n    resources: {time: '1:00:00', mem: 1G}\n")
     for name in ("SBATCH_TIMELIMIT", "SBATCH_MEM_PER_CPU", "SBATCH_PARTITION"):
         monkeypatch.setenv(name, "1")
     site.submit()
