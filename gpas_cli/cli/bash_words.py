@@ -6,7 +6,7 @@ gpas status --where norm=s<TAB>    bash asks about "--where", "norm", "=", "s", 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
@@ -34,12 +34,12 @@ def rejoined(words: list[str], current: int) -> tuple[list[str], int, str]:
 
 
 @contextmanager
-def whole_words(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+def whole_words() -> Iterator[None]:
     """Within, a request of bash for completions is one about whole words; its answers are what bash inserts."""
-    if environ.get("_GPAS_COMPLETE") != "complete_bash":
+    if os.environ.get("_GPAS_COMPLETE") != "complete_bash":
         yield
         return
-    words, current, kept = rejoined(environ["COMP_WORDS"].split("\n"), int(environ["COMP_CWORD"]))
+    words, current, kept = rejoined(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
     os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(current)}
     answers = StringIO()
     try:

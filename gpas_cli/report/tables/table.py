@@ -189,24 +189,7 @@ def build(
     sources = {source: published(source, name) for source, name in spec.published.items()}
     kinds = stage_kinds(entries)
     what = what or metric(_compared_value(spec.value, sources.values(), kinds), kinds)
-    spec = replace(spec, value=what.name)
-    _check(entries, spec, what, sources)
-    groups = group(entries, spec)
-    labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
-    bases = {
-        key: base
-        for key in groups
-        if (base := tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))) != key
-    }
-    plain = {key: _cells(columns, labels, spec, what, states, results) for key, columns in groups.items()}
-    cells = {
-        key: _compared(row, plain.get(bases[key]) if key in bases else None, labels, spec, what, sources)
-        for key, row in plain.items()
-    }
-    rows = ranked(_order(cells, bases, spec, scheme_titles(entries)), lambda row, column: what)
-    columns = tuple(_column(label, i, rows, spec, sources, what) for i, label in enumerate(labels))
-    externals = Externals() if networks is None else _externals(networks, entries, columns, spec, what)
-    return Table(spec, what, columns, tuple(rows), sources, externals)
+    return _Builder(entries, states, results, replace(spec, value=what.name), what, sources).table(networks)
 
 
 def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
@@ -216,60 +199,112 @@ def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
     return set(found.values())
 
 
-def _check(entries: Sequence[Entry], spec: TableSpec, what: Metric, sources: Mapping[str, PublishedTable]) -> None:
-    if not entries:
-        raise GpasError(f"table '{spec.title}': there are no cells to show")
-    axes = list(dict.fromkeys(axis for entry in entries for axis in entry.axes))
-    for axis in (*spec.rows, *([] if spec.columns in MEASURED_COLUMNS else [spec.columns])):
-        if axis not in axes:
-            raise GpasError(f"table '{spec.title}': no cell has an axis '{axis}'; {nearest(axis, axes)}")
-    for axis in spec.against:
-        if axis not in spec.rows:
-            raise GpasError(f"table '{spec.title}': against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
-    for source, table in sources.items():
-        if table.metric != what.family:
-            raise GpasError(
-                f"table '{spec.title}': published {source}: {table.name} prints {table.metric}, not {what.family}"
+@dataclass(frozen=True)
+class _Builder:
+    """What a table is built from. sources: the published tables beside it."""
+
+    entries: Sequence[Entry]
+    states: States
+    results: Results
+    spec: TableSpec
+    what: Metric
+    sources: Mapping[str, PublishedTable]
+
+    @property
+    def measured_on(self) -> bool:
+        """Whether there is a column for each task or text."""
+        return self.spec.columns in MEASURED_COLUMNS
+
+    def table(self, networks: Sequence[ExternalNetwork] | None) -> Table:
+        """Return the table, with the networks below its rows."""
+        self._check()
+        spec = self.spec
+        groups = group(self.entries, spec)
+        labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
+        bases = {
+            key: base
+            for key in groups
+            if (base := tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))) != key
+        }
+        plain = {
+            key: [self._cell(label, columns.get(label, ())) for label in labels] for key, columns in groups.items()
+        }
+        cells = {
+            key: self._compared(row, plain.get(bases[key]) if key in bases else None, labels)
+            for key, row in plain.items()
+        }
+        rows = ranked(_order(cells, bases, spec, scheme_titles(self.entries)), lambda row, column: self.what)
+        columns = tuple(self._column(label, i, rows) for i, label in enumerate(labels))
+        externals = Externals() if networks is None else self._externals(networks, columns)
+        return Table(spec, self.what, columns, tuple(rows), self.sources, externals)
+
+    def _check(self) -> None:
+        spec = self.spec
+        if not self.entries:
+            raise self._error("there are no cells to show")
+        axes = list(dict.fromkeys(axis for entry in self.entries for axis in entry.axes))
+        for axis in (*spec.rows, *([] if self.measured_on else [spec.columns])):
+            if axis not in axes:
+                raise self._error(f"no cell has an axis '{axis}'; {nearest(axis, axes)}")
+        for axis in spec.against:
+            if axis not in spec.rows:
+                raise self._error(f"against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
+        for source, table in self.sources.items():
+            if table.metric != self.what.family:
+                raise self._error(f"published {source}: {table.name} prints {table.metric}, not {self.what.family}")
+
+    def _error(self, message: str) -> GpasError:
+        return GpasError(f"table '{self.spec.title}': {message}")
+
+    def _externals(self, networks: Sequence[ExternalNetwork], columns: Sequence[Column]) -> Externals:
+        if self.spec.columns != "task":
+            raise self._error(
+                "networks that were not trained here have scores at tasks, and its columns are "
+                f"'{self.spec.columns}'; --external is for grids with `table: {{columns: task}}`"
             )
+        sections = [
+            replace(section, max_length=entry.cell.model.family.row_length(section.max_length))
+            for entry in self.entries
+            if (section := entry.cell.parameters("downstream"))
+        ]
+        return external_rows(networks, sections, [self.what.recorded_as(str(column.label)) for column in columns])
 
-
-def _externals(
-    networks: Sequence[ExternalNetwork],
-    entries: Sequence[Entry],
-    columns: Sequence[Column],
-    spec: TableSpec,
-    what: Metric,
-) -> Externals:
-    if spec.columns != "task":
-        raise GpasError(
-            f"table '{spec.title}': networks that were not trained here have scores at tasks, and its columns are "
-            f"'{spec.columns}'; --external is for grids with `table: {{columns: task}}`"
-        )
-    sections = [
-        replace(section, max_length=entry.cell.model.family.row_length(section.max_length))
-        for entry in entries
-        if (section := entry.cell.parameters("downstream"))
-    ]
-    return external_rows(networks, sections, [what.recorded_as(str(column.label)) for column in columns])
-
-
-def _cells(
-    columns: Mapping[Label, Sequence[Entry]],
-    labels: Sequence[Label],
-    spec: TableSpec,
-    what: Metric,
-    states: States,
-    results: Results,
-) -> list[TableCell]:
-    cells = []
-    for label in labels:
+    def _cell(self, label: Label, entries: Sequence[Entry]) -> TableCell:
         statuses = []
-        for entry in columns.get(label, ()):
-            usual = None if spec.columns in MEASURED_COLUMNS else usual_label(entry.cell, what)
-            name = what.recorded_as(str(label) if usual is None else usual)
-            statuses.append(entry_status(entry, entry.axes.get(spec.over), what, name, states, results))
-        cells.append(with_summary(TableCell(tuple(statuses)), spec.over))
-    return cells
+        for entry in entries:
+            usual = None if self.measured_on else usual_label(entry.cell, self.what)
+            name = self.what.recorded_as(str(label) if usual is None else usual)
+            seed = entry.axes.get(self.spec.over)
+            statuses.append(entry_status(entry, seed, self.what, name, self.states, self.results))
+        return with_summary(TableCell(tuple(statuses)), self.spec.over)
+
+    def _compared(
+        self, row: Sequence[TableCell], base: Sequence[TableCell] | None, labels: Sequence[Label]
+    ) -> list[TableCell]:
+        """Return the cells of a row with their differences from those of the base, and the published numbers."""
+        found = []
+        for own, other, label in zip(row, base or [TableCell()] * len(labels), labels, strict=True):
+            printed = {}
+            for name, table in self.sources.items() if own.statuses else ():
+                cell = table.cell(self._labels(own, label))
+                if cell is not None and cell.value is not None:
+                    published_base = table.cell(self._labels(other, label)) if other.statuses else None
+                    differing = deviations([status.entry for status in own.statuses], table)
+                    printed[name] = Printed(cell, cell.minus(published_base), differing)
+            found.append(replace(own, delta=stats.paired(own.values, other.values) if base else None, printed=printed))
+        return found
+
+    def _labels(self, cell: TableCell, label: Label) -> dict[str, Label]:
+        """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
+        entry = cell.statuses[0].entry
+        return {**facts(entry), **measured(entry, label, self.what, by_task=self.measured_on)}
+
+    def _column(self, label: Label, index: int, rows: Sequence[Row]) -> Column:
+        cells = [row.cells[index] for row in rows]
+        present = tuple(source for source in self.sources if any(source in cell.printed for cell in cells))
+        columns = self.spec.columns
+        title = task_title(str(label)) if self.measured_on else label_title(columns, label, {}) or str(label)
+        return Column(label, title, self.what, present)
 
 
 def with_summary(cell: TableCell, over: str) -> TableCell:
@@ -277,34 +312,6 @@ def with_summary(cell: TableCell, over: str) -> TableCell:
     numbers = [run.value for run in cell.statuses if run.value is not None]
     status = missing_numbers(cell.runs, "variant" if cell.others else over)
     return replace(cell, summary=stats.aggregate(numbers) if numbers else None, status=status)
-
-
-def _compared(
-    row: Sequence[TableCell],
-    base: Sequence[TableCell] | None,
-    labels: Sequence[Label],
-    spec: TableSpec,
-    what: Metric,
-    sources: Mapping[str, PublishedTable],
-) -> list[TableCell]:
-    """Return the cells of a row with their differences from those of the base, and the published numbers."""
-    found = []
-    for own, other, label in zip(row, base or [TableCell()] * len(labels), labels, strict=True):
-        printed = {}
-        for name, table in sources.items() if own.statuses else ():
-            cell = table.cell(_labels(own, label, spec, what))
-            if cell is not None and cell.value is not None:
-                published_base = table.cell(_labels(other, label, spec, what)) if other.statuses else None
-                differing = deviations([status.entry for status in own.statuses], table)
-                printed[name] = Printed(cell, cell.minus(published_base), differing)
-        found.append(replace(own, delta=stats.paired(own.values, other.values) if base else None, printed=printed))
-    return found
-
-
-def _labels(cell: TableCell, label: Label, spec: TableSpec, what: Metric) -> dict[str, Label]:
-    """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
-    entry = cell.statuses[0].entry
-    return {**facts(entry), **measured(entry, label, what, by_task=spec.columns in MEASURED_COLUMNS)}
 
 
 def _order(
@@ -347,16 +354,6 @@ def ranked(rows: Sequence[Row], metric_of: Callable[[int, int], Metric]) -> list
             for i, mark in zip(places, marks(numbers, metric_of(places[0], column)), strict=True):
                 cells[i][column] = replace(cells[i][column], mark=mark)
     return [replace(row, cells=tuple(own)) for row, own in zip(rows, cells, strict=True)]
-
-
-def _column(
-    label: Label, index: int, rows: Sequence[Row], spec: TableSpec, sources: Mapping[str, PublishedTable], what: Metric
-) -> Column:
-    cells = [row.cells[index] for row in rows]
-    present = tuple(source for source in sources if any(source in cell.printed for cell in cells))
-    measured_on = spec.columns in MEASURED_COLUMNS
-    title = task_title(str(label)) if measured_on else label_title(spec.columns, label, {}) or str(label)
-    return Column(label, title, what, present)
 
 
 T = TypeVar("T")
