@@ -215,9 +215,9 @@ class _ResolvedDepth:
 def resolved(depth: Depth, layers: int, steps: int) -> _ResolvedDepth:
     """Return the canonical spelling of a valid section of a network that would train for `steps` updates."""
     if depth.work_of:
-        share = _stage_average(depth, steps) / layers
-        last = stage_updates(depth, steps)[-1]
-        return _ResolvedDepth(Depth(), max(1, round(steps * share)), max(1, round(last * share)))
+        updates = stage_updates(depth, steps)
+        share = _mean(depth.sizes(), updates) / layers
+        return _ResolvedDepth(Depth(), max(1, round(steps * share)), max(1, round(updates[-1] * share)))
     if depth.kind == "layerdrop" and depth.average:
         depth = replace(depth, keep=limit_of(depth, layers, steps))
     if depth.kind == "raptr":
@@ -227,11 +227,6 @@ def resolved(depth: Depth, layers: int, steps: int) -> _ResolvedDepth:
         last_stage = stage_updates(depth, steps)[-1] - depth.full_steps
         depth = replace(depth, lengths=_canonical_lengths(depth, steps), stages="-".join(map(str, depth.sizes())))
     return _ResolvedDepth(replace(depth, average=0.0), steps, last_stage)
-
-
-def _stage_average(depth: Depth, steps: int) -> float:
-    """Return the average number of layers of the stages over `steps` updates."""
-    return _mean(depth.sizes(), stage_updates(depth, steps))
 
 
 def _canonical_lengths(depth: Depth, steps: int) -> str | tuple[int, ...]:

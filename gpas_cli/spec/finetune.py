@@ -145,7 +145,10 @@ def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the cost in tokens: those to train, with less of a backward pass for layers that do not train, and a third
     of those to evaluate."""
     spec: Finetune = cell.parameters("finetune")
-    examples, per_epoch = _amount(spec)
+    # Other data count as Commonsense170K (see `with_cost_of`).
+    examples, per_epoch = _COMMONSENSE_EXAMPLES, _COMMONSENSE_TOKENS
+    if spec.data == EMBEDDED:
+        examples, per_epoch = EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * _EMBEDDED_TOKENS_PER_EXAMPLE
     rows = examples if spec.layout == "pad" else per_epoch / spec.length
     steps = spec.steps(math.ceil(rows))
     left = max(0.0, 1 - resumed / steps)
@@ -153,10 +156,3 @@ def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     share = (2 + spec.trained_share(cell.model.size.layers)) / 3
     evaluations = (steps - min(resumed, steps)) // cadence.eval_every + 1
     return left * spec.epochs * per_epoch * share + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
-
-
-def _amount(spec: Finetune) -> tuple[int, int]:
-    """Return the examples and tokens of an epoch; other data count as Commonsense170K (see `with_cost_of`)."""
-    if spec.data == EMBEDDED:
-        return EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * _EMBEDDED_TOKENS_PER_EXAMPLE
-    return _COMMONSENSE_EXAMPLES, _COMMONSENSE_TOKENS

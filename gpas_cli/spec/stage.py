@@ -159,16 +159,6 @@ def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> floa
     return whole * cell.optim.batch * cell.data.length + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
 
 
-def _scoring_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of the questions of all tasks."""
-    return downstream_tokens(cell.parameters("downstream")) / EVALUATED_PER_TRAINED
-
-
-def _text_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of all texts. The limit is ignored, because it counts documents."""
-    return tokens_of(cell.parameters("texts").texts) / EVALUATED_PER_TRAINED
-
-
 def _importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return a third of the tokens of one evaluation of the whole network, and one without each layer.
 
@@ -231,7 +221,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="downstream",
             parameters=Downstream,
             causal=True,
-            cost=_scoring_tokens,
+            cost=lambda cell, *_: downstream_tokens(cell.parameters("downstream")) / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_downstream",
             metrics=(
                 Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),
@@ -249,7 +239,8 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="texts",
             parameters=Texts,
             causal=True,
-            cost=_text_tokens,
+            # The limit is ignored, because it counts documents.
+            cost=lambda cell, *_: tokens_of(cell.parameters("texts").texts) / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_texts",
             metrics=(
                 Metric("text_perplexity", "perplexity by word", by_task=True, kind="perplexity"),

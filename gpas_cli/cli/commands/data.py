@@ -127,7 +127,9 @@ def prepare(
         return
     for one in made:
         for name, totals in one["splits"].items():
-            say(f"{one['source']} {name}: {_words(totals)} in {one['folder']}")
+            words = f"{totals['documents']:,} documents, {totals['tokens']:,} tokens"
+            more = "" if totals["final"] else ", more in the source"
+            say(f"{one['source']} {name}: {words}{more} in {one['folder']}")
 
 
 def _prepare(
@@ -236,11 +238,6 @@ def _names_of_texts() -> dict[str, str]:
             ):
                 found[known.fingerprint] = name
     return found
-
-
-def _words(totals: _TotalsJson) -> str:
-    more = "" if totals["final"] else ", more in the source"
-    return f"{totals['documents']:,} documents, {totals['tokens']:,} tokens{more}"
 
 
 def _table(found: Sequence[CachedCorpus], names: Mapping[str, str]) -> Columns:

@@ -12,7 +12,7 @@ import typer
 from gpas_cli.cli.console import confirm, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
-from gpas_cli.documents import DocumentJson
+from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
@@ -135,7 +135,7 @@ def rebuild(yes: Yes = False, as_json: AsJson = False) -> None:
     for problem in result.problems:
         say(f"- {problem}", style="yellow")
     if as_json:
-        print_json(RebuiltJson(schema=1, attempts=result.attempts, problems=list(result.problems)))
+        print_json(filled(RebuiltJson, result))
 
 
 @app.command()
@@ -223,10 +223,7 @@ def sync(as_json: AsJson = False) -> None:
     finally:
         engine.dispose()
     if as_json:
-        print_json(SyncedJson(
-            schema=1, attempts=result.attempts, events=result.events, damaged=result.damaged, gone=result.gone,
-            problems=list(result.problems),
-        ))  # fmt: skip
+        print_json(filled(SyncedJson, result))
         return
     parts = (result.attempts, "attempt"), (result.events, "new event"), (result.damaged, "damaged line")
     say(", ".join(count(number, noun) for number, noun in parts))

@@ -281,7 +281,7 @@ class _NextSeedsJson(TypedDict):
     """What the next round would run for one part."""
 
     claim: str
-    part: Annotated[str, From("part.part.part.title")]
+    part: Annotated[str, From("part.part.title")]
     seeds: list[int]
     cells: list[str]
     gpu_hours: float
@@ -333,15 +333,14 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     """Return what a round runs: a line for each part that gets seeds."""
     lines = []
     for one in following:
-        number = len(one.part.seeds)
-        title = one.part.part.part.title
-        name = ", ".join(filter(None, (state[one.part.at[0]].claim.name, title)))
-        hours = (one.cost.gpu_hours, one.cost.core_hours)  # none of jobs that are all queued, running or over
+        number = len(one.seeds)
+        name = ", ".join(filter(None, (state[one.at[0]].claim.name, one.part.part.title)))
+        hours = (one.gpu_hours, one.core_hours)  # none of jobs that are all queued, running or over
         cost = f"about {occupied(*hours)}" if any(hours) else "no new job"
-        seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.part.seeds], _NAMED)}"
+        seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.seeds], _NAMED)}"
         lines.append(
             f"{name}: {seeds}, {count(len(one.cells), 'cell')}, "
-            f"{cost}; decides it with a chance of {100 * one.part.chances[number - 1]:.0f} %"
+            f"{cost}; decides it with a chance of {100 * one.chances[number - 1]:.0f} %"
         )
     return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
 
@@ -368,14 +367,7 @@ def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], 
 def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
     """Return the document of a campaign."""
     seeds = [
-        filled(
-            _NextSeedsJson,
-            one,
-            one.cost,
-            one.part,
-            claim=claims[one.part.at[0]].claim.name,
-            cells=[entry.id for entry in one.cells],
-        )
+        filled(_NextSeedsJson, one, claim=claims[one.at[0]].claim.name, cells=[entry.id for entry in one.cells])
         for one in following
     ]
     return filled(RunClaimsJson, campaign, exit_code=int(code), claims=claims, next=seeds)

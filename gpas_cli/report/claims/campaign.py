@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpas_cli.errors import GpasError
@@ -56,23 +56,32 @@ class Cost(Protocol):
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """The next seeds of one part of a claim, the cells to run for them, and their cost."""
+class Candidate:
+    """A part that is undecided, and the seeds that it would get next.
 
-    part: Candidate
-    cells: tuple[Entry, ...]
-    cost: Cost
+    at: the positions of the claim and of the part. chances: the probability of a decision after 1, 2, ... further
+    seeds, as simulated with the effects so far. cells: those to run for the seeds, at a cost of so many hours.
+    """
+
+    at: tuple[int, int]
+    part: PartEvidence
+    seeds: tuple[int, ...]
+    chances: tuple[float, ...]
+    cells: tuple[Entry, ...] = ()
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
 
     @property
-    def hours(self) -> float:
-        """The GPU-hours, or without a GPU the core-hours."""
-        return self.cost.gpu_hours or self.cost.core_hours
+    def value(self) -> float:
+        """The chance of a decision per hour of the GPUs, or without a GPU of the cores."""
+        each = max(self.gpu_hours or self.core_hours, _LEAST_HOURS) / len(self.seeds)
+        return max(chance / (each * n) for n, chance in enumerate(self.chances, 1))
 
 
-Round = Sequence[_Planned]
+Round = Sequence[Candidate]
 
 
-def entries_of(following: Iterable[_Planned]) -> list[Entry]:
+def entries_of(following: Iterable[Candidate]) -> list[Entry]:
     """Return the cells of a round, each once."""
     return list({entry.cell.key: entry for one in following for entry in one.cells}.values())
 
@@ -113,10 +122,7 @@ class Campaign:
         """Return the most decisive runs for their cost: nothing if each claim is decided or no part may have more
         seeds.
         """
-        every = self._planned(self._candidates(state, self.rules.step))
-        best = chosen([one.part for one in every], [one.hours for one in every])
-        order = {candidate.at: place for place, candidate in enumerate(best)}
-        return sorted((one for one in every if one.part.at in order), key=lambda one: order[one.part.at])
+        return chosen(self._planned(self._candidates(state, self.rules.step)))
 
     def remaining(self, state: Sequence[ClaimEvidence]) -> list[Entry]:
         """Return every cell that would run if no further part were decided."""
@@ -128,8 +134,8 @@ class Campaign:
         found = candidates(state, rules.level, rules.max_seeds, step, rules.declared_only)
         return [candidate for candidate in found if candidate.at not in self.stuck]
 
-    def _planned(self, found: Sequence[Candidate]) -> list[_Planned]:
-        """Return the cells that the next seeds of these parts need, and their cost, without adding the seeds.
+    def _planned(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Return the parts with the cells that their next seeds need, and their cost, without adding the seeds.
 
         Parts with a cell that does not match `where` are left out, and so are those without a cell to run.
         """
@@ -144,12 +150,13 @@ class Campaign:
             waiting = ahead[claim].parts[part].waiting(candidate.seeds)
             cells = tuple({status.entry.cell.key: status.entry for status in waiting}.values())
             if cells and all(entry.id in matching for entry in cells):
-                planned.append(_Planned(candidate, cells, self.cost(list(cells))))
+                cost = self.cost(list(cells))
+                planned.append(replace(candidate, cells=cells, gpu_hours=cost.gpu_hours, core_hours=cost.core_hours))
         return planned
 
     def add_seeds(self, following: Round) -> None:
         """Write the new seeds of a round to the file beside experiments.yaml, before anything is started."""
-        new = _additions(self.experiments, [one.part for one in following])
+        new = _additions(self.experiments, following)
         if not new:
             return
         here = self.project
@@ -168,32 +175,13 @@ class Campaign:
     def note_stuck(self, done: Round, before: Sequence[ClaimEvidence], state: Sequence[ClaimEvidence]) -> None:
         """Exclude parts for which a round gave no new number: their runs failed or were skipped."""
         for one in done:
-            claim, part = one.part.at
+            claim, part = one.at
             if state[claim].parts[part].seeds == before[claim].parts[part].seeds:
-                self.stuck.add(one.part.at)
+                self.stuck.add(one.at)
 
     def stuck_parts(self, state: Sequence[ClaimEvidence]) -> list[PartEvidence]:
         """Return the parts whose runs gave no number."""
         return [state[claim].parts[part] for claim, part in sorted(self.stuck)]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A part that is undecided, and the seeds that it would get next.
-
-    at: the positions of the claim and of the part. chances: the probability of a decision after 1, 2, ... further
-    seeds, as simulated with the effects so far.
-    """
-
-    at: tuple[int, int]
-    part: PartEvidence
-    seeds: tuple[int, ...]
-    chances: tuple[float, ...]
-
-    def value(self, hours: float) -> float:
-        """Return the chance of a decision per device-hour, where the next seeds cost `hours` in all."""
-        each = max(hours, _LEAST_HOURS) / len(self.seeds)
-        return max(chance / (each * n) for n, chance in enumerate(self.chances, 1))
 
 
 def candidates(
@@ -255,12 +243,11 @@ def chances(part: PartEvidence, level: float, parts: int, further: int) -> tuple
     return tuple(float(hit + 1) / (_SIMULATIONS + 2) for hit in hits)  # never 0 or 1, so that parts keep an order
 
 
-def chosen(found: Sequence[Candidate], hours: Sequence[float]) -> list[Candidate]:
-    """Return the candidates to run in the next round, the most promising first; `hours` has the cost of each."""
-    values = {candidate.at: candidate.value(cost) for candidate, cost in zip(found, hours, strict=True)}
-    best = max(values.values(), default=0.0)
-    near = [candidate for candidate in found if values[candidate.at] >= _NEAR * best]
-    return sorted(near, key=lambda candidate: -values[candidate.at])
+def chosen(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates to run in the next round, the most promising first."""
+    best = max((candidate.value for candidate in found), default=0.0)
+    near = [candidate for candidate in found if candidate.value >= _NEAR * best]
+    return sorted(near, key=lambda candidate: -candidate.value)
 
 
 def _additions(experiments: Experiments, found: Iterable[Candidate]) -> dict[str, dict[str, set[int]]]:

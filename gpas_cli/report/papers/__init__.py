@@ -257,13 +257,15 @@ def frozen(labels: CellLabels) -> dict[str, Any]:
 def has_labels(cell: CellLabels, wanted: CellLabels, ignored: Collection[str] = ()) -> bool:
     """Return whether a cell has each of the wanted labels; a tuple of labels stands for any of them."""
     known = {**UNCHANGED, **cell}
-    return all(_is_one_of(known.get(axis), label) for axis, label in wanted.items() if axis not in ignored)
+    return all(
+        any(_same(own, name) for own in _several(known.get(axis)) for name in _several(label))
+        for axis, label in wanted.items()
+        if axis not in ignored
+    )
 
 
-def _is_one_of(label: object, wanted: object) -> bool:
-    labels = label if isinstance(label, tuple) else (label,)
-    names = wanted if isinstance(wanted, tuple) else (wanted,)
-    return any(_same(own, name) for own in labels for name in names)
+def _several(label: object) -> tuple[object, ...]:
+    return label if isinstance(label, tuple) else (label,)
 
 
 def _same(a: object, b: object) -> bool:

@@ -200,25 +200,25 @@ class TableJson(DocumentJson):
 class _PrintedCellJson(TypedDict):
     """A cell of a published table: the text as printed, and its numbers."""
 
-    text: str
+    text: Annotated[str, From("cell.text")]
     value: float | None
     delta: Annotated[float | None, "the printed difference from the base"]
-    mark: Annotated[str, "underlined, or empty"]
+    mark: Annotated[str, "underlined, or empty", From("underlined")]
 
 
 class _PrintedRowJson(TypedDict):
     """A row; `band` is the heading above the rows that it belongs to."""
 
-    band: str
+    band: Annotated[str, From("section")]
     title: str
-    cells: list[_PrintedCellJson]
+    cells: Annotated[list[_PrintedCellJson], From("as_printed")]
 
 
 class PrintedTableJson(TypedDict):
     """A table as its paper prints it; two tables under one caption have the same name."""
 
-    name: Annotated[str, "SOURCE:NUMBER"]
-    title: str
+    name: Annotated[str, "SOURCE:NUMBER", From("printed")]
+    title: Annotated[str, From("spec.title")]
     corner: Annotated[str, "the heading of the titles of the rows"]
     columns: list[str]
     rows: list[_PrintedRowJson]
@@ -258,24 +258,14 @@ def _json_cell(cell: TableCell) -> _TableCellJson | None:
     return filled(_TableCellJson, cell, wanted=len(cell.statuses), delta=delta)
 
 
-def _as_printed(cell: TableCell) -> _PrintedCellJson:
-    (printed,) = cell.printed.values()
-    return filled(_PrintedCellJson, printed, text=printed.cell.text, mark="underlined" if printed.cell.mark else "")
-
-
 def printed_json(table: Table) -> PrintedTableJson:
     """Return a table as printed as a document."""
-    return {
-        "name": table.printed,
-        "title": table.spec.title,
-        "corner": table.corner,
-        "columns": [column.title for column in table.columns],
-        "rows": [
-            {"band": row.section, "title": row.title, "cells": [_as_printed(cell) for cell in row.cells]}
-            for row in table.rows
-        ],
-        "notes": [note.text for note in table.remarks],
-    }
+    return filled(
+        PrintedTableJson,
+        table,
+        columns=[column.title for column in table.columns],
+        notes=[note.text for note in table.remarks],
+    )
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

@@ -59,6 +59,11 @@ class Printed:
         return self.cell.value
 
     @property
+    def underlined(self) -> str:
+        """How the paper marks the text: "underlined" or ""."""
+        return "underlined" if self.cell.mark else ""
+
+    @property
     def remarks(self) -> list[str]:
         """What a reader must know about the number."""
         return [remark.text for remark in self.cell.remarks]
@@ -133,6 +138,11 @@ class Row:
     def full_title(self) -> str:
         """The title with what the row has in common with its base: "Pre-LN + GPAS"."""
         return self.full or self.title
+
+    @property
+    def as_printed(self) -> list[Printed]:
+        """The published cells, of a table without cells of ours."""
+        return [printed for cell in self.cells for printed in cell.printed.values()]
 
 
 @dataclass(frozen=True)

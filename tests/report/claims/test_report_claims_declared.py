@@ -23,7 +23,7 @@ from gpas_cli.grid.load import load
 from gpas_cli.grid.readers import root_of
 from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
-from gpas_cli.report.claims.campaign import candidates, chances, chosen
+from gpas_cli.report.claims.campaign import Candidate, candidates, chances, chosen
 from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.sequential import ClaimEvidence, assess
@@ -294,17 +294,22 @@ def test_the_chance_grows_with_the_effect_and_with_seeds() -> None:
     assert chances(blocked, 0.05, 1, 4)[-1] < 0.05  # no number of seeds supports the claim any more
 
 
+def costing(found: list[Candidate], *hours: float) -> list[Candidate]:
+    """Return the next round if the seeds of the parts cost so many hours."""
+    return chosen([replace(one, gpu_hours=own) for one, own in zip(found, hours, strict=True)])
+
+
 def test_a_cheap_part_goes_before_an_expensive_one() -> None:
     found = candidates([assessed({"pre": (-0.8, -0.5, -0.9), "lns": (-0.8, -0.5, -0.9)})], 0.05, 8)
-    assert [candidate.at for candidate in chosen(found, [1.0, 50.0])] == [(0, 0)]
-    assert [candidate.at for candidate in chosen(found, [50.0, 1.0])] == [(0, 1)]
-    assert [candidate.at for candidate in chosen(found, [1.5, 1.0])] == [(0, 1), (0, 0)]
-    assert chosen([], []) == []
+    assert [candidate.at for candidate in costing(found, 1.0, 50.0)] == [(0, 0)]
+    assert [candidate.at for candidate in costing(found, 50.0, 1.0)] == [(0, 1)]
+    assert [candidate.at for candidate in costing(found, 1.5, 1.0)] == [(0, 1), (0, 0)]
+    assert chosen([]) == []
 
 
 def test_a_promising_part_goes_before_a_hopeless_one() -> None:
     found = candidates([assessed({"pre": (0.9, -0.8, 0.5, -0.6), "lns": (-0.8, -0.5, -0.9)})], 0.05, 6)
-    assert [candidate.at for candidate in chosen(found, [1.0, 1.0])] == [(0, 1)]
+    assert [candidate.at for candidate in costing(found, 1.0, 1.0)] == [(0, 1)]
 
 
 def test_the_further_seeds_are_shown_with_their_uncertainty() -> None:
