@@ -118,7 +118,7 @@ def experiments() -> str:
 
 def settings() -> str:
     """Every section of a cell and of a grid: its fields with type, default and allowed values."""
-    from gpas_cli.spec.cell import PRECISIONS
+    from gpas_cli.spec.cost import PRECISIONS
     from gpas_cli.spec.data import CORPORA
     from gpas_cli.spec.depth import DEPTHS
     from gpas_cli.spec.model import EMBEDS, FAMILIES
