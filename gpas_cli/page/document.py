@@ -112,16 +112,12 @@ def _templates() -> Environment:
         loader=FileSystemLoader(ASSETS),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_printable,
+        finalize=lambda value: one_line(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters |= {"date": date_and_time, "count": count, **FILTERS}
     return made
-
-
-def _printable(value: object) -> object:
-    return one_line(value) if type(value) is str else value
 
 
 def without_repetition(details: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

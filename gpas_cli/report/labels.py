@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.gate import Gate, activation
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
-from gpas_cli.spec.stage import Metric
+from gpas_cli.spec.stage import Metric, StageKind
 
 RowKey = tuple[Label | None, ...]
 
@@ -181,6 +181,13 @@ def scheme_titles(entries: Sequence[Entry]) -> dict[Label, str]:
         for entry in entries
         if entry.axes.get("norm") == entry.cell.model.scheme
     }
+
+
+def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
+    """Return the kinds of the entries' stages."""
+    # By identity first: to hash a kind takes longer than the rest, and there may be many thousands of entries.
+    found = {id(stage.declared): stage.declared for entry in entries for stage in entry.cell.stages}
+    return set(found.values())
 
 
 def _name_in(named: Mapping[str, Any], value: object) -> str:

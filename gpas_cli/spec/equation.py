@@ -12,7 +12,7 @@ from gpas_cli.spec.cost import CellParts, computed_flops, relative_flops
 from gpas_cli.spec.depth import LayerSchedule
 from gpas_cli.spec.gate import ACTIVATIONS
 from gpas_cli.spec.model import Family, Model
-from gpas_cli.spec.norm import Norm, Wiring
+from gpas_cli.spec.norm import Norm
 
 
 def equation(model: Model, layer: int) -> str:
@@ -96,20 +96,16 @@ def family(model: Model) -> str:
     return "; ".join(text for name, text in descriptions.items() if getattr(parts, name) != getattr(llama, name))
 
 
-def _norm_starts(wiring: Wiring) -> str:
-    """Describe the initial values of a layer's norm weights that are not 1."""
-    norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
-    starts = {norm.init for norm in norms if norm is not None and norm.init != 1}
-    return ", ".join(f"norm weights start at {start:.4g}" for start in sorted(starts))
-
-
 def description(model: Model) -> list[str]:
     """Return the equations of a network line by line: embedding, layers, differences from LLaMA, gate."""
     lines = [f"{'embedding':<14} x <- {_embedding(model)}"] if _embedding(model) != "E[t]" else []
     for first, last, text in equations(model):
         where = f"layers {first}-{last}" if last > first else f"layer {first}"
         lines.append(f"{where:<14} x <- {text}")
-    starts = _norm_starts(model.wiring(model.size.layers))
+    wiring = model.wiring(model.size.layers)
+    norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
+    values = sorted({norm.init for norm in norms if norm is not None and norm.init != 1})
+    starts = ", ".join(f"norm weights start at {value:.4g}" for value in values)
     rest = (f"last layer: {starts}" if starts else "", family(model), _gate_line(model) if model.gate else "")
     return [*lines, *filter(None, rest)]
 

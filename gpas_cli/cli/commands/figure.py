@@ -223,8 +223,9 @@ def _plot(
 ) -> None:
     paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
+    over = {name: grid.table_spec.over for name, grid in experiments().grids.items()}
     with recorded_of(chosen) as known:
-        runs = curves(known.engine, chosen, selection, _averaged)
+        runs = curves(known.engine, chosen, selection, lambda entry: over.get(entry.grid, "seed"))
     recorded = list(dict.fromkeys(run.entry.id for run in runs))
     gateless = [e.id for e in chosen if selection.quantity.of_gates and e.cell.model.gate is None]
     missing = [e.id for e in chosen if e.id not in {*recorded, *gateless}]
@@ -243,7 +244,9 @@ def _plot(
     output.print([made])
     if paths:
         save(Sheet((made,)), paths, output.size)
-        words = f"Wrote {' and '.join(str(path) for path in paths)}: {_drawn(made)} from {count(len(recorded), 'run')}"
+        lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
+        drawn = count(len(made.series), "map") if made.heat_map else count(lines, "line")
+        words = f"Wrote {' and '.join(map(str, paths))}: {drawn} from {count(len(recorded), 'run')}"
         words += f"; {count(len(gateless), 'cell')} without gates" if gateless else ""
         words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
         say(f"{words}.", soft_wrap=True)
@@ -295,18 +298,6 @@ def _require_comparable(runs: Sequence[CellCurve], selection: Selection) -> None
         raise GpasError(f"training losses of the objectives {listed(kinds, 3)} cannot be compared; {one}")
 
 
-def _averaged(entry: Entry) -> str:
-    """Return the axis that the table of the entry's grid averages."""
-    grid = experiments().grids.get(entry.grid)
-    return grid.table_spec.over if grid else "seed"
-
-
-def _drawn(made: Figure) -> str:
-    """Return the number of lines or maps: "4 lines"."""
-    lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
-    return count(len(made.series), "map") if made.heat_map else count(lines, "line")
-
-
 class _LawJson(TypedDict):
     """The law of one method."""
 
@@ -331,8 +322,10 @@ def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, outp
     """Draw the scaling figure of the named grids and print the exponents of its laws."""
     paths = output.files(Path("scaling"))
     chosen = entries(names, where)
+    grids = [experiments().grids[name] for name in names or [experiments().default]]
+    published = {source: name for grid in grids if grid.table for source, name in grid.table.published.items()}
     with recorded_of(chosen, database=False) as known:
-        made = scaling(chosen, known, _published(names))
+        made = scaling(chosen, known, published)
     if not made.panels:
         raise GpasError("no cell has a result and no published table has its perplexity; --scaling has nothing to draw")
     output.print(made.panels)
@@ -346,12 +339,6 @@ def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, outp
         say(_exponents(made))
     if made.missing:
         say(f"{count(len(made.missing), 'cell')} of {len(chosen)} without a result.")
-
-
-def _published(names: Sequence[str] | None) -> dict[str, str]:
-    """Return the published tables of the grids by source."""
-    grids = [experiments().grids[name] for name in names or [experiments().default]]
-    return {source: name for grid in grids if grid.table for source, name in grid.table.published.items()}
 
 
 def _exponents(made: Scaling) -> Columns:

@@ -239,9 +239,7 @@ def _print_missing(tables: Sequence[Table], form: str) -> None:
     """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
     found = [(table, holes(table)) for table in tables]
     if form == "json":
-        print_json(
-            MissingJson(schema=1, tables=[_json(table, missing, list(_remedies(missing))) for table, missing in found])
-        )
+        print_json(MissingJson(schema=1, tables=[_json(table, missing) for table, missing in found]))
     else:
         for table, missing in found:
             _print(table, missing)
@@ -285,8 +283,8 @@ def _remedies(missing: Sequence[Hole]) -> Iterator[_Remedy]:
         yield "gpas sync", None
 
 
-def _json(table: Table, missing: Sequence[Hole], remedies: Sequence[_Remedy]) -> _MissingTableJson:
-    commands = [_remedy_json(*remedy) for remedy in remedies]
+def _json(table: Table, missing: Sequence[Hole]) -> _MissingTableJson:
+    commands = [_remedy_json(*remedy) for remedy in _remedies(missing)]
     return filled(_MissingTableJson, table, missing=missing, commands=commands)
 
 

@@ -27,7 +27,7 @@ from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, Sc
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
-from gpas_cli.origin.provenance import AttemptProvenance, Difference, ForgottenAttempt, Provenance, trace_number
+from gpas_cli.origin.provenance import AttemptProvenance, Difference, Provenance, trace_number
 from gpas_cli.report.papers.layouts import is_printed_name
 from gpas_cli.report.recorded import recorded
 from gpas_cli.report.tables.paper_table import paper_table
@@ -209,7 +209,9 @@ def _print(stage: Provenance) -> None:
         for difference in stage.differences:
             say(f"    {difference.setting}: {' -> '.join(difference.texts)}")
     if stage.spikes:
-        say(f"  {_spikes(stage.spikes)}")
+        words = {"loss": "loss", "grad_norm": "gradient norm"}
+        shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in stage.spikes]
+        say(f"  spikes: {listed(shown, _MOST_SPIKES)}")
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
     for text in (*skipped_notes(stage.scores), *_taken_over(stage.taken_over)):
@@ -218,7 +220,9 @@ def _print(stage: Provenance) -> None:
     for attempt in stage.attempts:
         _print_try(attempt, stage.decisive)
     for one in stage.forgotten:
-        say(f"  attempt {one.number}: forgotten: {_forgotten(one)}")
+        reason = f": {one.record.why}" if one.record.why else ""
+        outcome = f"it was {one.outcome or 'without an outcome'}"
+        say(f"  attempt {one.number}: forgotten: {outcome}; by {one.record.user}, {_when(one.record.t)}{reason}")
         say(f"    {'directory':<12} {one.directory}")
 
 
@@ -275,11 +279,6 @@ def _imported(record: Imported | None) -> str:
     return f"{record.runs}, attempt {record.number}, project {record.project}, by {record.user}, {_when(record.t)}"
 
 
-def _forgotten(one: ForgottenAttempt) -> str:
-    reason = f": {one.record.why}" if one.record.why else ""
-    return f"it was {one.outcome or 'without an outcome'}; by {one.record.user}, {_when(one.record.t)}{reason}"
-
-
 def _computed(facts: Mapping[str, Any]) -> str:
     """Return how the attempt computed, as text; "" if its journal does not record it."""
     if not facts:
@@ -297,13 +296,6 @@ def _standing(attempt: AttemptProvenance) -> StageStatus:
     if attempt.gone:
         return StageStatus(state=attempt.outcome or "unknown", evidence=_GONE, cause=_GONE)
     return conclude(AttemptDir(attempt.directory))
-
-
-def _spikes(spikes: Sequence[tuple[int, str, float]]) -> str:
-    """Return the first spikes as text."""
-    words = {"loss": "loss", "grad_norm": "gradient norm"}
-    shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in spikes]
-    return f"spikes: {listed(shown, _MOST_SPIKES)}"
 
 
 def _signal(number: int) -> str:

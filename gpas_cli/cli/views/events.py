@@ -88,10 +88,6 @@ def _text_facts(event: TextFacts) -> str:
     return f"text{name}: {', '.join(sizes)}" if sizes else ""
 
 
-def _step(event: Step) -> str:
-    return "  ".join(measured(event)) if event.loss is not None else ""
-
-
 def _spike(event: Spike) -> str:
     what = "loss" if event.of == "loss" else "gradient norm"
     return f"spike: {what} {_short(event.value)} at update {event.step}, usually {_short(event.usual)}"
@@ -112,10 +108,6 @@ def _network(layer: int) -> str:
     return f"without layer {layer}" if layer else "whole network"
 
 
-def _removal(event: Removal) -> str:
-    return f"{_network(event.layer)}: validation loss {_short(event.loss)}"
-
-
 def _removal_score(event: RemovalScore) -> str:
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
     questions = count(event.examples, "question")
@@ -132,10 +124,6 @@ def _checkpoint(event: Checkpoint) -> str:
     return f"update {event.step} saved{took}" if event.path else ""
 
 
-def _profile(event: Profile) -> str:
-    return f"profiled {event.updates} updates: {event.trace}\n{event.operators}"
-
-
 def _outcome(event: Outcome) -> str:
     numbers = {name: value for name, value in event.metrics.items() if value is not None}
     found = main_result(numbers)
@@ -148,14 +136,14 @@ _LINES: dict[type[Event], Callable[[Any], str]] = {
     Started: _started,
     Phase: _phase,
     TextFacts: _text_facts,
-    Step: _step,
+    Step: lambda event: "  ".join(measured(event)) if event.loss is not None else "",
     Spike: _spike,
     Evaluation: _evaluation,
-    Removal: _removal,
+    Removal: lambda event: f"{_network(event.layer)}: validation loss {_short(event.loss)}",
     RemovalScore: _removal_score,
     Score: _score,
     Checkpoint: _checkpoint,
-    Profile: _profile,
+    Profile: lambda event: f"profiled {event.updates} updates: {event.trace}\n{event.operators}",
     Warned: lambda event: f"warning: {event.message}",
     Outcome: _outcome,
     Malformed: lambda event: f"{event.problem}: {dict(event.unread)}",

@@ -76,11 +76,17 @@ def totals(states: Iterable[CellStatus]) -> str:
     return ", ".join(parts) if parts else "no cells"
 
 
+def _counts(states: Iterable[CellStatus]) -> dict[str, Counter[str]]:
+    """Return the number of cells in each state by grid."""
+    found: dict[str, Counter[str]] = {}
+    for state in states:
+        found.setdefault(state.entry.grid, Counter())[state.state] += 1
+    return found
+
+
 def grid_table(states: Sequence[CellStatus], ends: Mapping[str, str]) -> Columns:
     """Return a table with a row per grid: how many cells are in each state, and the ETA (`ends`)."""
-    by_grid: dict[str, Counter[str]] = {}
-    for state in states:
-        by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
+    by_grid = _counts(states)
     occurring = [name for name in COLOURS if any(counts[name] for counts in by_grid.values())]
     rows: list[tuple[Cell, ...]] = []
     for grid, counts in by_grid.items():
@@ -165,13 +171,10 @@ def starts(job: SchedulerJob) -> str:
 
 def grids_json(states: Sequence[CellStatus], uses: Mapping[str, GridUsage]) -> list[GridSummaryJson]:
     """Return each grid for `--json`; `ends` is a unix time, null unless something is running."""
-    by_grid: dict[str, Counter[str]] = {}
-    for state in states:
-        by_grid.setdefault(state.entry.grid, Counter())[state.state] += 1
     ends = {grid: use.ends_at for grid, use in uses.items()}
     return [
         {"grid": grid, "cells": counts.total(), "states": counts, "ends": ends.get(grid)}
-        for grid, counts in by_grid.items()
+        for grid, counts in _counts(states).items()
     ]
 
 

@@ -260,19 +260,15 @@ def t_test(effects: Sequence[float], low: float, high: float, level: float, scal
     covered = mean_interval(summary, level)
     if not summary.std:
         return _Assessed("t", mean=summary.mean, interval=covered)
-    above, below = 1.0, 1.0  # two-sided p values for the mean being above low, and below high
-    beneath, beyond = 1.0, 1.0  # and for being below low, and above high
-    bounds = [bound for bound in (low, high) if math.isfinite(bound)]
-    for bound in bounds:
+    within, beyond = [], []  # two-sided p values for the mean being on the inner, and on the outer side of each bound
+    for bound in (bound for bound in (low, high) if math.isfinite(bound)):
         t = (summary.mean - bound) / summary.std * math.sqrt(summary.n)
         p = two_sided_p(t, summary.n - 1)
-        over, under = (p, 1.0) if t > 0 else (1.0, p)
-        if bound == low:
-            above, beneath = over, under
-        else:
-            below, beyond = under, over
-    inside = max(p for p, bound in ((above, low), (below, high)) if math.isfinite(bound)) if bounds else 0.0
-    return _Assessed("t", inside, min(1.0, min(beneath, beyond) * len(bounds)), summary.mean, covered)
+        inner = (t > 0) == (bound == low)
+        within.append(p if inner else 1.0)
+        beyond.append(1.0 if inner else p)
+    outside = min(1.0, min(beyond, default=0.0) * len(beyond))
+    return _Assessed("t", max(within, default=0.0), outside, summary.mean, covered)
 
 
 def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 0.0) -> _Assessed:

@@ -17,12 +17,11 @@ from gpas_cli.grid.claim import Comparison, Feature
 from gpas_cli.grid.document import Label, identity, spelled
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.series import Points, Quantity, by_layer, quantity
-from gpas_cli.report.labels import usual_label
+from gpas_cli.report.labels import stage_kinds, usual_label
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import metric
 from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
 from gpas_cli.report.tables.paper_table import by_variant
-from gpas_cli.report.tables.table import stage_kinds
 from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
 

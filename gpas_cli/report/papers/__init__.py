@@ -12,7 +12,7 @@ labels matches any of them. A row without a label for the gate, the embedding or
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -147,19 +147,21 @@ class PublishedCell:
     @property
     def value(self) -> float | None:
         """The number, None if there is none."""
-        return self.table.rows[self.row].values[self.column] if self.table else None
+        return self._number("values")
 
     @property
     def delta(self) -> float | None:
         """The printed difference from the base, None if none is printed."""
-        deltas = self.table.rows[self.row].deltas if self.table else ()
-        return deltas[self.column] if deltas else None
+        return self._number("deltas")
 
     @property
     def std(self) -> float | None:
         """The printed standard deviation, None if none is printed."""
-        stds = self.table.rows[self.row].stds if self.table else ()
-        return stds[self.column] if stds else None
+        return self._number("stds")
+
+    def _number(self, kind: str) -> float | None:
+        numbers: Sequence[float | None] = getattr(self.table.rows[self.row], kind) if self.table else ()
+        return numbers[self.column] if numbers else None
 
     @property
     def tokens(self) -> int | None:

@@ -89,7 +89,10 @@ def _rules(table: Table) -> frozenset[int]:
 
 def _lines(table: Table, style: Style) -> list[list[str]]:
     """Return the text of all cells, headers first, networks that were not trained here last."""
-    header = [_corner(table), *(title for column in table.columns for title in _titles(table, column))]
+    # By default the metric and its unit, "" if the columns have several.
+    usual = table.metric.heading if len({column.metric.name for column in table.columns}) == 1 else ""
+    corner = table.corner if table.printed or table.corner else usual
+    header = [corner, *(title for column in table.columns for title in _titles(table, column))]
     lines = [[style.escape(text) for text in header]]
     section = ""
     for row in table.rows:
@@ -115,13 +118,6 @@ def _titles(table: Table, column: Column) -> list[str]:
         return [column.title, *(load(source)["short"] for source in column.sources)]
     theirs = {source: table.published[source].as_if or column.title for source in column.sources}
     return [column.title, *(f"{theirs[source]}, {load(source)['short']}" for source in column.sources)]
-
-
-def _corner(table: Table) -> str:
-    """Return the text of the top left cell: by default the metric and its unit, "" if the columns have several."""
-    if table.printed or table.corner:
-        return table.corner
-    return "" if len({column.metric.name for column in table.columns}) > 1 else table.metric.heading
 
 
 def _line(table: Table, row: Row, style: Style) -> list[str]:

@@ -19,7 +19,7 @@ from statistics import fmean
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import identity
 from gpas_cli.grid.entry import Entry
-from gpas_cli.report.labels import RowKey, facts
+from gpas_cli.report.labels import RowKey, facts, stage_kinds
 from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations, fit
@@ -33,7 +33,6 @@ from gpas_cli.report.tables.table import (
     Table,
     TableCell,
     ranked,
-    stage_kinds,
     with_columns,
     with_summary,
 )

@@ -26,6 +26,7 @@ from gpas_cli.report.labels import (
     measured_labels,
     row_title,
     scheme_titles,
+    stage_kinds,
     usual_label,
 )
 from gpas_cli.report.papers import PublishedCell, PublishedTable, published
@@ -200,13 +201,6 @@ def build(
     kinds = stage_kinds(entries)
     what = what or metric(_compared_value(spec.value, sources.values(), kinds), kinds)
     return _Builder(entries, states, results, replace(spec, value=what.name), what, sources).table(networks)
-
-
-def stage_kinds(entries: Iterable[Entry]) -> set[StageKind]:
-    """Return the kinds of the entries' stages."""
-    # By identity first: to hash a kind takes longer than the rest, and there may be many thousands of entries.
-    found = {id(stage.declared): stage.declared for entry in entries for stage in entry.cell.stages}
-    return set(found.values())
 
 
 @dataclass(frozen=True)
