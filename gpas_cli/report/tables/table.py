@@ -362,12 +362,10 @@ def ranked(rows: Sequence[Row], metric_of: Callable[[int, int], Metric]) -> list
 
 T = TypeVar("T")
 
-_Groups = dict[RowKey, dict[Label, list["Entry"]]]
 
-
-def group(entries: Sequence[Entry], spec: TableSpec) -> _Groups:
+def group(entries: Sequence[Entry], spec: TableSpec) -> dict[RowKey, dict[Label, list[Entry]]]:
     """Return the entries by row key and column label. An entry is in the column of each of its tasks or texts."""
-    groups: _Groups = {}
+    groups: dict[RowKey, dict[Label, list[Entry]]] = {}
     # Grids that include one another may have the same cell twice.
     for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
         row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
