@@ -1,6 +1,5 @@
 """Evidence -> state, on hand-made directories: each kind of evidence, and which takes precedence."""
 
-import json
 import os
 import socket
 import time
@@ -343,25 +342,6 @@ def test_a_cell_is_in_the_state_of_its_first_stage_without_result(runs: Path) ->
     (state,) = cell_statuses(runs, [cell])
     assert (state.stage, state.state, state.key) == ("importance", "missing", cell.cell.key)
     assert cell_statuses(runs, [CELL])[0].state == "done"
-
-
-def test_a_thousand_finished_cells_are_read_quickly(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cells = [replace(CELL, cell=replace(CELL.cell, seed=seed)) for seed in range(1000)]
-    journal = b"".join(
-        encode({"n": i, "t": time.time(), "kind": kind, **fields})
-        for i, (kind, fields) in enumerate([*[step(i) for i in range(1, 300)], ended("done", metrics={"loss": 4.0})])
-    )
-    for cell in cells:
-        folder = stage_dir(runs, key(cell)) / "001"
-        folder.mkdir(parents=True)
-        (folder / "attempt.json").write_text(json.dumps({"cell": cell.cell.to_mapping()}))
-        (folder / "journal.jsonl").write_bytes(journal)
-    began = time.perf_counter()
-    states = cell_statuses(runs, cells)
-    took = time.perf_counter() - began
-    with capsys.disabled():
-        print(f"\n1,000 finished cells looked at in {took:.3f} s")
-    assert {state.state for state in states} == {"done"}
 
 
 def test_all_stages_are_seen_as_each_alone(runs: Path) -> None:

@@ -77,7 +77,9 @@ def test_a_damaged_database_is_rebuilt_and_kept_aside(
     path.write_bytes({"not a database": b"thesis" * 999, "torn pages": torn, "empty": b""}[damage])
     ruin = path.read_bytes()
     (tmp_path / "gpas.db-wal").write_bytes(b"the log of another life")
+    path.chmod(0o640)
     rebuild(sqlite_url, life.runs)
+    assert path.stat().st_mode & 0o777 == 0o640
     assert dump(connect(sqlite_url)) == before
     kept = [path.read_bytes() for path in tmp_path.glob("*.replaced-*")]
     assert ruin[4096:] in [content[4096:] for content in kept]  # the first page says which log is in use

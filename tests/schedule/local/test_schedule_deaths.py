@@ -167,13 +167,8 @@ def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> N
 
 def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
     cell = entry("wait", 1)
-    with other_run(project, "wait:1") as other:
-        status = until(working(project, cell))
-        kill(other.pid)
-        kill(job_pid(status))
-        other.wait()
-    found = until(seen(project, cell, "interrupted"))
-    assert "its exit was not recorded" in found.evidence
+    killed_with_its_run(project, cell)
+    assert "its exit was not recorded" in observe(project.runs, key(cell)).evidence
     go(project)
     assert states(run(project, cell)) == {"done": ["wait-1"]}
     assert ran(project) == ["wait-1 1", "wait-1 2"]
