@@ -186,91 +186,6 @@ def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path: Path):
     assert new.exists()
 
 
-BUILDER = """
-import sys, time
-from pathlib import Path
-from gpas_cli.data import disk, encode, shards
-from gpas_cli.data.corpora import cached_survey
-from gpas_cli.data.files import Files
-from gpas_cli.data.shards import TokenCache
-from gpas_cli.data.tokenizer import make_tokenizer
-
-root, cache, halt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-source = Files("corpus/*.jsonl", "text", root)
-survey = cached_survey(source, cache)
-tokenizer = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
-encode._GROUP_CHARACTERS = 200
-
-def stop():
-    print("halted", flush=True)
-    time.sleep(600)
-
-records, write = source.records, disk.write
-
-def slow(split, after=""):
-    for number, record in enumerate(records(split, after)):
-        if number == 25:
-            stop()
-        yield record
-
-def torn(path, content):
-    write(path, content)
-    if path.name == "00002.bin":
-        stop()
-
-if halt == "reading":
-    source.records = slow
-if halt == "writing":
-    disk.write = torn
-tokens = TokenCache(source, survey, tokenizer, None, cache, 10)
-print("ready", flush=True)
-for split in ("train", "validation"):
-    tokens.ensure(split, lambda totals: False, lambda message: None)
-print(tokens.folder)
-"""
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-@pytest.mark.parametrize("halt", ["reading", "writing"])
-def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_cache: Make, halt: str):
-    """The victim holds the lock in the middle of its third shard; the others wait, and continue from there."""
-    shared = tmp_path / "shared"
-    environment = {**os.environ, "PYTHONPATH": str(Path(shards.__file__).parents[2]), "TOKENIZERS_PARALLELISM": "false"}
-
-    def start(how: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", BUILDER, str(root), str(shared), how]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    victim = start(halt)
-    others: list[subprocess.Popen[str]] = []
-    try:
-        assert [read_line(victim), read_line(victim)] == ["ready", "halted"]
-        others = [start("never") for _ in range(3)]
-        assert [read_line(p) for p in others] == ["ready"] * 3
-        markers = sorted(shared.glob("tokens/*/train/*.json"))
-        assert [p.name for p in markers] == ["00000.json", "00001.json"]
-        inode = markers[0].stat().st_ino
-        time.sleep(0.5)
-        assert [p.poll() for p in others] == [None] * 3  # without the lock they would have finished by now
-        victim.send_signal(signal.SIGKILL)
-        ends = [p.communicate(timeout=60) for p in others]
-    finally:
-        for process in (victim, *others):
-            process.kill()
-            process.communicate()
-    assert victim.returncode == -signal.SIGKILL
-    assert [(p.returncode, err) for p, (_, err) in zip(others, ends, strict=True)] == [(0, "")] * 3
-    fresh = build(make_cache(folder="fresh"))
-    assert {out.strip() for out, _ in ends} == {str(shared / "tokens" / fresh.folder.name)}
-    assert content(shared / "tokens" / fresh.folder.name) == content(fresh.folder)
-    assert markers[0].stat().st_ino == inode  # the victim's complete shards were kept
-    assert not list(shared.rglob(f"{disk._TEMPORARY_PREFIX}*"))
-
-
 def test_mapped_tokens_are_of_the_stored_types(make_cache: Make):
     shard = make_cache().ensure("train", everything, print)[0]
     assert shard.tokens.dtype == np.dtype("<u2")
@@ -345,32 +260,95 @@ def test_an_error_is_raised_in_order_and_leaves_no_process(root: Path, make_cach
     assert not multiprocessing.active_children()
 
 
-WITH_WORKERS = """
-import sys
+BUILDER = """
+import sys, time
 from pathlib import Path
-from gpas_cli.data import disk, encode
+from gpas_cli.data import disk, encode, shards
 from gpas_cli.data.corpora import cached_survey
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache
 from gpas_cli.data.tokenizer import make_tokenizer
 
-encode._GROUP_CHARACTERS = 2000
-root, cache = Path(sys.argv[1]), Path(sys.argv[2])
+root, cache = map(Path, sys.argv[1:3])
+halt, group, limit, shard_documents, workers = sys.argv[3], *map(int, sys.argv[4:])
 source = Files("corpus/*.jsonl", "text", root)
 survey = cached_survey(source, cache)
 tokenizer = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)
-tokens = TokenCache(source, survey, tokenizer, 12, cache, 50)
+encode._GROUP_CHARACTERS = group
+
+def stop():
+    print("halted", flush=True)
+    time.sleep(600)
+
+records, write = source.records, disk.write
+
+def slow(split, after=""):
+    for number, record in enumerate(records(split, after)):
+        if number == 25:
+            stop()
+        yield record
+
+def torn(path, content):
+    write(path, content)
+    if path.name == "00002.bin":
+        stop()
+
+if halt == "reading":
+    source.records = slow
+if halt == "writing":
+    disk.write = torn
+tokens = TokenCache(source, survey, tokenizer, limit or None, cache, shard_documents)
+print("ready", flush=True)
 for split in ("train", "validation"):
-    tokens.ensure(split, lambda totals: False, lambda message: print(message, flush=True), workers=2)
-print(tokens.folder.name)
+    tokens.ensure(split, lambda totals: False, lambda message: None, workers=workers)
+print(tokens.folder)
 assert "torch" not in sys.modules
 """
 
 
-def start(root: Path, cache: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(encode.__file__).parents[2])}
-    command = [sys.executable, "-c", WITH_WORKERS, str(root), str(cache)]
+def start(root: Path, cache: Path, how: str = "never", numbers: str = "200 0 10 1") -> subprocess.Popen[str]:
+    """Start a builder of the cache; `numbers`: characters a group, tokens a row, documents a shard, workers."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(shards.__file__).parents[2]), "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-c", BUILDER, str(root), str(cache), how, *numbers.split()]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("halt", ["reading", "writing"])
+def test_four_builders_of_which_one_is_killed(root: Path, tmp_path: Path, make_cache: Make, halt: str):
+    """The victim holds the lock in the middle of its third shard; the others wait, and continue from there."""
+    shared = tmp_path / "shared"
+    victim = start(root, shared, halt)
+    others: list[subprocess.Popen[str]] = []
+    try:
+        assert [read_line(victim), read_line(victim)] == ["ready", "halted"]
+        others = [start(root, shared) for _ in range(3)]
+        assert [read_line(p) for p in others] == ["ready"] * 3
+        markers = sorted(shared.glob("tokens/*/train/*.json"))
+        assert [p.name for p in markers] == ["00000.json", "00001.json"]
+        inode = markers[0].stat().st_ino
+        time.sleep(0.5)
+        assert [p.poll() for p in others] == [None] * 3  # without the lock they would have finished by now
+        victim.send_signal(signal.SIGKILL)
+        ends = [p.communicate(timeout=60) for p in others]
+    finally:
+        for process in (victim, *others):
+            process.kill()
+            process.communicate()
+    assert victim.returncode == -signal.SIGKILL
+    assert [(p.returncode, err) for p, (_, err) in zip(others, ends, strict=True)] == [(0, "")] * 3
+    fresh = build(make_cache(folder="fresh"))
+    assert {out.strip() for out, _ in ends} == {str(shared / "tokens" / fresh.folder.name)}
+    assert content(shared / "tokens" / fresh.folder.name) == content(fresh.folder)
+    assert markers[0].stat().st_ino == inode  # the victim's complete shards were kept
+    assert not list(shared.rglob(f"{disk._TEMPORARY_PREFIX}*"))
+
+
+WITH_WORKERS = "2000 12 50 2"
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -385,7 +363,7 @@ def test_a_killed_command_leaves_whole_shards_and_no_workers_and_is_resumed(root
     commands = list[subprocess.Popen[str]]()
     try:
         for wanted in (4, 11):
-            victim = start(root, shared)
+            victim = start(root, shared, numbers=WITH_WORKERS)
             commands.append(victim)
             while len(list(shared.glob("tokens/*/train/*.json"))) < wanted:
                 assert victim.poll() is None, victim.communicate()
@@ -395,14 +373,14 @@ def test_a_killed_command_leaves_whole_shards_and_no_workers_and_is_resumed(root
             victim.wait()
             assert gone(family)
         kept = {p.name: p.stat().st_ino for p in shared.glob("tokens/*/train/*.bin") if p.with_suffix(".json").exists()}
-        commands += [start(root, shared), start(root, shared)]
+        commands += [start(root, shared, numbers=WITH_WORKERS) for _ in range(2)]
         ends = [command.communicate(timeout=120) for command in commands[-2:]]
     finally:
         for command in commands:
             command.kill()
             command.communicate()
     assert [error for _, error in ends] == ["", ""]
-    (name,) = {output.split()[-1] for output, _ in ends}
+    (name,) = {Path(output.split()[-1]).name for output, _ in ends}
     source = Files("corpus/*.jsonl", "text", root)
     survey, cache = source.survey(), tmp_path / "alone"
     own = make_tokenizer("bpe", 320, source, survey, cache, root=root, notify=lambda message: None)

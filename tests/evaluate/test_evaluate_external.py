@@ -42,22 +42,28 @@ def saved(folder: Path, config: Any, bos: bool = False) -> Path:
     return folder
 
 
-def llama(**more: Any) -> Any:
-    from transformers import LlamaConfig
+FEED_FORWARD = {**SMALL, "intermediate_size": 24}
+CONFIGURATIONS = {
+    "Llama": {**FEED_FORWARD, "max_position_embeddings": 64},
+    "GPT2": {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": 300,
+        "n_positions": 48,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    },
+    "Phi": {**FEED_FORWARD, "max_position_embeddings": 64},  # its head has a bias
+    "Qwen2": {**FEED_FORWARD, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "Mistral": {**FEED_FORWARD, "num_key_value_heads": 1, "sliding_window": 8},
+}
 
-    return LlamaConfig(**SMALL, intermediate_size=24, max_position_embeddings=64, **more)
 
+def configuration(kind: str = "Llama", **more: Any) -> Any:
+    import transformers
 
-def gpt2() -> Any:
-    from transformers import GPT2Config
-
-    return GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=300, n_positions=48, bos_token_id=1, eos_token_id=1)
-
-
-def phi() -> Any:
-    from transformers import PhiConfig
-
-    return PhiConfig(**SMALL, intermediate_size=24, max_position_embeddings=64)  # its head has a bias
+    return getattr(transformers, f"{kind}Config")(**CONFIGURATIONS[kind], **more)
 
 
 def requests() -> list[Request]:
@@ -77,21 +83,9 @@ def plain(opened: OpenedModel, request: Request) -> float:
     return float(logs[-count:].gather(1, row[0, -count:, None]).sum())
 
 
-def qwen2() -> Any:
-    from transformers import Qwen2Config
-
-    return Qwen2Config(**SMALL, intermediate_size=24, num_key_value_heads=1, tie_word_embeddings=True)
-
-
-def mistral() -> Any:
-    from transformers import MistralConfig
-
-    return MistralConfig(**SMALL, intermediate_size=24, num_key_value_heads=1, sliding_window=8)
-
-
-@pytest.mark.parametrize("make", [llama, gpt2, phi, qwen2, mistral])
-def test_likelihoods_are_those_of_the_networks_own_logits(tmp_path: Path, make: Any) -> None:
-    opened = open_model(find_model(str(saved(tmp_path / "model", make()))))
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_likelihoods_are_those_of_the_networks_own_logits(tmp_path: Path, kind: str) -> None:
+    opened = open_model(find_model(str(saved(tmp_path / "model", configuration(kind)))))
     scorer = Scorer(opened.network, opened.precision, max_length=48, tokens_at_once=90)
     asked = requests()
     found = scorer.score(asked)
@@ -121,14 +115,14 @@ def test_a_cell_and_its_export_have_the_same_likelihoods(tmp_path: Path) -> None
 
 
 def test_bfloat16_weights_stay_so(tmp_path: Path) -> None:
-    opened = open_model(find_model(str(saved(tmp_path / "model", llama(dtype="bfloat16")))))
+    opened = open_model(find_model(str(saved(tmp_path / "model", configuration(dtype="bfloat16")))))
     assert opened.precision.name in ("pure_bf16", "fp32")  # transformers 4 loads float32 by default
     found = Scorer(opened.network, opened.precision, max_length=48).score(requests())
     assert [one.total for one in found] == pytest.approx([plain(opened, one) for one in requests()], abs=0.3)
 
 
 def test_a_start_token_stands_before_every_text(tmp_path: Path) -> None:
-    opened = open_model(find_model(str(saved(tmp_path / "model", llama(), bos=True))))
+    opened = open_model(find_model(str(saved(tmp_path / "model", configuration(), bos=True))))
     start = opened.tokenizer.backend.token_to_id("<s>")
     ids = opened.tokenizer.encode("the cat")
     assert opened.tokenizer.start == (start,)
@@ -143,7 +137,7 @@ def test_the_harness_gets_the_same_tokens_as_our_own_scoring(tmp_path: Path, bos
 
     from gpas_cli.evaluate.harness_model import HarnessModel
 
-    opened = open_model(find_model(str(saved(tmp_path / "model", llama(), bos=bos))))
+    opened = open_model(find_model(str(saved(tmp_path / "model", configuration(), bos=bos))))
     scorer = Scorer(opened.network, opened.precision, max_length=48)
     pairs = [("the cat", " sat"), ("", "the mat"), ("the cat ", "sat")]
     harness = HarnessModel(scorer, opened.tokenizer)
@@ -155,15 +149,15 @@ def test_the_harness_gets_the_same_tokens_as_our_own_scoring(tmp_path: Path, bos
 
 
 def test_only_learned_positions_bound_the_context(tmp_path: Path) -> None:
-    assert find_model(str(saved(tmp_path / "gpt2", gpt2()))).positions == 48
-    assert find_model(str(saved(tmp_path / "llama", llama()))).positions is None
+    assert find_model(str(saved(tmp_path / "gpt2", configuration("GPT2")))).positions == 48
+    assert find_model(str(saved(tmp_path / "llama", configuration()))).positions is None
     config = json.loads((tmp_path / "gpt2/config.json").read_text())
     (tmp_path / "gpt2/config.json").write_text(json.dumps({**config, "_name_or_path": "europe"}))
     assert find_model(str(tmp_path / "gpt2")).positions == 48
 
 
 def test_the_digests_change_with_the_files(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model", llama())
+    folder = saved(tmp_path / "model", configuration())
     before = find_model(str(folder))
     (folder / "notes.md").write_text("nothing that is loaded")
     assert find_model(str(folder)) == before
@@ -194,7 +188,7 @@ def test_a_configuration_that_is_no_json_object_is_refused(tmp_path: Path, conte
 @pytest.mark.parametrize("content", [content for content, _ in HOSTILE.values()])
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "tokenizer.json"])
 def test_other_files_that_cannot_be_read_are_refused_or_not_needed(tmp_path: Path, name: str, content: bytes) -> None:
-    (saved(tmp_path / "model", llama()) / name).write_bytes(content)
+    (saved(tmp_path / "model", configuration()) / name).write_bytes(content)
     with suppress(GpasError):
         open_model(find_model(str(tmp_path / "model")))
 
@@ -202,7 +196,7 @@ def test_other_files_that_cannot_be_read_are_refused_or_not_needed(tmp_path: Pat
 def test_a_network_with_missing_weights_is_not_scored_with_random_ones(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    path = saved(tmp_path / "model", llama()) / "model.safetensors"
+    path = saved(tmp_path / "model", configuration()) / "model.safetensors"
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path, {"format": "pt"})
@@ -211,7 +205,7 @@ def test_a_network_with_missing_weights_is_not_scored_with_random_ones(tmp_path:
 
 
 def test_a_wrong_setting_is_one_message(tmp_path: Path) -> None:
-    path = saved(tmp_path / "model", gpt2()) / "config.json"
+    path = saved(tmp_path / "model", configuration("GPT2")) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "n_head": -1}))
     with pytest.raises(GpasError, match=r"transformers cannot load .*: RuntimeError"):
         open_model(find_model(str(tmp_path / "model")))

@@ -16,7 +16,6 @@ from gpas_cli.report import query
 from gpas_cli.report.query import LAST, curves, layer_curves
 from gpas_cli.report.recorded import stage_keys
 from gpas_cli.report.stored_results import SPIKE_METRICS
-from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build
 
 
@@ -77,18 +76,6 @@ def test_attempts_are_in_order_with_their_metrics(engine: Engine) -> None:
         (2, "done", 500, {"perplexity": 33.0}),
     ]
     assert query.attempts(engine, "0" * 16) == []
-
-
-def test_a_table_straight_from_the_database(engine: Engine) -> None:
-    entries = [entry("pre", gate, seed) for gate in ("none", "gpas") for seed in (1, 2)]
-    for number, (one, value) in enumerate(zip(entries, (34.2, 34.4, 33.5, 33.6), strict=True)):
-        add(engine, one.cell, number, "done", value)
-    table = build(
-        entries, {}, query.results(engine, stage_keys(entries)), spec(published={"gpas": "table2_perplexity@71m"})
-    )
-    text = render(table, "markdown")
-    assert "| Pre-LN | <u>34.30 ± 0.14</u> | 34.23 |" in text
-    assert "| &nbsp;&nbsp;+ GPAS | **33.55 ± 0.07** (-0.75 ± 0.64) | 33.49 (-0.74) |" in text
 
 
 def test_why_shows_all_attempts_and_the_difference_from_the_base(engine: Engine, tmp_path: Path) -> None:
