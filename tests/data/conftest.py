@@ -1,7 +1,5 @@
 """A small corpus on disk, and token caches of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts for the tests of gpas_cli.data."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources: order, ids, the split, fingerprints, and the messages when text is unavailable."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

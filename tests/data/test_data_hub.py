@@ -1,7 +1,5 @@
 """Corpora and texts of the hub without a network: files of the same form, and messages when it is unreachable."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

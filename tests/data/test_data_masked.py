@@ -1,7 +1,5 @@
 """Masked batches: proportions, targets, independence of everything but (seed, update, row)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The whole path from `Data` to batches, in one process and in several; how much text a training uses."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

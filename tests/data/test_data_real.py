@@ -1,7 +1,5 @@
 """Readers of corpora, records and tokenizers on bytes from outside: tests/real, and what the libraries write."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records to finetune on, and questions: files, prompts, and messages with file and line."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows: as the naive construction makes them, in the order of a seed, and as batches of any process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The token cache: content-addressed, whole or absent, with the same bytes whoever builds it and whatever is killed."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

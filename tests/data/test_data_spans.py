@@ -1,7 +1,5 @@
 """Span corruption: nothing is lost, proportions, sentinels and modes, and what it depends on: seed, update and row."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

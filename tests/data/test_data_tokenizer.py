@@ -1,7 +1,5 @@
 """Tokenizers: deterministic, lossless, with ids within the network's rows, and a mask token where needed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

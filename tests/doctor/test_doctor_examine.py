@@ -1,7 +1,5 @@
 """What the doctor finds on this machine and in a project, and the remedy it names."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Small cells for the tests of layer importance, and one of two processes that measure one of them together:
 `python importance_ranks.py RANK ROOM CHECKPOINT LAYOUT OUTPUT`."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

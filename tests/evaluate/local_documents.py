@@ -1,7 +1,5 @@
 """Tasks of lm-evaluation-harness on documents of the tests' own, in the harness's own format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Spike No More's bounds: the equations as printed, above measured norms, and a small Figure 2."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

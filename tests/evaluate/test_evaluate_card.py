@@ -1,7 +1,5 @@
 """The model card: its front matter, its facts, the code in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

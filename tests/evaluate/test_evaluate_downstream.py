@@ -1,7 +1,5 @@
 """Tasks from files, the embedded tasks, and scores of a trained cell at them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """Networks of transformers as the scorer sees them: the same likelihoods as their own logits."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

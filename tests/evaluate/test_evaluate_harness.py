@@ -1,7 +1,5 @@
 """lm-evaluation-harness on our network: the papers' tasks on local documents, and agreement with its `hf` backend."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

@@ -1,7 +1,5 @@
 """Layer importance: by hand on small networks, for every scheme, continued at every layer, on two processes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Likelihoods of continuations against a plain forward pass with all logits."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

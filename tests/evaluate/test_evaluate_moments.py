@@ -1,7 +1,5 @@
 """Products drawn from moments, exact for small matrices and in little memory; what gates preserve."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

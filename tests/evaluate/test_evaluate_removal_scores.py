@@ -1,7 +1,5 @@
 """The accuracy without each layer: by hand, continued at every score, and without a task that cannot be scored."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Perplexities on texts: every token is predicted once, and the numbers are those of the network's own loss."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The theory of a whole cell: its text, its gates, its norms' growth, its stability, and its refusals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Small networks run fastest on one thread; a folder for exports."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from exporting import Room

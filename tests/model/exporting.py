@@ -1,7 +1,5 @@
 """Shared by the tests of exports: untrained networks, their exports, and processes that load them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

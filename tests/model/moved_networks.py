@@ -1,7 +1,5 @@
 """Networks whose parameters have moved from their initial values, as after training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Paths through the network: skipped layers and factors. In float64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`gpas export`: `transformers` loads the network from the folder; gates are folded where that is exact."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The parts of GPT and BERT and the further schemes, each against a second way to compute it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gates: their activations, their gradients and what they save; networks beside those of the reference."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Initial parameters against the reference's statistics, and properties of every architecture."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Joined and padded products, and attention on the stream of packed rows, compute what the plain ones compute."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """An exported network in transformers: generation, padding, caches, saving again. In processes without gpas_cli."""
 
-from __future__ import annotations
-
 from textwrap import indent
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where two curves differ."""
 
-from __future__ import annotations
-
 import math
 
 from gpas_cli.origin.diff import curve_difference

@@ -1,7 +1,5 @@
 """A page that is served of content that a test changes."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Mapping

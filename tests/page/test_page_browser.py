@@ -1,7 +1,5 @@
 """The report page in headless Chromium: sorting, filters, figures, themes, phone, print, keyboard, hostile text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report page as a file: text of others stays text, nothing is fetched; charts and papers' tables."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The server: who gets an answer, and to what."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

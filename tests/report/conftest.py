@@ -1,7 +1,5 @@
 """Fixtures for tests of tables, curves and claims."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

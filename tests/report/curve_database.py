@@ -1,7 +1,5 @@
 """A stand-in for the database of curves: functions that return the curves of a stage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small real cells, made-up results, and the declarations that tables are built from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attempts in a database, filled by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy.engine import Engine

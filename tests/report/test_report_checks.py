@@ -1,7 +1,5 @@
 """Tables that cannot be made are reported when experiments.yaml is read, each at its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What papers call a cell, whatever the grid calls it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

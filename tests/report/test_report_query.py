@@ -1,7 +1,5 @@
 """The database's answers, from an in-memory SQLite filled by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is recorded of cells is the same with and without SQLAlchemy, and whatever has happened to the database."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Cells: round trip, keys, canonical spellings, every problem at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Training of part of the depth, and objectives."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

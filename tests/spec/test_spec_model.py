@@ -1,7 +1,5 @@
 """Parts of a network's description: activation, shortcut, family, and the equation that a cell states."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Plugin schemes: the required contents of a file, its part in the key, and the message for every mistake."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules of the rate, and settings of a run that change no result."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The stages after pretraining: finetuning, tasks and texts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sequential test against an independent integral, its error rate under adversarial stopping, and its power."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Means, spreads, paired differences, adjusted p values and the seeds that a test needs, against published numbers."""
 
-from __future__ import annotations
-
 import math
 import random
 

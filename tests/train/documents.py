@@ -1,7 +1,5 @@
 """Small documents to train on."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from pathlib import Path

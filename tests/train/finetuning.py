@@ -4,8 +4,6 @@
 folders, updates]; the first process writes NAME.json.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

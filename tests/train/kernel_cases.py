@@ -1,7 +1,5 @@
 """Compare the Triton kernel with torch. Run under TRITON_INTERPRET=1, or on a GPU, where it also compiles them."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -3,8 +3,6 @@
 torch is loaded once and every trial is a fork of this process; a fresh start would take most of the time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Checkpoints: exact round trip, checksum, rotation, and a full disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers compile without a graph break, for every scheme and every position of the gate."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

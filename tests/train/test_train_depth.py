@@ -1,7 +1,5 @@
 """Trainings of paths and of growing networks: what changes in an update, resumption, equality with full depth."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An update runs on the device: no operation needs the host, and with deterministic algorithms none fails or sorts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial

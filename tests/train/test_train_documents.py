@@ -1,7 +1,5 @@
 """With `data.documents: separate` the tokens of a packed row attend only to their own document."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

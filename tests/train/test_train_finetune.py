@@ -1,7 +1,5 @@
 """Finetuning in this process and in two: events, bit-exact resumption, which layers train, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Nine Adam updates of the reference, compared number by number with ours, and the averages of a validation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

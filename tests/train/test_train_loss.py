@@ -1,7 +1,5 @@
 """The loss never holds all logits and skips padding; its gradients take the logits' place, on a GPU by a kernel."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Masked language models: what the loss counts, what tokens see, resuming, and the same loss however it is computed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

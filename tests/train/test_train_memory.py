@@ -1,7 +1,5 @@
 """Rows per micro-batch, bounded by memory and without effect on the result; the predicted memory of an update."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from pathlib import Path

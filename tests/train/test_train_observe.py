@@ -1,7 +1,5 @@
 """Measurements of a training (norms, speed, memory, MFU), and spikes and divergence as functions of the series."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

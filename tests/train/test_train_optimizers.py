@@ -1,7 +1,5 @@
 """The optimizer registry (one entry adds an optimizer, with its keys, memory, checkpoints and resume), and clipping."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two processes compute the same as one: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Determinism, the allocator and the float32 matrix product of a process that trains."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

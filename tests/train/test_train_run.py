@@ -1,7 +1,5 @@
 """Training in this process: events, bit-exact resumption, divergence, a disk that fills up, and kills."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

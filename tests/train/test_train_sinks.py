@@ -1,7 +1,5 @@
 """TensorBoard and W&B receive the events of a run, and their failures only cause a warning."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import types

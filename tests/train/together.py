@@ -6,8 +6,6 @@ once after so many forward passes that fit; if they contain `message`, gradients
 if they contain `wide`, products are joined and padded as on a GPU, and compiled layers run eagerly after AOTAutograd.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

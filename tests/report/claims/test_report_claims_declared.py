@@ -1,7 +1,5 @@
 """The papers' claims on the shipped grids; the sequential evidence on claims, and the choice of the next seeds."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

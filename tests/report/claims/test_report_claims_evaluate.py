@@ -1,7 +1,5 @@
 """Verdicts on claims about made-up results."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

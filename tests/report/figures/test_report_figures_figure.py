@@ -1,7 +1,5 @@
 """Figures in files and as text: what they show, that they fit, and that the same data gives the same file."""
 
-from __future__ import annotations
-
 import re
 import sys
 from itertools import pairwise

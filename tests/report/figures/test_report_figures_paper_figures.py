@@ -1,7 +1,5 @@
 """The papers' figures: every one can be drawn from its grids, with the panels and lines that the paper has."""
 
-from __future__ import annotations
-
 import pytest
 from curve_database import stand_in
 

@@ -1,7 +1,5 @@
 """Runs become series with mean, spread and a look of their own; published losses and ours over size become laws."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The published numbers: each one against a second transcription of the papers, and looking them up."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The papers' tables in their printed layout; the recipes of their numbers, and deviations of cells from them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

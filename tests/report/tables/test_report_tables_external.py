@@ -1,7 +1,5 @@
 """Networks that were not trained here in tables: which are shown, under which name, and what the notes say."""
 
-from __future__ import annotations
-
 import csv
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """Our numbers in the layouts of the papers: which cells belong where, how they are named, what stands beside them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

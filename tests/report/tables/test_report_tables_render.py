@@ -1,7 +1,5 @@
 """The text of every format, letter by letter."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Tables of scores at tasks: averages beside the right published ones, standard errors, and what scored them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

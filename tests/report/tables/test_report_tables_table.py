@@ -1,7 +1,5 @@
 """Entries and results -> a table: pairing, states, marks, bases, published numbers, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
