@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from chaos_kit.faults import Field
 from chaos_kit.processes import Census, jobs_of, of_folder
-from chaos_kit.project import KIT, Project, names_of
+from chaos_kit.project import KIT, Project
 from chaos_kit.witness import Witness
 
 pytestmark = pytest.mark.long
@@ -101,11 +101,3 @@ def test_lasting_faults_are_undone_in_time_and_before_the_calm(project: Project)
     assert (field.lasts("short"), field.lasts("long")) == (False, True)
     field.calm()
     assert undone == ["short", "long"]
-
-
-def test_two_grids_share_a_training_and_its_stages_have_names(project: Project) -> None:
-    stages = project.stages()
-    assert stages["layers/pre-gpas-s1"]["pretrain"] == stages["chaos/pre-gpas-s1"]["pretrain"]
-    names = names_of(stages)
-    assert len(names) == 6
-    assert names[stages["layers/pre-gpas-s1"]["importance"]] == "layers/pre-gpas-s1 (importance)"

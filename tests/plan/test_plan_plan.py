@@ -67,11 +67,6 @@ def test_every_state_has_its_action(runs: Path) -> None:
     assert len(found.jobs) == 2
 
 
-def test_planning_changes_nothing(runs: Path) -> None:
-    made_plan(runs, entry())
-    assert not runs.exists()
-
-
 def test_a_shared_stage_is_counted_once(runs: Path) -> None:
     cell = entry(seed=1)
     probed = entry(seed=1, importance={"eval_tokens": 10})
