@@ -108,6 +108,15 @@ def test_no_command_prints_the_password(
         assert SECRET not in said, words
 
 
+def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
+    toy = Secretive(tmp_path / "project")
+    toy.url = FORMS["port"]
+    done = toy.gpas("sync", expect=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_question_names_the_database_without_its_password(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     toy = Secretive(tmp_path / "project")
