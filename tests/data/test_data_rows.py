@@ -49,13 +49,6 @@ def test_pack_equals_the_naive_construction(make_cache: Make, source: Files, len
     assert set(rows.sizes(np.arange(len(rows))).tolist()) == {length + 1}
 
 
-def test_packed_rows_predict_every_token_but_the_first_once(make_cache: Make):
-    cache = make_cache()
-    rows = _PackedRows(shards_of(cache), 16)
-    tokens = rows.tokens(np.arange(len(rows)))
-    assert (tokens[1:, 0] == tokens[:-1, -1]).all()
-
-
 @pytest.mark.parametrize("shard_documents", [3, 10, 1000])
 @pytest.mark.parametrize("length", [4, 32, 400])
 def test_pad_equals_the_naive_construction(make_cache: Make, source: Files, length: int, shard_documents: int):
