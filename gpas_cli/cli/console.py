@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,8 @@ from rich.segment import Segment
 from gpas_cli.documents import DocumentJson, plain
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.words import printable
+
+_LEAST_ROOM = 24  # characters of a fact in one line
 
 
 class LiteralConsole(Console):
@@ -62,6 +65,16 @@ def console() -> Console:
 def say(what: RenderableType, style: str | None = None, *, soft_wrap: bool | None = None) -> None:
     """Print a line of text, or a table or another part, where text goes."""
     console().print(what, style=style, soft_wrap=soft_wrap)
+
+
+def say_fact(name: str, text: str, left: int = 2, width: int = 13) -> None:
+    """Print a fact behind its name; on a terminal, its lines are wrapped beside the name and long words, such as paths,
+    are left whole.
+    """
+    room = console().width - left - width - 1 if console().is_terminal else len(text) + 1
+    lines = textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False, break_long_words=False) or [""]
+    for number, line in enumerate(lines):
+        say(f"{'':<{left}}{'' if number else name:<{width}} {line}", soft_wrap=True)
 
 
 @cache

@@ -10,7 +10,7 @@ import typer
 import yaml
 from rich.text import Text
 
-from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.console import console, print_json, say, say_fact
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells, project
 from gpas_cli.cli.views.columns import Columns
@@ -139,21 +139,22 @@ def _print(entry: Entry) -> None:
     say(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
     for line in description(model):
         say(f"  {line}")
-    say(f"  {'initially':<14} {conditions(model)}")
+    say_fact("initially", conditions(model), width=14)
     if note := remark(model):
-        say(f"  {'note':<14} {note}")
+        say_fact("note", note, width=14)
     if not entry.cell.objective.causal:
-        say(f"  {'objective':<14} {entry.cell.objective.describe(model.size.vocab)}")
+        say_fact("objective", entry.cell.objective.describe(model.size.vocab), width=14)
     for number, line in enumerate(depth_lines(entry.cell)):
-        say(f"  {'' if number else 'depth':<14} {line}")
+        say_fact("" if number else "depth", line, width=14)
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         asks = described(entry.resources_of(stage))
         say(f"  stage {stage.kind} {stage.key}{after}: {asks}")
         if site := _site(entry, stage):
             places = ", ".join(f"{name} ({place})" for name, place in site.items())
-            say(f"  {'of the site':<14} {places}")
-    text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=110)
+            say_fact("of the site", places, width=14)
+    width = min(110, console().width - 28)  # YAML breaks a line behind the first entry that passes it
+    text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=width)
     say("\n".join("    " + line for line in text.splitlines()), style="dim")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.spec.cell import Cell as SpecCell
+from gpas_cli.words import duration
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -33,6 +35,7 @@ _Out = Annotated[
 _Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
 _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
+_PROBED = 16  # layers of a network that is timed to estimate the simulations, whose work grows as layers squared
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 _Points = Sequence[tuple[float, float]]
 _TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
@@ -123,15 +126,18 @@ def stability(
     with one_thread():
         from gpas_cli.evaluate.stability import BOTH, laws, simulate, statements
 
+    cases = {(one.kind.title, one.tau): one.kind for one in statements()}
     known: dict[tuple[str, float], Any] = {}
-    rows = []
     with working("simulating") as show:
-        for statement in statements():
-            case = (statement.kind.title, statement.tau)
-            if case not in known:
-                show(f"{statement.kind.title}, tau {statement.tau:g}")
-                known[case] = simulate(statement.kind, statement.tau, layers=layers, dimension=dimension)
-            rows.append((statement, laws(statement, known[case])))
+        began = time.monotonic()
+        simulate(BOTH, 0.0, layers=_PROBED, dimension=dimension)
+        each = (time.monotonic() - began) * (layers / _PROBED) ** 2
+        began = time.monotonic()
+        for number, ((title, tau), kind) in enumerate(cases.items()):
+            each = (time.monotonic() - began) / number if number else each
+            show(f"{title}, tau {tau:g}; about {duration(each * (len(cases) - number))} left")
+            known[title, tau] = simulate(kind, tau, layers=layers, dimension=dimension)
+    rows = [(one, laws(one, known[one.kind.title, one.tau])) for one in statements()]
     figures = _stability_figures({tau: found for (kind, tau), found in known.items() if kind == BOTH.title})
     documents = [filled(_StatementJson, one, laws=found) for one, found in rows]
     heads = ("statement", "network", *(f"{title}: fitted" for title in _TITLES.values()), "printed")

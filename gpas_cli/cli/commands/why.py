@@ -12,7 +12,7 @@ from rich.text import Text
 from sqlalchemy import Engine
 
 from gpas_cli.cli.commands.table import served_of
-from gpas_cli.cli.console import print_json, say, warn
+from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
 from gpas_cli.cli.views.number import (
@@ -257,7 +257,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     }
     for name, text in lines.items():
         if text:
-            say(f"    {name:<12} {text}")
+            say_fact(name, text, left=4, width=12)
 
 
 def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:

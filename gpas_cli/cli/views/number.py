@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypedDict
 
 from rich.table import Table
 from rich.text import Text
 
-from gpas_cli.cli.console import console, say
+from gpas_cli.cli.console import say, say_fact
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
@@ -22,8 +21,6 @@ from gpas_cli.state.usage import HoursJson, Spent
 from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, listed
 
-_INDENT = 16  # characters before a fact
-_LEAST_ROOM = 24  # characters of a fact in one line
 _NAMED = 6  # seeds in one line
 _PARTS = ("trained", "lost", "failed", "superseded")
 
@@ -99,16 +96,8 @@ def print_number(origin: NumberOrigin) -> None:
     title = f"{place.row.full_title}, {table.columns[place.column].title}"
     say(Text.assemble((f"{origin.grid}[{place.words}]", "bold"), f"  {title}"))
     for name, text in _lines(origin):
-        _print_fact(name, text)
+        say_fact(name, text)
     say(_seed_rows(origin))
-
-
-def _print_fact(name: str, text: str) -> None:
-    """Print a fact; on a terminal its lines are wrapped beside its name."""
-    room = console().width - _INDENT if console().is_terminal else len(text) + 1
-    lines = textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False) or [""]
-    for number, line in enumerate(lines):
-        say(f"  {'' if number else name:<{_INDENT - 3}} {line}", soft_wrap=True)
 
 
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
