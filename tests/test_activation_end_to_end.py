@@ -16,8 +16,7 @@ FORMULA = re.search(r"activation: ([^}]*)", AXIS)[1]
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Return a trained project with the axis of the guide."""
     made = Toy(tmp_path_factory.mktemp("formula"), steps=6)
-    config = made.folder / "experiments.yaml"
-    config.write_text(config.read_text().replace("gate: [none, gpas]", f"gate: {AXIS}"))
+    made.edit("gate: [none, gpas]", f"gate: {AXIS}")
     made.gpas("run", "grid", "--yes", "--jobs", "1")
     return made
 
@@ -36,14 +35,11 @@ def test_the_gates_move_and_their_values_are_the_formulas(toy: Toy) -> None:
 
 
 def test_a_changed_formula_is_another_cell_and_a_space_is_none(toy: Toy) -> None:
-    file = toy.folder / "experiments.yaml"
-    text = file.read_text()
     key = toy.status()["pre-softsign-s1"]["key"]
-    file.write_text(text.replace("1 + abs", "1+abs"))
-    assert toy.status()["pre-softsign-s1"]["key"] == key
-    file.write_text(text.replace("1 + abs", "2 + abs"))
-    assert toy.status()["pre-softsign-s1"]["state"] == "missing"
-    file.write_text(text.replace(FORMULA, "alpha ** 2"))
-    message = toy.gpas("status", expect=2).stderr
+    with toy.edited("1 + abs", "1+abs"):
+        assert toy.status()["pre-softsign-s1"]["key"] == key
+    with toy.edited("1 + abs", "2 + abs"):
+        assert toy.status()["pre-softsign-s1"]["state"] == "missing"
+    with toy.edited(FORMULA, "alpha ** 2"):
+        message = toy.gpas("status", expect=2).stderr
     assert "gate.activation: alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes" in message
-    file.write_text(text)
