@@ -11,6 +11,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
@@ -156,12 +157,16 @@ def render(
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
-    parts += [Text("\n".join(f"  {line}" for line in basis), style="dim")] if basis else []
+    parts += [_indented(basis)] if basis else []
     parts += _memory(planned)
     words = shlex.join(asked or grids_of(planned))
     parts += _elsewhere(planned, words)
     parts += _cells(planned, cells, words)
     return Group(Text(headline(planned), style="bold"), *parts)
+
+
+def _indented(lines: Sequence[str]) -> Text:
+    return Text("\n".join(f"  {part}" for line in lines for part in wrapped(line, 2)), style="dim")
 
 
 def _memory(planned: Plan) -> list[RenderableType]:
@@ -187,7 +192,7 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     return [
         Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
         _on_gpus(planned.elsewhere),
-        Text("\n".join(f"  {line}" for line in lines), style="dim"),
+        _indented(lines),
     ]
 
 
