@@ -92,7 +92,7 @@ def nearest(given: object, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(given).lower(), valid, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"valid: {', '.join(valid)}" if valid else "nothing is valid here"
+    return f"valid: {', '.join(valid)}" if valid else "none is declared"
 
 
 def first_line(error: BaseException) -> str:

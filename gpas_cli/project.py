@@ -50,6 +50,8 @@ class Project:
         if path is None and not required:
             path = Path.cwd() / CONFIG_NAME
         elif path is None or not path.is_file():
+            if path is not None and path.exists():
+                raise GpasError(f"{named} is not a file; name the experiments file")
             what = f"{named} does not exist" if named else f"no {CONFIG_NAME} here or in any folder above"
             raise GpasError(f"{what}; `gpas init` writes one")
         path = path.resolve()

@@ -119,7 +119,7 @@ COMMANDS = {
         "cancel": "Cancel queued and running cells, or all cells of a grid.",
         "retry": "Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.",
         "rerun": "Run cells that have a result again, as a new attempt.",
-        "forget": "Retire results: tables no longer show them, `gpas run` runs these cells anew. Nothing is erased.",
+        "forget": "Retire results: tables no longer show them, `gpas run` runs these cells again. Nothing is erased.",
     },
     _INSPECT: {
         "status": "Show cells as missing, queued, running, interrupted, done, diverged, failed, cancelled or unknown.",

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -141,10 +141,10 @@ def skip_to(records: Iterator[SourceRecord], after: str) -> Iterator[SourceRecor
     return records
 
 
-def survey_of(documents: Iterator[tuple[str, Document]]) -> Survey:
+def survey_of(documents: Iterator[tuple[str, Document]], *, separate: bool = False) -> Survey:
     """Return the fingerprints of (split, document) pairs: hashes over splits, ids and texts, in order.
 
-    Raises DataError if a split is empty.
+    separate: the validation text has files of its own. Raises DataError if a split is empty.
     """
     digests = {"": hashlib.sha256(), "validation": hashlib.sha256()}
     counts = dict.fromkeys(SPLITS, 0)
@@ -155,14 +155,17 @@ def survey_of(documents: Iterator[tuple[str, Document]]) -> Survey:
         digests[""].update(line)
         if split == "validation":
             digests[split].update(line)
-    _check_counts(counts)
+    check_counts(counts, separate=separate)
     return Survey(digests[""].hexdigest()[:16], digests["validation"].hexdigest()[:16])
 
 
-def _check_counts(counts: dict[str, int]) -> None:
+def check_counts(counts: Mapping[str, int], *, separate: bool = False) -> None:
     """Raise DataError if a split has no document."""
     for split in SPLITS:
         if not counts[split]:
+            if separate:
+                setting = "data.path" if split == "train" else "data.validation"
+                raise DataError(f"{setting}: the files that it matches hold no text")
             raise DataError(
                 f"the corpus has {sum(counts.values())} documents, none of them in the {split} split (a hash of the id "
                 f"makes about {VALIDATION_PERCENT} % of documents validation text); provide more, smaller documents, "

@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from gpas_cli.data.corpora import (
     Source,
     SourceRecord,
     Survey,
+    check_counts,
     file_stamp,
     parsed,
     side,
@@ -72,7 +74,9 @@ class Files(Source):
 
     def survey(self) -> Survey:
         if self.validation:
-            return survey_of((split, document) for split in SPLITS for document in self.documents(split))
+            return survey_of(
+                ((split, document) for split in SPLITS for document in self.documents(split)), separate=True
+            )
         return survey_of((side(d.id), d) for d in parsed(self._read(self.files()["train"]), self.parser))
 
     def stamp(self) -> Any:
@@ -105,6 +109,12 @@ class Files(Source):
                     "validation text; narrow one of them, or move the file"
                 )
         return found
+
+    def check(self) -> None:
+        """Raise DataError as `files` does, or if the names of the files alone show that a split has no document."""
+        files = self.files()["train"]
+        if not self.validation and all(name.endswith(".txt") and not _is_divided(files, name) for name in files):
+            check_counts(Counter(side(name) for name in files))
 
     def _read(self, files: dict[str, Path]) -> Iterator[SourceRecord]:
         for name, path in files.items():

@@ -21,7 +21,7 @@ from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.parse_cell import UNKNOWN_SCHEME, Catalogue
+from gpas_cli.spec.parse_cell import UNKNOWN_NAMED, UNKNOWN_SCHEME, Catalogue
 from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.stage import StageKind
 from gpas_cli.trust import suspicion
@@ -74,7 +74,7 @@ def interpret(
         default=_default(parts["default"], declared),
         grids=grids,
         catalogue=catalogue,
-        recipes=_recipes(parts["recipes"], catalogue),
+        recipes=_recipes(parts["recipes"], {**replace(parts["sizes"], problems=[]).entries().nodes, **catalogue.sizes}),
         resources=resources,
         kind_resources=kind_resources,
         site=profile.nodes,
@@ -86,13 +86,20 @@ def interpret(
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]
-        raise InvalidExperiments(_causes([*problems, *more]) if unloaded else [*problems, *more])
+        consequences = [UNKNOWN_SCHEME, UNKNOWN_STAGE] if unloaded else []
+        for kind, part, known_names in (
+            ("size", parts["sizes"], catalogue.sizes),
+            ("data", parts["corpora"], catalogue.corpora),
+        ):
+            broken = set(replace(part, problems=[]).entries().nodes) - set(known_names)
+            consequences += [f"{UNKNOWN_NAMED.format(kind, name)};" for name in broken]
+        raise InvalidExperiments(_causes([*problems, *more], tuple(consequences)))
     return experiments
 
 
-def _causes(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems without those that a plugin's own may cause: names that it would have defined."""
-    return [problem for problem in problems if not problem.message.startswith((UNKNOWN_SCHEME, UNKNOWN_STAGE))]
+def _causes(problems: Iterable[Problem], consequences: tuple[str, ...]) -> list[Problem]:
+    """Return the problems whose messages do not begin like those about names that a faulty entry would have defined."""
+    return [problem for problem in problems if not problem.message.startswith(consequences)]
 
 
 def _check_version(part: Part, root: Node) -> None:
@@ -114,12 +121,12 @@ def _named(cls: type[_T], part: Part, known: Mapping[str, _T]) -> dict[str, _T]:
     return found
 
 
-def _recipes(part: Part, catalogue: Catalogue) -> dict[str, Node]:
+def _recipes(part: Part, sizes: Collection[str]) -> dict[str, Node]:
     """Return the recipes by size. They may be partial; settings that are still missing are reported for the cell."""
     recipes = part.entries()
     for name, child in recipes.items():
-        if name not in catalogue.sizes:
-            child.report(f"no size '{name}'; {nearest(name, catalogue.sizes)}", child.key)
+        if name not in sizes:
+            child.report(f"no size '{name}'; {nearest(name, sizes)}", child.key)
         found: list[Problem] = []
         replace(child, problems=found).instance(Optim)
         part.problems.extend(problem for problem in found if problem.message != "is required")

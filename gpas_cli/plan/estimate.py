@@ -208,7 +208,9 @@ def _basis(works: Sequence[Work], machine: Machine) -> tuple[str, ...]:
         rates_used.append(f"{_ASSUMED_THREAD_FLOPS / 1e9:g} GFLOP/s per CPU thread")
     if guessed:
         rate = " and ".join(rates_used)
-        lines.append(f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}; nothing of that shape has run")
+        lines.append(
+            f"{len(guessed)} of {len(works)} jobs: FLOPs at an assumed {rate}, as no job of that shape has run"
+        )
     return tuple(lines)
 
 

@@ -116,7 +116,7 @@ def recorded_metric(name: str, kinds: Iterable[StageKind], results: Mapping[str,
     found = [result for result in results.values() if name in result.metrics]
     if not found:
         names = dict.fromkeys([*(n for result in results.values() for n in result.metrics), *known])
-        raise GpasError(f"no number '{name}' is recorded; {nearest(name, names)}")
+        raise GpasError(f"no metric '{name}' is recorded; {nearest(name, names)}")
     digits = _digits([result.metrics[name] for result in found])
     return Metric(name, name.replace("_", " "), better="", digits=digits, stage=found[0].stage)
 

@@ -29,6 +29,7 @@ from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
 
 UNKNOWN_SCHEME = "unknown scheme"  # how the message about a scheme that no plugin defines begins
+UNKNOWN_NAMED = "unknown {} '{}'"  # how the message about a size or corpus that is not declared begins
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
         return parse.build(cls, {**base, **values}, (name,), problems)
     if isinstance(value, str) and value in named:
         return named[value]
-    problems.append(Problem((name,), f"unknown {name} {value!r}; {nearest(value, named)}"))
+    problems.append(Problem((name,), f"{UNKNOWN_NAMED.format(name, value)}; {nearest(value, named)}"))
     return None
 
 

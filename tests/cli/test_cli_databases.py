@@ -43,6 +43,7 @@ READERS = {
     "plan": ["", "small scored --cells"],
     "status": ["small shares scored --all"],
     "top": ["small"],
+    "history": [""],
     "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
     "table": ["small", "shares --missing", "scored --external all", "small --value loss --value loss_spikes", "gpas:2"],
     "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
@@ -61,7 +62,7 @@ READERS = {
 }
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
-    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor", "history"),
+    *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor"),
     *("cancel", "retry", "rerun", "forget", "theory stability", "theory norms", "theory length"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }

@@ -97,6 +97,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("retry", "pre-s1"), "nothing to retry"),
         (("why", "pre-s1"), "quickstart/pre-s1 has not been run"),
         (("-c", "nowhere.yaml", "plan"), "nowhere.yaml does not exist"),
+        (("-c", ".", "plan"), ". is not a file; name the experiments file"),
         (("plan", "-c", "nowhere.yaml"), "nowhere.yaml does not exist"),
         (("run", "grid", "--config=nowhere.yaml", "--yes"), "nowhere.yaml does not exist"),
         (("plan", "--config"), "--config needs the path of an experiments file"),

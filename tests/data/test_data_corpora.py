@@ -220,6 +220,16 @@ def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
         Files("*.txt", "text", tmp_path).survey()
 
 
+def test_a_split_without_text_is_refused_before_a_text_is_read(tmp_path: Path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("a short text")
+    with pytest.raises(DataError, match="has 3 documents, none of them in the validation split"):
+        Files("?.txt", "text", tmp_path).check()
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match=r"^data\.validation: the files that it matches hold no text$"):
+        Files("?.txt", "text", tmp_path, validation="empty.txt").survey()
+
+
 def test_validation_files_are_not_training_text(tmp_path: Path):
     write_jsonl(tmp_path / "train/a.jsonl", sentences(50))
     write_jsonl(tmp_path / "held/b.jsonl", sentences(20, seed=1))

@@ -232,6 +232,12 @@ def test_all_mistakes_of_a_file_at_once() -> None:
     assert [line.split(": ")[0] for line in complaints(text)] == ["e.yaml:5:51", "e.yaml:4:70", "e.yaml:6:60"]
 
 
+def test_what_follows_from_a_mistake_in_a_size_or_corpus_is_not_reported() -> None:
+    declared = "sizes: {tiny: {like: quickstart, layers: four}}\ncorpora: {mine: {source: web}}\n"
+    text = declared + HEAD.replace("quickstart:", "tiny:") + "  g: {base: {size: tiny, data: mine}}\n"
+    assert [line.split(": ")[1] for line in complaints(text)] == ["sizes.tiny.layers", "corpora.mine.source"]
+
+
 def test_cycles_of_includes_are_shown() -> None:
     text = HEAD + "  a: {include: [b]}\n  b: {include: [c]}\n  c: {include: [a]}\n"
     assert complaints(text)[0] == "e.yaml:4:17: grids.a.include: the includes form a cycle: a -> b -> c -> a"

@@ -18,9 +18,10 @@ LOCAL = "arc_easy@0123456789ab"
 
 def test_a_tokenizer_without_the_named_mask_token_is_refused(tmp_path: Path) -> None:
     project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
-    (tmp_path / "text.txt").write_text("some text\n" * 100)
+    for name in ("text.txt", "held.txt"):
+        (tmp_path / name).write_text("some text\n" * 100)
     (tmp_path / "own.json").write_text('{"model": {"vocab": {"<mask>": 0}}}')
-    data = {"source": "files", "path": "text.txt", "tokenizer": "own.json", "length": 16}
+    data = {"source": "files", "path": "text.txt", "validation": "held.txt", "tokenizer": "own.json", "length": 16}
 
     def reason(token: str) -> str:
         cell = entry(data=data, objective={"like": "mlm", "mask_token": token}).cell

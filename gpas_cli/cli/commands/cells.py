@@ -225,7 +225,7 @@ def forget(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Retire results: tables no longer show them, `gpas run` runs these cells anew. Nothing is erased.
+    """Retire results: tables no longer show them, `gpas run` runs these cells again. Nothing is erased.
 
     All attempts of the stage are set aside in the run directory, so that nothing resumes from them. Stages that build
     on a forgotten one are forgotten too, in every cell that shares it.

@@ -44,10 +44,12 @@ class _PairJson(TypedDict):
     b: NumberJson | None
 
 
-class _PointPairJson(_PairJson):
+class _PointPairJson(TypedDict):
     """A point of two curves."""
 
     step: int
+    a: NumberJson | None
+    b: NumberJson | None
 
 
 class _CurvePairJson(TypedDict):

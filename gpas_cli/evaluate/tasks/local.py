@@ -19,7 +19,7 @@ from gpas_cli.data.corpora import Document
 from gpas_cli.data.questions import Question, questions
 from gpas_cli.data.records import json_values
 from gpas_cli.data.stdlib import Stdlib
-from gpas_cli.errors import DataError, GpasError
+from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
 from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, form_of
@@ -101,7 +101,8 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
     Raises DataError with the place of each problem; nothing is written then.
     """
     if not _NAME.fullmatch(task) or task == DEFAULT_FORM:
-        raise DataError(f"--task: '{task}' is not a name of lower-case letters, digits and _ (arc_easy)")
+        hint = nearest(task.replace("-", "_"), FORMS)
+        raise DataError(f"--task: '{task}' is not a name of lower-case letters, digits and _; {hint}")
     if task in KNOWN_TASKS and task not in FORMS:
         raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
     documents, problems = [], []

@@ -112,7 +112,7 @@ class _PublishedNumberJson(TypedDict):
     value: NumberJson
     delta: NumberJson | None
     tokens: Annotated[int | None, "tokens that its network was trained on, if stated", From("cell.tokens")]
-    text: Annotated[str, "number and difference as printed, in tables with the paper's layout", From("cell.text")]
+    text: Annotated[str, "number and difference as printed, in tables with the paper's own layout", From("cell.text")]
     deviations: list[Deviation]
     remarks: Annotated[list[str], "misprints and unstated choices that concern it"]
 
@@ -167,7 +167,9 @@ class _ExternalRowJson(TypedDict):
     name: Annotated[str, From("network.name")]
     key: Annotated[str, "content key of its scores: 16 hex digits", From("network.key")]
     origin: Annotated[
-        dict[str, str], "source, revision, digests of weights and other files, architecture", From("network.origin")
+        dict[str, str],
+        "source, revision, digests of the weights and of the other files, architecture",
+        From("network.origin"),
     ]
     settings: Annotated[dict[str, int], "shots, limit, max_length", From("network.settings")]
     precision: Annotated[str | None, From("network.precision")]

@@ -421,7 +421,7 @@ def test_several_metrics_stand_side_by_side() -> None:
 def test_an_unknown_number_is_answered_with_the_nearest_recorded_one() -> None:
     lone = entry()
     results = result(lone, metrics={"gate_mean": 0.5})
-    with pytest.raises(GpasError, match="no number 'gate_meen' is recorded; did you mean 'gate_mean'"):
+    with pytest.raises(GpasError, match="no metric 'gate_meen' is recorded; did you mean 'gate_mean'"):
         recorded_metric("gate_meen", (), results)
 
 
