@@ -185,7 +185,9 @@ def supported(hint: Any) -> bool:
 
 def _describe(option: Any) -> str:
     if typing.get_origin(option) is tuple:
-        return f"a list of {_describe(typing.get_args(option)[0]).split(' ', 1)[1]}s"
+        item = typing.get_args(option)[0]
+        items = typing.get_args(item) if isinstance(item, types.UnionType) else (item,)
+        return "a list of " + " or ".join(f"{_describe(each).split(' ', 1)[1]}s" for each in items)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
     return names.get(option, f"a {getattr(option, '__name__', option)}")
 

@@ -106,6 +106,7 @@ MISTAKES = {
     "unknown feature": ({"value": "{curve: gate, take: maxi}"}, "14:32", "unknown value 'maxi'; did you mean 'max'?"),
     "unknown layers": ({"value": "{curve: gate, layers: deep}"}, "14:34", "'deep'; did you mean 'deeper'?"),
     "layer 0": ({"value": "{curve: gate, layers: 0}"}, "14:34", "0 is too small; at least 1"),
+    "layers are true": ({"value": "{curve: gate, layers: true}"}, "14:34", "is not a list of strings or whole numbers"),
     "unknown updates": ({"value": "{curve: gate, updates: al}"}, "14:35", "did you mean 'all'?"),
     "across one label": ({"across": "{norm: [pre]}"}, "14:13", "is not an axis with two labels"),
     "across an unknown label": ({"across": "{norm: [pre, lnss]}"}, "14:26", "did you mean 'lns'?"),
