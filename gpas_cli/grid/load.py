@@ -12,7 +12,7 @@ from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
-from gpas_cli.grid.read import UNKNOWN_STAGE, read_grid
+from gpas_cli.grid.read import read_grid
 from gpas_cli.grid.readers import Part, root_of
 from gpas_cli.grid.resources import read_resources, read_site
 from gpas_cli.grid.seeds import read_seeds, seeds_path
@@ -21,12 +21,13 @@ from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.parse_cell import UNKNOWN_NAMED, UNKNOWN_SCHEME, Catalogue
+from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.stage import StageKind
 from gpas_cli.trust import suspicion
 
 _PLUGINS = ("plugins",)
+_DEFINED_BY_PLUGINS = ("scheme", "stage")
 _Added = TypeVar("_Added", type[Scheme], StageKind)
 _T = TypeVar("_T")
 _TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
@@ -56,11 +57,12 @@ def interpret(
     _check_version(parts["version"], root)
     plugins = _known_plugins(parts["plugins"] if run_plugins else None, path)
     unloaded = any(problem.path == _PLUGINS for problem in problems)
+    sizes, corpora = parts["sizes"].entries(), parts["corpora"].entries()
     catalogue = Catalogue(
         schemes=plugins.schemes,
         stage_kinds=plugins.stage_kinds,
-        sizes={**SIZES, **_named(Size, parts["sizes"], SIZES)},
-        corpora={**CORPORA, **_named(Data, parts["corpora"], CORPORA)},
+        sizes={**SIZES, **_named(Size, sizes, SIZES)},
+        corpora={**CORPORA, **_named(Data, corpora, CORPORA)},
     )
     declared = parts["grids"].entries()
     if not declared and isinstance(root.value, dict):
@@ -74,11 +76,11 @@ def interpret(
         default=_default(parts["default"], declared),
         grids=grids,
         catalogue=catalogue,
-        recipes=_recipes(parts["recipes"], {**replace(parts["sizes"], problems=[]).entries().nodes, **catalogue.sizes}),
+        recipes=_recipes(parts["recipes"], dict.fromkeys((*catalogue.sizes, *sizes))),
         resources=resources,
         kind_resources=kind_resources,
         site=profile.nodes,
-        corpora=replace(parts["corpora"], problems=[]).entries().nodes,
+        corpora=corpora.nodes,
         seeds=read_seeds(seeds_path(path), declared, problems),
         claims=read_claims(parts["claims"], declared, grids),
     )
@@ -86,20 +88,18 @@ def interpret(
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]
-        consequences = [UNKNOWN_SCHEME, UNKNOWN_STAGE] if unloaded else []
-        for kind, part, known_names in (
-            ("size", parts["sizes"], catalogue.sizes),
-            ("data", parts["corpora"], catalogue.corpora),
-        ):
-            broken = set(replace(part, problems=[]).entries().nodes) - set(known_names)
-            consequences += [f"{UNKNOWN_NAMED.format(kind, name)};" for name in broken]
-        raise InvalidExperiments(_causes([*problems, *more], tuple(consequences)))
+        faulty = {("size", name) for name in sizes} | {("data", name) for name in corpora}
+        raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
 
 
-def _causes(problems: Iterable[Problem], consequences: tuple[str, ...]) -> list[Problem]:
-    """Return the problems whose messages do not begin like those about names that a faulty entry would have defined."""
-    return [problem for problem in problems if not problem.message.startswith(consequences)]
+def _causes(problems: Iterable[Problem], faulty: Collection[tuple[str, str]], unloaded: bool) -> list[Problem]:
+    """Return the problems without those that only follow from a faulty declaration or an unloaded plugin."""
+
+    def follows(undeclared: tuple[str, str] | None) -> bool:
+        return undeclared in faulty or (unloaded and undeclared is not None and undeclared[0] in _DEFINED_BY_PLUGINS)
+
+    return [problem for problem in problems if not follows(problem.undeclared)]
 
 
 def _check_version(part: Part, root: Node) -> None:
@@ -110,10 +110,10 @@ def _check_version(part: Part, root: Node) -> None:
         part.report(f"{part.node.plain()!r} is unknown; this version of gpas reads version {_VERSION}")
 
 
-def _named(cls: type[_T], part: Part, known: Mapping[str, _T]) -> dict[str, _T]:
+def _named(cls: type[_T], entries: Mapping[str, Part], known: Mapping[str, _T]) -> dict[str, _T]:
     """Return the sizes or corpora of this file. Built-in names cannot be redefined: published results refer to them."""
     found: dict[str, _T] = {}
-    for name, child in part.entries().items():
+    for name, child in entries.items():
         if name in known:
             child.report("is built in; choose another name", child.key)
         elif (made := child.instance(cls, {**known, **found})) is not None:

@@ -28,7 +28,6 @@ from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
 
-UNKNOWN_STAGE = "unknown stage"  # how the message about a stage that no plugin defines begins
 _BESIDE_CELLS = ("title", "cadence", "watch", "resources", "table")
 _GRID_KEYS = ("base", "axes", "when", "exclude", "override", "include", "stages", *_BESIDE_CELLS)
 # Default labels: every cell has these, so that tables and conditions can use them.
@@ -92,7 +91,8 @@ def _read_base(part: Part, listed: Part, stages: Sequence[str]) -> Node:
     named = {item.text(): item for item in listed.items()}
     for stage, item in named.items():
         if stage and stage not in (PRETRAIN, *stages):
-            item.report(f"{UNKNOWN_STAGE} '{stage}'; {nearest(stage, (PRETRAIN, *stages))}")
+            message = f"unknown stage '{stage}'; {nearest(stage, (PRETRAIN, *stages))}"
+            item.problems.append(Problem(item.path, message, str(item.mark), ("stage", stage)))
     if PRETRAIN not in named:
         listed.report("needs the stage 'pretrain', with which every cell starts")
     chosen = {stage: mapping({}, item.mark) for stage, item in named.items() if stage in stages}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -165,7 +166,7 @@ def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
     if problem.message.startswith("unknown key") and node.key:
         mark = node.key
     message = problem.message + _hint(problem.message, node)
-    return Problem(problem.path, message, str(mark))
+    return replace(problem, message=message, where=str(mark))
 
 
 def _hint(message: str, node: Node) -> str:

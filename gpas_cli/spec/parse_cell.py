@@ -28,9 +28,6 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
 
-UNKNOWN_SCHEME = "unknown scheme"  # how the message about a scheme that no plugin defines begins
-UNKNOWN_NAMED = "unknown {} '{}'"  # how the message about a size or corpus that is not declared begins
-
 
 @dataclass(frozen=True)
 class Catalogue:
@@ -192,7 +189,8 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
         return parse.build(cls, {**base, **values}, (name,), problems)
     if isinstance(value, str) and value in named:
         return named[value]
-    problems.append(Problem((name,), f"{UNKNOWN_NAMED.format(name, value)}; {nearest(value, named)}"))
+    message = f"unknown {name} {value!r}; {nearest(value, named)}"
+    problems.append(Problem((name,), message, undeclared=(name, str(value))))
     return None
 
 
@@ -211,7 +209,8 @@ def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tu
     scheme = values.pop("scheme", values.pop("like", None))
     if not isinstance(scheme, str) or scheme not in catalogue.schemes:
         path = ("norm", "scheme") if isinstance(value, Mapping) and "scheme" in value else ("norm",)
-        problems.append(Problem(path, f"{UNKNOWN_SCHEME} {scheme!r}; {nearest(scheme, catalogue.schemes)}"))
+        message = f"unknown scheme {scheme!r}; {nearest(scheme, catalogue.schemes)}"
+        problems.append(Problem(path, message, undeclared=("scheme", str(scheme))))
         return None, None
     cls = catalogue.schemes[scheme]
     digest = values.pop("wiring", None) if cls.origin else None

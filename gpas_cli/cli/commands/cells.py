@@ -237,6 +237,7 @@ def forget(
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
     folders = _restore(named) if undo else _forget(named, why, yes)
+    warn(ingest(project()))
     note(project().runs, "restore" if undo else "forget", [named.get(key, key) for key in folders], why)
     for key, moved in folders.items():
         done = "restored" if undo else "forgotten"
@@ -257,12 +258,12 @@ def _key(entry: Entry, kind: str) -> str:
 
 
 def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[AttemptDir]]:
+    from gpas_cli.origin.provenance import dependents
+
     runs = project().runs
     tried = [key for key in named if attempts(runs, key)]
     if not tried:
         raise GpasError(f"nothing to forget: {listed(list(named.values()), _NAMED)} has no attempt")
-    from gpas_cli.origin.provenance import dependents
-
     with results_of(project()) as (engine, _):
         stages = dependents(engine, tried)
     others = {other for built_on in stages.values() for other in built_on if attempts(runs, other)}
@@ -272,14 +273,11 @@ def _forget(named: dict[str, str], why: str, yes: bool) -> dict[str, list[Attemp
     build = f"build{'s' if len(others) == 1 else ''} on {'it' if len(tried) == 1 else 'them'}"
     shared = f", and {count(len(others), 'stage')} that {build}" if others else ""
     confirm(f"Forget {count(len(tried), 'result')}{shared}?", yes)
-    done = retire(runs, stages, why)
-    warn(ingest(project()))
-    return done
+    return retire(runs, stages, why)
 
 
 def _restore(named: dict[str, str]) -> dict[str, list[AttemptDir]]:
     done = restore(project().runs, named)
     if not done:
         raise GpasError(f"nothing to restore: no result of {listed(list(named.values()), _NAMED)} was forgotten")
-    warn(ingest(project()))
     return done

@@ -53,7 +53,7 @@ class Output:
         return list(self.out or ([] if self.as_json or self.terminal else [usual]))
 
     def files(self, usual: Path) -> list[Path]:
-        """Return the files to write; a path without a suffix stands for one in each of SUFFIXES."""
+        """Return the files to write; a path without a suffix stands for one in each of `_FILES`."""
         files = [
             path.with_name(path.name + suffix)
             for path in self.places(usual)
