@@ -26,7 +26,7 @@ from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
-from gpas_cli.report.figures.series import QUANTITIES
+from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
 from gpas_cli.spec.norm import SCHEMES

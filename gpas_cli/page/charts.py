@@ -13,8 +13,9 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.curves import Selection, curves
 from gpas_cli.report.figures.figure import Figure, Line, frame, make_figure
 from gpas_cli.report.figures.paper_figures import declared_figures, make, request
-from gpas_cli.report.figures.series import CellCurve, Series, quantity
+from gpas_cli.report.figures.series import CellCurve, Series
 from gpas_cli.report.labels import label_title, objective_title
+from gpas_cli.report.quantities import quantity
 from gpas_cli.report.query import curve_names
 from gpas_cli.report.recorded import Recorded, stage_keys
 

@@ -4,6 +4,7 @@
     stored_results  the decisive result of each stage, from the database with or without SQLAlchemy
     query        attempts, stages, curves and external networks, from the database
     result       the result of one stage, and the metrics that it can contain
+    quantities   the curves that are recorded, and the numbers that claims take of them
     labels       what a cell is called: in row titles, and in the papers
     papers/      published numbers, recipes, layouts, claims and figures, as data
     tables/      entries + results -> a table, and the table as text

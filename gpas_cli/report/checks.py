@@ -8,8 +8,8 @@ from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.claim import Claim, Comparison
 from gpas_cli.grid.declared import Experiments, Grid, TableSpec
 from gpas_cli.grid.settings import children, unnamed
-from gpas_cli.report.claims.measure import feature_fault, state_metric
 from gpas_cli.report.papers import published
+from gpas_cli.report.quantities import feature_fault, state_metric
 from gpas_cli.report.result import metric
 from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
 from gpas_cli.spec.stage import PRETRAIN, StageKind

@@ -14,8 +14,8 @@ from gpas_cli.grid.load import _TOP_LEVEL_KEYS, load
 from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import _SETTINGS
 from gpas_cli.project import packaged
-from gpas_cli.report.claims.measure import DIVERGED, SPIKES
 from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.quantities import DIVERGED, SPIKES
 from gpas_cli.report.result import METRICS
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data

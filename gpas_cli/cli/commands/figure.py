@@ -31,8 +31,9 @@ from gpas_cli.report.figures.paper_figures import (
 )
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
-from gpas_cli.report.figures.series import BY_LAYER, OVER_UPDATES, QUANTITIES, CellCurve, quantity
+from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.figures.terminal_plot import Plot
+from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed
 
 _FILES = (".svg", ".png")  # of the files for a path without a suffix

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 from rich.console import Group, RenderableType
@@ -40,12 +40,13 @@ from gpas_cli.cli.working import watch
 from gpas_cli.documents import DocumentJson, From, StateJson, filled
 from gpas_cli.grid.entry import Entry, counted
 from gpas_cli.grid.select import select
-from gpas_cli.plan.texts import Awaited, awaited, how_far
-from gpas_cli.plan.undeclared import undeclared
-from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import CellStatus, by_run, started_grids
 from gpas_cli.words import count, verb
+
+if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to import than most projects to list
+    from gpas_cli.plan.texts import Awaited
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
 
 _LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
 _LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
@@ -156,6 +157,8 @@ def _remark_undeclared() -> None:
 
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
     """Return the states of recorded cells that no grid declares; with `claimed`, only of those that may be running."""
+    from gpas_cli.plan.undeclared import undeclared
+
     found = undeclared(project().runs, _everything(), experiments().catalogue, claimed=claimed)
     return cell_statuses(project().runs, found, jobs=not claimed)
 
@@ -210,6 +213,8 @@ def _only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
 
 
 def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
+    from gpas_cli.plan.usage import UsageMeter
+
     meter = UsageMeter(project().runs)
 
     def screen() -> RenderableType:
@@ -329,6 +334,8 @@ def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
     lively = {state.entry.grid for state in states if state.state == "running"}
     if not lively:
         return {}
+    from gpas_cli.plan.usage import UsageMeter
+
     meter = meter or UsageMeter(project().runs)
     return {use.grid: use for use in meter.activity([s for s in states if s.entry.grid in lively]).grids}
 
@@ -339,9 +346,16 @@ def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:
     """Return the corpora that cells wait for."""
+    if not any(state.claim for state in states):
+        return []
+    from gpas_cli.plan.texts import awaited
+
     return list(awaited(project().runs, states))
 
 
 def _text_lines(states: Sequence[CellStatus]) -> list[str]:
-    seen = [(text.name, text.status) for text in _texts(states)]
+    if not (seen := [(text.name, text.status) for text in _texts(states)]):
+        return []
+    from gpas_cli.plan.texts import how_far
+
     return [f"tokenising {name}: {how_far(status)}; {status.job or status.evidence}" for name, status in seen]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import spike_mark
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
-from gpas_cli.plan.usage import GridUsage, UsageMeter
 from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
 from gpas_cli.words import clock_time, duration
+
+if TYPE_CHECKING:  # the estimates, which take long to import
+    from gpas_cli.plan.usage import GridUsage, UsageMeter
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",

@@ -29,11 +29,12 @@ from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.document import Label
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
-from gpas_cli.report.claims.measure import Group, groups, state_metric
+from gpas_cli.report.claims.measure import Group, groups
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
 from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
+from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import RETRIED

@@ -16,23 +16,15 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison, Feature
 from gpas_cli.grid.document import Label, identity, spelled
 from gpas_cli.grid.entry import Entry
-from gpas_cli.report.figures.series import Points, Quantity, by_layer, quantity
+from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.labels import stage_kinds, usual_label
+from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.result import metric
 from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
 from gpas_cli.report.tables.paper_table import by_variant
-from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
-DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
-# The metric whose state says whether the stage that records a curve has ended.
-_IMPORTANCE_CURVES = (
-    *("importance", "importance_score", "angular_distance", "angular_distances", "stream_norm", "stability"),
-)
-# Spikes are recorded as curves; a claim counts them.
-SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
 _EARLY_SHARE = 0.2  # of the updates
 
 
@@ -57,20 +49,6 @@ class Measured:
         return self.value is not None or self.diverged
 
 
-def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
-    """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
-    if feature.metric and feature.metric != DIVERGED:
-        return metric(feature.metric.partition("/")[0], kinds)
-    if feature.curve:
-        _curve_of(feature)
-    return metric("mean_importance" if feature.curve in _IMPORTANCE_CURVES else "loss", kinds)
-
-
-def _curve_of(feature: Feature) -> Quantity:
-    """Return the curve that the feature is taken from. Raises GpasError with the nearest name."""
-    return SPIKES[feature.curve] if feature.curve in SPIKES else quantity(feature.curve)
-
-
 def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Recorded) -> dict[str, Measured]:
     """Return the number of each entry by its id.
 
@@ -89,7 +67,7 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
     if not feature.curve:
         return {name: _of_metric(status, feature) for name, status in statuses.items()}
     done = {status.key: status for status in statuses.values() if status.state in _ENDED}
-    points = _points(list(done), _curve_of(feature), feature, known)
+    points = _points(list(done), curve_of(feature), feature, known)
     return {name: _of_curve(status, points.get(status.key), feature) for name, status in statuses.items()}
 
 
@@ -132,10 +110,10 @@ def _points(
 
 def _chosen(entry: Entry, points: Mapping[int, Mapping[int, float]], feature: Feature) -> Points:
     """Return the finite points of the chosen layers, at all of the given updates."""
-    if not _curve_of(feature).by_layer:
+    if not curve_of(feature).by_layer:
         return tuple((step, at[0]) for step, at in sorted(points.items()) if math.isfinite(at[0]))
     inside = _layer_filter(entry, feature.layers)
-    outputs = _curve_of(feature).outputs
+    outputs = curve_of(feature).outputs
     found = [point for _, values in sorted(points.items()) for point in by_layer(entry, values, outputs=outputs)[0]]
     return tuple((x, y) for x, y in found if inside(int(x)))
 
@@ -198,31 +176,6 @@ def slope(points: Sequence[tuple[float, float]], scale: float = 0.0) -> float | 
     if not aggregate([y for _, y in points], scale).std:
         return 0.0
     return linear_regression(*zip(*points, strict=True)).slope
-
-
-def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
-    """Return what is wrong with a declared feature, "" if nothing is. `kinds` are the stages that plugins add."""
-    try:
-        state_metric(feature, kinds)
-    except GpasError as error:
-        return str(error)
-    if not feature.curve:
-        name, slash, _ = feature.metric.partition("/")
-        untasked = slash and not state_metric(feature, kinds).by_task
-        return f"'{name}' has no tasks; write {name}" if untasked else ""
-    drawn = _curve_of(feature)
-    if drawn.spans:
-        return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
-    if feature.layers != ("all",) and not drawn.by_layer:
-        return f"'{feature.curve}' is not recorded by layer"
-    if feature.take.endswith(("slope", "-aic")) and drawn.by_layer and feature.updates == "all":
-        what = "slope" if feature.take.endswith("slope") else "law of growth"
-        return f"a {what} over layers is taken at one update; write updates: last, or a number"
-    if feature.take == "early-change" and feature.updates != "all":
-        return "early-change compares updates; write updates: all"
-    if feature.take == "count" and isinstance(feature.updates, int):
-        return "a count is of all updates; leave out updates"
-    return ""
 
 
 _GroupKey = tuple[Label | None, ...]

@@ -1,7 +1,7 @@
 """Figures: curves of cells as data, and their drawings.
 
     curves        the curve of a cell, from the database
-    series        what can be drawn, and curves of cells -> one series per method: mean and band, colour, style
+    series        curves of cells -> one series per method: mean and band, colour, style
     figure        a plot as data
     paper_figures the figures of the papers, from their declarations
     scaling       loss over parameters and FLOPs, with power laws

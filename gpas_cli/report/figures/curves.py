@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import Label, same
 from gpas_cli.grid.entry import Entry
-from gpas_cli.report.figures.series import PART, CellCurve, Points, Quantity, by_layer, over_updates
+from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, over_updates
 from gpas_cli.report.labels import facts
+from gpas_cli.report.quantities import Quantity
 from gpas_cli.spec.cell import Stage
 
 if TYPE_CHECKING:

@@ -35,8 +35,9 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
-from gpas_cli.report.figures.series import CellCurve, quantity
+from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.spec.model import SIZES

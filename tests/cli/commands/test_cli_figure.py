@@ -11,7 +11,8 @@ from gpas_cli.cli.commands.figure import _require_comparable
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Layers, Outcome, Started
 from gpas_cli.report.figures.curves import Selection
-from gpas_cli.report.figures.series import CellCurve, quantity
+from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.quantities import quantity
 
 GRIDS = """
   g:

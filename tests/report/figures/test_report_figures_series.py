@@ -18,7 +18,8 @@ from gpas_cli.project import packaged
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios
 from gpas_cli.report.figures.figure import Figure, with_growth
 from gpas_cli.report.figures.scaling import Scaling, fit, scaling
-from gpas_cli.report.figures.series import CellCurve, Series, by_layer, make_series, over_updates, quantity
+from gpas_cli.report.figures.series import CellCurve, Series, by_layer, make_series, over_updates
+from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import Result
 from gpas_cli.spec.cost import flops_per_token, parameters

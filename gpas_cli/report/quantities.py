@@ -1,0 +1,163 @@
+"""The quantities that runs record over updates or by layer: what figures draw and claims compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.claim import Feature
+from gpas_cli.report.result import metric
+from gpas_cli.spec.stage import Metric, StageKind
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """`curve` is its name in the database, by default its own; recorded values times `scale` are in `unit`.
+
+    by_layer: drawn over layers, at the last recorded update. per_layer: a curve over updates that is recorded among the
+    series by layer, at index 0. spikes: the curve of its spikes. log: y is logarithmic where all values are positive.
+    bars: drawn as bars for few series. spans: drawn as heat maps of the values over n = 1, 2, ... layers, which
+    are recorded as NAME, NAME/2, ...
+    of_targets: a loss, which compares only networks of the same objective. of_gates: only networks with gates have it.
+    outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
+    of the network, which distinguishes the quantities of one plot.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    curve: str = ""
+    by_layer: bool = False
+    per_layer: bool = False
+    log: bool = False
+    scale: float = 1.0
+    spikes: str = ""
+    bars: bool = False
+    spans: bool = False
+    outputs: bool = False
+    of_targets: bool = False
+    of_gates: bool = False
+    part: str = ""
+
+    @property
+    def recorded_as(self) -> str:
+        return self.curve or self.name
+
+    def recorded_over(self, n: int) -> str:
+        """Return the name in the database of the values over `n` layers."""
+        return self.recorded_as if n == 1 else f"{self.recorded_as}/{n}"
+
+    @property
+    def axis(self) -> str:
+        """The title of the y axis: "training loss (nats per token)"."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+_NATS = "nats per token"
+_PER_TARGET = "nats per target"
+_PI = "\N{GREEK SMALL LETTER PI}"
+_MATRICES = {
+    "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
+    "norms": "the norms",
+}  # fmt: skip
+_ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
+
+OVER_UPDATES = (
+    Quantity("loss", "training loss", _NATS, spikes="spike_loss", of_targets=True),
+    Quantity("eval_loss", "validation loss", _NATS, of_targets=True),
+    Quantity("eval_perplexity", "validation perplexity", of_targets=True),
+    Quantity("eval_masked_loss", "validation loss at masked tokens", _PER_TARGET, of_targets=True),
+    Quantity("eval_masked_perplexity", "validation perplexity at masked tokens", of_targets=True),
+    Quantity("eval_denoising_loss", "validation loss at corrupted spans", _PER_TARGET, of_targets=True),
+    Quantity("eval_denoising_perplexity", "validation perplexity at corrupted spans", of_targets=True),
+    Quantity("eval_bits_per_byte", "validation loss", "bits per byte", of_targets=True),
+    Quantity("lr", "learning rate"),
+    Quantity("tokens_per_second", "throughput", "tokens/s"),
+    Quantity("seconds_per_step", "time per update", "s"),
+    Quantity("flops_per_second", "computation", "TFLOP/s", scale=1e-12),
+    Quantity("mfu", "model FLOPs utilisation", "%", scale=100),
+    Quantity("memory", "memory", "GB", scale=1e-9),
+    Quantity("total_grad_norm", "gradient norm", curve="grad_norm", spikes="spike_grad_norm"),
+    *(
+        Quantity(f"{norm}_{part}", f"{title} of {words}", per_layer=True)
+        for norm, title in (("weight_norm", "weight norm"), ("grad_norm", "gradient norm"))
+        for part, words in _ENDS.items()
+    ),
+)
+BY_LAYER = (
+    Quantity("gate", "gate value act(\N{GREEK SMALL LETTER ALPHA})", by_layer=True, of_gates=True),
+    Quantity("alpha", "gate parameter \N{GREEK SMALL LETTER ALPHA}", by_layer=True, of_gates=True),
+    Quantity("activation_variance", "activation variance at the input", by_layer=True, log=True),
+    Quantity(
+        "output_variance", "variance of the output", curve="activation_variance", by_layer=True, log=True, outputs=True
+    ),
+    Quantity("grad_norm", "gradient norm", by_layer=True, log=True),
+    Quantity("weight_norm", "weight norm", by_layer=True),
+    *(
+        Quantity(f"weight_norm_{part}", f"weight norm of {words}", by_layer=True, part=words)
+        for part, words in _MATRICES.items()
+    ),
+    Quantity("importance", "rise of the loss without the layer", _NATS, by_layer=True, bars=True),
+    Quantity("importance_score", "accuracy lost without the layer", "points", by_layer=True, bars=True),
+    Quantity("stream_norm", "norm of the layer's output", by_layer=True, outputs=True),
+    Quantity("stability", "change of the output without the layer, \N{GREEK CAPITAL LETTER PSI}", by_layer=True),
+    Quantity("angular_distance", "angular distance from input to output", _PI, by_layer=True),
+    Quantity("angular_distances", "angular distance", _PI, curve="angular_distance", by_layer=True, spans=True),
+)
+QUANTITIES = {quantity.name: quantity for quantity in (*OVER_UPDATES, *BY_LAYER)}
+
+
+def quantity(name: str) -> Quantity:
+    """Return the quantity called `name`. Raises GpasError with the nearest name."""
+    if name not in QUANTITIES:
+        raise GpasError(f"unknown curve '{name}'; {nearest(name, QUANTITIES)}")
+    return QUANTITIES[name]
+
+
+DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
+# The metric whose state says whether the stage that records a curve has ended.
+_IMPORTANCE_CURVES = (
+    *("importance", "importance_score", "angular_distance", "angular_distances", "stream_norm", "stability"),
+)
+# Spikes are recorded as curves; a claim counts them.
+SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
+
+
+def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
+    """Return the metric whose stage reports the feature. Raises GpasError for an unknown metric or curve."""
+    if feature.metric and feature.metric != DIVERGED:
+        return metric(feature.metric.partition("/")[0], kinds)
+    if feature.curve:
+        curve_of(feature)
+    return metric("mean_importance" if feature.curve in _IMPORTANCE_CURVES else "loss", kinds)
+
+
+def curve_of(feature: Feature) -> Quantity:
+    """Return the curve that the feature is taken from. Raises GpasError with the nearest name."""
+    return SPIKES[feature.curve] if feature.curve in SPIKES else quantity(feature.curve)
+
+
+def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
+    """Return what is wrong with a declared feature, "" if nothing is. `kinds` are the stages that plugins add."""
+    try:
+        state_metric(feature, kinds)
+    except GpasError as error:
+        return str(error)
+    if not feature.curve:
+        name, slash, _ = feature.metric.partition("/")
+        untasked = slash and not state_metric(feature, kinds).by_task
+        return f"'{name}' has no tasks; write {name}" if untasked else ""
+    drawn = curve_of(feature)
+    if drawn.spans:
+        return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
+    if feature.layers != ("all",) and not drawn.by_layer:
+        return f"'{feature.curve}' is not recorded by layer"
+    if feature.take.endswith(("slope", "-aic")) and drawn.by_layer and feature.updates == "all":
+        what = "slope" if feature.take.endswith("slope") else "law of growth"
+        return f"a {what} over layers is taken at one update; write updates: last, or a number"
+    if feature.take == "early-change" and feature.updates != "all":
+        return "early-change compares updates; write updates: all"
+    if feature.take == "count" and isinstance(feature.updates, int):
+        return "a count is of all updates; leave out updates"
+    return ""
