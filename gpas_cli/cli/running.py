@@ -36,6 +36,7 @@ from gpas_cli.grid.select import names_in
 from gpas_cli.grid.variant import ShrunkSetting, TinyText, changes, one_seed, shrink
 from gpas_cli.plan.plan import Plan, plan
 from gpas_cli.project import Project
+from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import Scheduler, scheduler_named
 from gpas_cli.schedule.summary import Item, RunSummary, Submitted, exit_code
 from gpas_cli.spec.stage import called
@@ -43,7 +44,6 @@ from gpas_cli.state.claims import LOCAL
 from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import count, listed
 
-RETRIED = ("failed", "cancelled", "unknown")  # the states in which a stage is run again only on request
 _MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 _NOTIFY_SECONDS = 60.0  # time limit of the --notify command
 _SUMMARY_VARIABLE = "GPAS_SUMMARY"

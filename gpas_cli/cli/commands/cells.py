@@ -11,7 +11,7 @@ import typer
 from gpas_cli.cli.commands.run import run_entries
 from gpas_cli.cli.console import confirm, print_json, say, warn
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
-from gpas_cli.cli.running import RETRIED, DryRun, RunOptions, finish, with_run_options
+from gpas_cli.cli.running import DryRun, RunOptions, finish, with_run_options
 from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
 from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import evidence, once
@@ -20,6 +20,7 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.variant import with_resources
 from gpas_cli.plan.texts import awaited
+from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import cancel as request
 from gpas_cli.schedule.summary import RunSummary
 from gpas_cli.spec.stage import main_result

@@ -19,7 +19,6 @@ from gpas_cli.cli.commands.table import table_entries
 from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Cell, NamesAndSettings, Settings, Where, complete_grid, complete_printed
 from gpas_cli.cli.running import (
-    RETRIED,
     DryRun,
     Notify,
     RunOptions,
@@ -44,6 +43,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.plan.plan import Plan
+from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named, stop_on_signals
 from gpas_cli.schedule.summary import Item, RunSummary, Submitted
 from gpas_cli.state.claims import LOCAL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Grid
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.select import run_command, select
+from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report.papers.layouts import (
     SEPARATOR,
@@ -40,7 +39,7 @@ from gpas_cli.report.tables.external import select_networks
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
 from gpas_cli.report.tables.render import PrintedTableJson, TableJson, TablesJson, printed_json, render, table_json
 from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
-from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, to_run
+from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.report.tables.terminal import Drawn
 from gpas_cli.schedule.scheduler import choose, scheduler_named
 
@@ -186,9 +185,6 @@ def _make(
         return build(chosen, known.states, known.results, spec, shown)
 
 
-_NAMED = 3  # the most failed cells in one command
-
-
 class _MissingRunJson(TypedDict):
     """A run without a number."""
 
@@ -231,10 +227,6 @@ class MissingJson(DocumentJson):
     tables: list[_MissingTableJson]
 
 
-# A command that fills holes, and what it would run and cost; None if it runs nothing.
-_Remedy = tuple[str, Plan | None]
-
-
 def _print_missing(tables: Sequence[Table], form: str) -> None:
     """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
     found = [(table, holes(table)) for table in tables]
@@ -265,22 +257,13 @@ def _print(table: Table, missing: Sequence[Hole]) -> None:
             say(f"  {line}")
 
 
-def _remedies(missing: Sequence[Hole]) -> Iterator[_Remedy]:
-    """Yield the commands: one for each grid with cells to run, one for those that failed, one that reads results."""
+def _remedies(missing: Sequence[Hole]) -> Iterator[tuple[str, Plan | None]]:
+    """Yield the commands that fill holes, and what they would run and cost; None for one that runs nothing or trains
+    cells again."""
     scheduler = scheduler_named(choose("auto").name, project().runs)
-    by_grid: dict[str, list[Entry]] = {}
-    for entry in to_run(missing):
-        by_grid.setdefault(entry.grid, []).append(entry)
-    for grid, chosen in by_grid.items():
-        yield run_command(chosen, entries([grid])), plan_for(scheduler, chosen)
-    failed = to_run(missing, RETRIED)
-    if failed:
-        cells = [entry.id for entry in failed] if len(failed) <= _NAMED else []
-        yield shlex.join(["gpas", "retry", *cells]), plan_for(scheduler, failed, RETRIED)
-    if dead := to_run(missing, ("not finite",)):
-        yield shlex.join(["gpas", "rerun", *(entry.id for entry in dead)]), None
-    if to_run(missing, ("unsynced",)):
-        yield "gpas sync", None
+    runs = [(run.state, run.entry) for hole in missing for run in hole.runs]
+    for command, cells in remedies(runs, entries(list(dict.fromkeys(entry.grid for _, entry in runs)))):
+        yield command, plan_for(scheduler, cells, RETRIED) if cells else None
 
 
 def _json(table: Table, missing: Sequence[Hole]) -> _MissingTableJson:

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.document import Label
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.select import run_command
 from gpas_cli.report.claims.measure import Group, groups
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
 from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
@@ -37,7 +36,7 @@ from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.table_place import RETRIED
+from gpas_cli.report.tables.table_place import remedies
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 _LEVEL = 0.95
@@ -191,13 +190,6 @@ def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
 
 
 _MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number
-# What a run in this state needs. Those that are queued or running need nothing.
-_REMEDIES = {
-    **dict.fromkeys(RETRIED, "gpas retry"),
-    **dict.fromkeys(("unrecorded", "not finite"), "gpas rerun"),
-    "unsynced": "gpas sync",
-}
-_WAITING = ("queued", "running")
 
 
 def missing(parts: Iterable[Part]) -> tuple[EntryStatus, ...]:
@@ -217,15 +209,8 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
     """
     if verdict.verdict != UNDECIDED or not verdict.parts:
         return ""
-    idle = [status for status in verdict.missing if status.state not in _WAITING]
-    startable = [status.entry for status in idle if status.state not in _REMEDIES]
-    if startable:
-        return run_command(startable, entries)
-    if idle:
-        names = [status.entry.id for status in idle if status.state == idle[0].state]
-        return " ".join([_REMEDIES[idle[0].state], *map(shlex.quote, names if idle[0].state != "unsynced" else [])])
     if verdict.missing:
-        return ""
+        return next(remedies(((status.state, status.entry) for status in verdict.missing), entries), ("", []))[0]
     claim = verdict.claim
     size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
     seeds = max(_MAX_SEEDS, 2 * verdict.n[0])

@@ -17,7 +17,6 @@ layers.
 
 from __future__ import annotations
 
-import shlex
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,14 +31,13 @@ from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.select import run_command
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.tables.table_place import RETRIED
+from gpas_cli.report.tables.table_place import RETRIED, remedies
 from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
 
@@ -231,12 +229,11 @@ def make(request: Request, known: Recorded, bounds: _Bounds | None = None) -> Pa
 
 def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorded) -> str:
     """Return the command that runs missing cells; `gpas retry` where `gpas run` would leave all of them alone."""
-    states = {key: state for key, (state, _) in known.states.items()}
-    startable = [entry for entry in missing if all(states.get(stage.key) not in RETRIED for stage in entry.cell.stages)]
-    if startable or not missing:
-        return run_command(startable, declared)
-    grids = dict.fromkeys(entry.grid for entry in missing)
-    return shlex.join(["gpas", "retry", *([entry.id for entry in missing] if len(missing) <= _SHOWN else grids)])
+    found = []
+    for entry in missing:
+        states = [known.states.get(stage.key, ("missing", None))[0] for stage in entry.cell.stages]
+        found.append((next((state for state in states if state in RETRIED), "missing"), entry))
+    return next(remedies(found, declared), ("", []))[0]
 
 
 def _labels_of_each(request: Request) -> list[dict[str, Label]]:

@@ -1,14 +1,16 @@
-"""Find a cell of a table by the words that name it, `table2[pre+gpas,71m]`, and the cells without a number."""
+"""Find a cell of a table by the words that name it, `table2[pre+gpas,71m]`; the cells without a number and their commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpas_cli.errors import UnknownCell, nearest
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
@@ -202,7 +204,16 @@ def _unnamed(
 
 
 RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
-_NOT_RUN = ("unsynced", "unrecorded", "not finite")  # states of cells that have run
+# The command that a cell without a number needs, by its state; `run` in any other, none while it is queued or running.
+_COMMANDS = {
+    **dict.fromkeys(RETRIED, "retry"),
+    "unrecorded": "rerun",
+    "not finite": "rerun",
+    "unsynced": "sync",
+    "queued": "",
+    "running": "",
+}
+_MOST_RETRIED = 6  # cells in one command, which else names their grids
 
 
 @dataclass(frozen=True)
@@ -226,8 +237,20 @@ def holes(table: Table) -> list[Hole]:
     return found
 
 
-def to_run(found: Iterable[Hole], states: Sequence[str] | None = None) -> list[Entry]:
-    """Return the entries of the holes that `gpas run` runs, each cell once; with `states`, those in one of them."""
-    runs = [run for hole in found for run in hole.runs]
-    wanted = [run for run in runs if (run.state in states if states else run.state not in (*RETRIED, *_NOT_RUN))]
-    return list({run.entry.key: run.entry for run in wanted}.values())
+def remedies(missing: Iterable[tuple[str, Entry]], entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield the commands that bring the numbers of cells in these states, each with those that it starts.
+
+    `entries` are all cells of their grids.
+    """
+    by_command: dict[str, dict[str, Entry]] = {}
+    for state, entry in missing:
+        by_command.setdefault(_COMMANDS.get(state, "run"), {})[entry.key] = entry
+    for name in ("run", "retry", "rerun", "sync"):
+        cells = list(by_command.get(name, {}).values())
+        names = [cell.id for cell in cells] if name != "sync" else []
+        if name == "retry" and len(cells) > _MOST_RETRIED:
+            names = list(dict.fromkeys(cell.grid for cell in cells))
+        if name == "run" and cells:
+            yield run_command(cells, entries), cells
+        elif cells:
+            yield shlex.join(["gpas", name, *names]), cells if name == "retry" else []

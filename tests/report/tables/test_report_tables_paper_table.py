@@ -24,7 +24,7 @@ from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import Table, build
-from gpas_cli.report.tables.table_place import RETRIED, Hole, Place, find_place, place_name, to_run
+from gpas_cli.report.tables.table_place import RETRIED, Place, find_place, place_name, remedies
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import CORPORA
 
@@ -400,13 +400,16 @@ def test_other_names_are_not_those_of_table_cells(text: str) -> None:
     assert place_name(text) is None
 
 
-def hole(*states: str) -> Hole:
-    runs: Any = tuple(SimpleNamespace(state=state, entry=SimpleNamespace(key=state)) for state in states)
-    return Hole("Pre-LN", "toy", runs)
-
-
-@pytest.mark.parametrize("state", ["failed", "cancelled", "unknown"])
-def test_what_waits_for_a_retry_is_not_left_to_run(state: str) -> None:
-    found = [hole(state, "missing", "interrupted", "not finite")]
-    assert [entry.key for entry in to_run(found)] == ["missing", "interrupted"]
-    assert [entry.key for entry in to_run(found, RETRIED)] == [state]
+@pytest.mark.parametrize("state", RETRIED)
+def test_each_state_without_a_number_has_its_command(state: str) -> None:
+    states = (state, "missing", "interrupted", "not finite", "unrecorded", "queued", "running", "unsynced")
+    cells = [SimpleNamespace(key=name, id=f"g/{name.split()[0]}", grid="g", axes={}) for name in states]
+    found: Any = list(remedies(zip(states, cells, strict=True), cells))  # type: ignore[arg-type]
+    assert [(command, [cell.key for cell in started]) for command, started in found] == [
+        ("gpas run grid g", ["missing", "interrupted"]),
+        (f"gpas retry g/{state}", [state]),
+        ("gpas rerun g/not g/unrecorded", []),
+        ("gpas sync", []),
+    ]
+    many = [(state, SimpleNamespace(key=str(n), id=f"g/{n}", grid="g")) for n in range(7)]
+    assert [command for command, _ in remedies(many, [])] == ["gpas retry g"]  # type: ignore[arg-type]
