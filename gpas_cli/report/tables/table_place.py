@@ -1,4 +1,4 @@
-"""Find a cell of a table by the words that name it, `table2[pre+gpas,71m]`; the cells without a number and their commands."""
+"""Find a cell of a table by its words, `table2[pre+gpas,71m]`; the cells without a number and the commands for them."""
 
 from __future__ import annotations
 
