@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
@@ -135,7 +137,8 @@ def status(
     elif as_json:
         print_json(view.document(observed(names, where, jobs=True, started=False)))
     elif watching:
-        _watch(view, names, where)
+        view = replace(view, watched=True, sort=view.sort or "state")
+        watch(lambda: Group(*view.parts(observed(names, where, jobs=True, started=False))), screen=False)
     else:
         states = observed(names, where, jobs=True, started=False)
         warn(without_runs([state.entry for state in states]))
@@ -212,24 +215,13 @@ def _only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
     return [state for state in states if state.entry.grid in names]
 
 
-def _watch(view: View, names: Sequence[str] | None, where: Sequence[str] | None) -> None:
-    from gpas_cli.plan.usage import UsageMeter
-
-    meter = UsageMeter(project().runs)
-
-    def screen() -> RenderableType:
-        states = observed(names, where, jobs=True, started=False)
-        return Group(*view.screen(states, meter, console().height))
-
-    watch(screen, screen=False)
-
-
 @dataclass(frozen=True)
 class View:
     """What to show of the observed cells: those in `states`, sorted by `sort`, at most `limit`; by default all, in
     declared order.
 
     brief: no grid was named, so only the cells that need attention are listed. narrowed: --where or --state was given.
+    watched: it is drawn again and again, so that no more is listed than a screen has room for.
     """
 
     brief: bool
@@ -237,6 +229,7 @@ class View:
     sort: str | None = None
     limit: int | None = None
     narrowed: bool = False
+    watched: bool = False
 
     def fitting(self, cells: Sequence[CellStatus]) -> list[CellStatus]:
         """Return all cells in the selected states, in order, without the limit."""
@@ -252,14 +245,15 @@ class View:
         grids = len({state.entry.grid for state in states})
         several = grids > 1
         on_terminal = console().is_terminal
-        if several:
+        if several and not (self.watched and grids > console().height // 2):
             yield grid_table(states, _ends(states))
             yield Text("")
         listed = self._picked(states)
         shown = self._cut(listed, max(_LEAST, console().height - grids - _OTHER_LINES) if on_terminal else _LISTED)
         if self.brief or self.sort:
             none = f"no cell is {' or '.join(self.states)}" if self.states else "nothing is running or needs attention"
-            yield cell_table(shown, wrapped=not (self.brief and on_terminal)) if shown else Text(none, style="dim")
+            wrapped = not ((self.brief or self.watched) and on_terminal)
+            yield cell_table(shown, wrapped=wrapped) if shown else Text(none, style="dim")
             yield Text("")
         else:
             for name in dict.fromkeys(state.entry.grid for state in shown):
@@ -274,23 +268,6 @@ class View:
         if hidden := len({state.entry.grid for state in every}) - grids:
             remark = f"{count(hidden, 'more grid')} {verb(hidden, 'has no run of its', 'have no runs of their')} own"
             yield Text(f"{remark}: `gpas status --all`", style="dim")
-
-    def screen(self, states: Sequence[CellStatus], meter: UsageMeter, height: int) -> list[RenderableType]:
-        """Return what fits into `height` lines: the totals, a summary of each grid, and the first cells."""
-        states = self._observed(states)
-        several = len({state.entry.grid for state in states}) > 1
-        heads = [Text.from_markup(totals(states)), *map(Text, _text_lines(states))]
-        for head in heads:
-            head.no_wrap, head.overflow = True, "ellipsis"
-        parts: list[RenderableType] = [*heads]
-        room = height - len(parts) - 3  # the cursor, the heading of the cells, and the line about cells not shown
-        if several and (grids := grid_table(states, _ends(states, meter))).lines <= room - _LEAST:
-            parts.append(grids)
-            room -= grids.lines
-        listed = self._picked(states, usual="state")
-        shown = self._cut(listed)[: max(_LEAST, room)]
-        parts += [cell_table(shown, meter, wrapped=False)] if shown else []
-        return [*parts, Text(rest(listed[len(shown) :]), style="dim")] if len(listed) > len(shown) else parts
 
     def document(self, states: Sequence[CellStatus]) -> StatusJson:
         """Return the document `Status`: all grids and, unless cells were selected, the cells of started grids."""
@@ -308,19 +285,19 @@ class View:
         """Return the states to show: without a choice of grids or cells, those of started grids."""
         return _only_started(states) if self.brief and not self.narrowed else states
 
-    def _picked(self, states: Sequence[CellStatus], usual: str | None = None) -> list[CellStatus]:
+    def _picked(self, states: Sequence[CellStatus]) -> list[CellStatus]:
         """Return the cells to list; each run once if they are not grouped by grid."""
         wanted = replace(
             self,
             states=self.states or (_LIVELY if self.brief else ()),
-            sort=self.sort or ("state" if self.brief else usual),
+            sort=self.sort or ("state" if self.brief else None),
         )
         if not wanted.sort:
             return wanted.fitting(states)
         return wanted.fitting(once(by_run(states) if self.brief else states))
 
     def _cut(self, listed: list[CellStatus], usual: int = _LISTED) -> list[CellStatus]:
-        return listed[: usual if self.limit is None and self.brief else self.limit]
+        return listed[: usual if self.limit is None and (self.brief or self.watched) else self.limit]
 
 
 def _headline(states: Sequence[CellStatus], ends: str) -> str:
@@ -329,19 +306,25 @@ def _headline(states: Sequence[CellStatus], ends: str) -> str:
     return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
 
 
-def _uses(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, GridUsage]:
+@cache
+def _meter(runs: Path) -> UsageMeter:
+    """Return the meter of a project, which remembers what has ended."""
+    from gpas_cli.plan.usage import UsageMeter
+
+    return UsageMeter(runs)
+
+
+def _uses(states: Sequence[CellStatus]) -> dict[str, GridUsage]:
     """Return the resource usage, with the ETA, of each grid that has running cells."""
     lively = {state.entry.grid for state in states if state.state == "running"}
     if not lively:
         return {}
-    from gpas_cli.plan.usage import UsageMeter
-
-    meter = meter or UsageMeter(project().runs)
-    return {use.grid: use for use in meter.activity([s for s in states if s.entry.grid in lively]).grids}
+    activity = _meter(project().runs).activity([state for state in states if state.entry.grid in lively])
+    return {use.grid: use for use in activity.grids}
 
 
-def _ends(states: Sequence[CellStatus], meter: UsageMeter | None = None) -> dict[str, str]:
-    return {name: ends(use) for name, use in _uses(states, meter).items()}
+def _ends(states: Sequence[CellStatus]) -> dict[str, str]:
+    return {name: ends(use) for name, use in _uses(states).items()}
 
 
 def _texts(states: Sequence[CellStatus]) -> list[Awaited]:

@@ -14,13 +14,12 @@ from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
 from gpas_cli.words import clock_time, duration
 
 if TYPE_CHECKING:  # the estimates, which take long to import
-    from gpas_cli.plan.usage import GridUsage, UsageMeter
+    from gpas_cli.plan.usage import GridUsage
 
 COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
 }  # fmt: skip
-_DROPPABLE = ("evidence", "key")  # columns left out on a narrow terminal, in this order, then the result
 
 
 class SlurmJobJson(TypedDict):
@@ -98,22 +97,16 @@ def grid_table(states: Sequence[CellStatus], ends: Mapping[str, str]) -> Columns
     return Columns(headers, rows, right=frozenset(("cells", *occurring)))
 
 
-def cell_table(
-    states: Sequence[CellStatus], meter: UsageMeter | None = None, *, title: str = "", wrapped: bool = True
-) -> Columns:
-    """Return a table with a row per cell; with a meter, also what each cell is doing.
-
-    Cells are named with their grid, unless `title` is the grid's name.
-    """
+def cell_table(states: Sequence[CellStatus], *, title: str = "", wrapped: bool = True) -> Columns:
+    """Return a table with a row per cell. Cells are named with their grid, unless `title` is the grid's name."""
     results = [main_result(state.metrics) for state in states]
     names = {metric.words for metric, _ in filter(None, results)}
     # Cells at different stages have different results, which then carry their names.
     header = "result" if len(names) > 1 else next(iter(names), "perplexity")
-    headers = ("cell", "key", "state", header, *(["doing"] if meter else []), "evidence")
+    headers = ("cell", "key", "state", header, "evidence")
     shown = [_result(found, named=len(names) > 1) for found in results]
-    rows = [_row(state, text, meter, named=bool(title)) for state, text in zip(states, shown, strict=True)]
-    droppable = (*_DROPPABLE, header) if meter else () if wrapped else ("key", header)
-    return Columns(headers, rows, title, frozenset({header}), droppable, wrapped)
+    rows = [_row(state, text, named=bool(title)) for state, text in zip(states, shown, strict=True)]
+    return Columns(headers, rows, title, frozenset({header}), () if wrapped else ("key", header), wrapped)
 
 
 def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
@@ -123,10 +116,9 @@ def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
     return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
 
 
-def _row(state: CellStatus, shown: str, meter: UsageMeter | None, *, named: bool) -> tuple[Cell, ...]:
-    doing = [_doing(state, meter)] if meter else []
+def _row(state: CellStatus, shown: str, *, named: bool) -> tuple[Cell, ...]:
     name = state.entry.name if named else state.entry.id
-    return (name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown, *doing,
+    return (name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown,
             evidence(state))  # fmt: skip
 
 
@@ -145,25 +137,6 @@ def evidence(state: CellStatus) -> str:
     if state.source == "outcome" and ago and state.state not in ALIVE:
         return f"{'finished' if called(state.state, state.metrics) in RESULTS else 'ended'} {ago}{cause}"
     return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
-
-
-def _doing(state: CellStatus, meter: UsageMeter) -> str:
-    """Return loss, time left, GPU-hours and node of a running cell; position, start and reason of a queued one."""
-    parts = []
-    seen = state.progress
-    job = state.job
-    if state.state == "running" and seen:
-        doing = [seen.phase] if seen.phase and seen.share is None else []  # `counted` has the task
-        parts += [f"loss {seen.loss:.3f}"] if seen.loss is not None else doing
-        parts += [f"{duration(seen.eta)} left"] if seen.eta is not None else []
-        parts += [f"{spent.gpu_hours:.2f} GPU-hours"] if (spent := meter.spent(state)).gpu_hours else []
-    if state.state == "running" and job:
-        parts += [f"on {job.nodes}"] if job.nodes else []
-    if state.state == "queued" and job:
-        parts += [job.in_line] if job.in_line else []
-        parts += [f"starts about {begins}"] if (begins := starts(job)) else []
-        parts += [job.held or job.reason] if job.reason not in ("", "None") else []
-    return ", ".join(parts)
 
 
 def starts(job: SchedulerJob) -> str:
