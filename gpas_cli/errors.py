@@ -92,10 +92,14 @@ class InvalidExperiments(GpasError):
 def nearest(given: object, valid: Iterable[str]) -> str:
     """Return a hint with the valid name closest to `given`, or with all valid names if none is close."""
     valid = [str(v) for v in valid]
-    close = difflib.get_close_matches(str(given).lower(), valid, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean '{close[0]}'?"
+    if close := closest(given, valid):
+        return f"did you mean '{close}'?"
     return f"valid: {', '.join(valid)}" if valid else "none is declared"
+
+
+def closest(given: object, valid: Iterable[str]) -> str:
+    """Return the valid name closest to `given`, "" if none is close."""
+    return "".join(difflib.get_close_matches(str(given).lower(), list(valid), n=1, cutoff=0.6))
 
 
 def first_line(error: BaseException) -> str:

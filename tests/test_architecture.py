@@ -41,8 +41,8 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (990, 96),
-    "cli": (5_918, 230),
+    "": (995, 97),
+    "cli": (5_985, 230),
     "data": (2_545, 131),
     "doctor": (160, 1),
     "evaluate": (2_550, 101),
@@ -51,7 +51,7 @@ BUDGET = {
     "origin": (806, 30),
     "page": (718, 28),
     "plan": (1_260, 52),
-    "report": (5_451, 251),
+    "report": (5_462, 252),
     "results": (217, 9),
     "schedule": (3_255, 110),
     "spec": (3_080, 184),

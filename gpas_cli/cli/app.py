@@ -53,6 +53,8 @@ class _OneAtATime(_ConfigAnywhere):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in self.commands:
             self.commands[args[0]] = get_group(make_app(args[0])).commands[args[0]]
+        elif args and args[0] in _OTHER_NAMES:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{_OTHER_NAMES[args[0]]}'?")
         return super().resolve_command(ctx, args)
 
 
@@ -160,6 +162,14 @@ TOGETHER = {
     "serve": "report",
     "sync": "db",
 }
+
+
+# What other programs call a command -> the command.
+_OTHER_NAMES = {
+    "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
+    "delete": "gc", "clean": "gc", "list": "status", "ls": "status", "show": "explain", "plot": "figure",
+    "prepare": "data prepare", "import-task": "data import-task",
+}  # fmt: skip
 
 
 def make_app(asked: str | None = None) -> typer.Typer:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gpas_cli.errors import Problem, nearest
+from gpas_cli.errors import Problem, closest, nearest
 from gpas_cli.grid.document import Mark, Node, mapping, spelled
 from gpas_cli.grid.settings import located
 from gpas_cli.spec import parse
@@ -46,7 +46,10 @@ class Part:
         return replace(self, node=node, mark=node.mark)
 
     def entries(self, known: Collection[str] = ()) -> Entries:
-        """Return the entries of a mapping, only those in `known` if given; none for an absent part."""
+        """Return the entries of a mapping, only those in `known` if given; none for an absent part.
+
+        A misspelt entry is read as the one that is meant, so that no message is about the absence of that one.
+        """
         found = Entries(self)
         if self.node is not None and not isinstance(self.value, dict):
             self.report(f"{_shown(self.node)} is not a mapping")
@@ -54,7 +57,8 @@ class Part:
             for name, child in self.value.items():
                 if known and name not in known:
                     self.report(f"unknown key '{name}'; {nearest(name, known)}", child.key or child.mark, name)
-                else:
+                    name = closest(name, set(known) - self.value.keys())
+                if name or not known:
                     found[name] = replace(found[name], node=child, mark=child.mark)
         return found
 

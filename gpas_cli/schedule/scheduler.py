@@ -157,12 +157,12 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     return [use for name in scheduler_names() for use in scheduler_named(name, runs).used_by_profile(keys)]
 
 
-def choose(word: str) -> Choice:
+def choose(word: str, runs: Path | None = None) -> Choice:
     """Return the scheduler for the option's value `word`: auto, or a scheduler's name. Raises GpasError if it is
     unknown or unusable here.
 
     auto is the first registered scheduler that chooses itself (SLURM does if its controller answers), else this
-    machine.
+    machine. The note is left out if `runs` has only jobs that ran on this machine: then it is no news.
     """
     names = ("auto", *scheduler_names())
     if word not in names:
@@ -173,7 +173,8 @@ def choose(word: str) -> Choice:
     for name in scheduler_names():
         with suppress(GpasError):  # a scheduler that cannot be loaded is a finding of `gpas doctor`
             if choice := scheduler_class(name).automatic():
-                return cast(Choice, choice)
+                known = runs and runs.is_dir() and not any((runs / f".{each}").is_dir() for each in scheduler_names())
+                return Choice(choice.name) if known else cast(Choice, choice)
     return Choice(LOCAL)
 
 

@@ -28,7 +28,8 @@ from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.objective import Masked, Objective
 from gpas_cli.spec.optim import Optim, unread_settings
 
-_GPT2_IDS = 50_257
+# Tokenizers with ids of their own: what a message calls these, and how many there are.
+_IDS = {"t5": ("T5's 32000 pieces", 32_000), "gpt2": ("GPT-2's 50257 ids", 50_257)}
 
 
 def canonical_model(model: Model) -> Model:
@@ -124,9 +125,10 @@ def _wiring_fault(model: Model, layer: int) -> str:
     norms = [norm for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm) if norm is not None]
     if not all(isinstance(norm, Norm) for norm in norms):
         return "has a norm that is neither None nor a Norm"
-    numbers = [wiring.skip, *(number for norm in norms for number in (norm.init, norm.scale))]
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        return "has a number that is not finite"
+    numbers = [("skip", wiring.skip), *((name, getattr(norm, name)) for norm in norms for name in ("init", "scale"))]
+    for name, number in numbers:
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            return f"has the {name} {number!r}, which is not a finite number"
     if wiring.home not in GATE_SLOTS:
         return f"has the home {wiring.home!r}; {nearest(wiring.home, GATE_SLOTS)}"
     return ""
@@ -269,14 +271,11 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
     family = model.family
     if family.positions == "learned" and family.context < data.length:
         yield Problem(("family", "context"), f"{family.context} is shorter than a row of {data.length} tokens")
-    if data.tokenizer == "gpt2" and vocab < _GPT2_IDS:
-        yield Problem(
-            ("size", "vocab"), f"{vocab} is smaller than GPT-2's {_GPT2_IDS} ids; set size.vocab: {_GPT2_IDS}"
-        )
-    if data.tokenizer == "t5" and vocab < 32_000:
-        remedy = f"set size.vocab: {32_000 + own}" if own else "set data.tokenizer: bpe"
-        remedy += " (unless set, data is c4 and its tokenizer t5)"
-        yield Problem(("size", "vocab"), f"{vocab}{beside} is smaller than T5's 32000 pieces; {remedy}")
+    title, ids = _IDS.get(data.tokenizer, ("", 0))
+    if vocab < ids:
+        remedy = f"set size.vocab: {ids + own} or data.tokenizer: bpe"
+        remedy += " (unless set, data is c4 and its tokenizer t5)" if data.tokenizer == "t5" else ""
+        yield Problem(("size", "vocab"), f"{vocab}{beside} is smaller than {title}; {remedy}")
 
 
 def _check_documents(data: Data, objective: Objective) -> Iterator[Problem]:

@@ -30,6 +30,10 @@ def test_a_check_that_finds_damage_ends_with_failed(face: Face, monkeypatch: pyt
     assert made.key in face("db", "check", expect=Exit.FAILED).out
     monkeypatch.setenv("GPAS_DB", str(face.folder / "experiments.yaml"))
     assert "problem" in face("doctor", expect=Exit.FAILED).out
+    said = face("db", "check", expect=Exit.FAILED)
+    assert (said.err, said.out.count("is not an SQLite database")) == ("", 1)
+    monkeypatch.setenv("GPAS_DB", "foo://x")
+    assert face("db", "check", expect=Exit.USAGE).err.count("\n") == 1
 
 
 def test_the_meanings_are_in_the_help(face: Face) -> None:

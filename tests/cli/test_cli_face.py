@@ -100,6 +100,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
         (("-c", ".", "plan"), ". is not a file; name the experiments file"),
         (("plan", "-c", "nowhere.yaml"), "nowhere.yaml does not exist"),
         (("run", "grid", "--config=nowhere.yaml", "--yes"), "nowhere.yaml does not exist"),
+        (("compare", "a", "b"), "Did you mean 'diff'?"),
         (("plan", "--config"), "--config needs the path of an experiments file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -232,6 +232,14 @@ def test_all_mistakes_of_a_file_at_once() -> None:
     assert [line.split(": ")[0] for line in complaints(text)] == ["e.yaml:5:51", "e.yaml:4:70", "e.yaml:6:60"]
 
 
+def test_a_misspelt_section_is_read_so_that_only_its_name_is_reported() -> None:
+    text = (
+        HEAD.replace("grids:", "gridz:") + "  a: {base: {size: quickstart, data: quickstart}, axess: {norm: [pre]}}\n"
+    )
+    text += "claims: {b: {statement: It is., grids: [a], subject: {norm: pre}, expect: {below: 1}}}\n"
+    assert [line.split(": ")[1] for line in complaints(text)] == ["gridz", "grids.a.axess"]
+
+
 def test_what_follows_from_a_mistake_in_a_size_or_corpus_is_not_reported() -> None:
     declared = "sizes: {tiny: {like: quickstart, layers: four}}\ncorpora: {mine: {source: web}}\n"
     text = declared + HEAD.replace("quickstart:", "tiny:") + "  g: {base: {size: tiny, data: mine}}\n"

@@ -195,6 +195,12 @@ def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch:
     install(programs, "sbatch")
     assert choose("local") == Choice("local")
     assert "no SLURM controller answers" in choose("auto").note
+    runs = programs / "runs"
+    assert choose("auto", runs) == choose("auto")
+    runs.mkdir()
+    assert choose("auto", runs) == Choice("local")  # jobs have run here before, and nowhere else
+    (runs / ".slurm").mkdir()
+    assert choose("auto", runs) == choose("auto")
     install(programs, "scontrol", "echo 'Slurmctld(primary) at here is UP'")
     assert choose("auto") == Choice("slurm")
     assert choose("local") == Choice("local")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -11,7 +12,7 @@ import typer
 from rich.progress import track
 from rich.text import Text
 
-from gpas_cli.cli.console import console, print_json, say
+from gpas_cli.cli.console import console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import catalogue, entries, project
 from gpas_cli.cli.views.columns import Columns
@@ -21,8 +22,10 @@ from gpas_cli.data.prepare import build, open_source, token_cache
 from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.documents import DocumentJson, From, filled
-from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.errors import Exit, GpasError, closest, nearest
+from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import import_task as import_file
+from gpas_cli.plan.texts import Texts
 from gpas_cli.processor import usable_cores
 from gpas_cli.words import byte_size, count
 
@@ -117,7 +120,12 @@ def prepare(
         raise GpasError(f"--split: unknown split '{split}'; {nearest(split, SPLITS)}")
     here = project()
     splits = (split,) if split else SPLITS
-    wanted = requirements(entry.cell for entry in entries(names, where))
+    chosen = entries(names, where)
+    cells = [replace(entry.cell, later=()) for entry in chosen]  # finetuning records are not tokenised beforehand
+    texts = Texts(here, cells, entries=chosen)
+    if absent := list(dict.fromkeys(filter(None, map(texts.missing, cells)))):
+        raise GpasError("\n".join(absent))
+    wanted = requirements(cells)
     made: list[_PreparedCorpusJson] = []
     for demand in wanted:
         with tokenise_view(console()) as view:
@@ -219,6 +227,8 @@ def import_task(
     """
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root)
+    if task not in FORMS and closest(task, FORMS):
+        warn(f"{task} is imported as a task of your own, with prompts that are no known task's; {nearest(task, FORMS)}")
     if as_json:
         print_json(ImportedTaskJson(schema=1, task=made.name, path=str(made.path), questions=made.questions))
         return

@@ -110,8 +110,10 @@ def check(as_json: AsJson = False) -> None:
     Example: [bold]gpas db check[/bold]
     """
     began = time.time()
-    warn(ingest(project()))
+    problem = ingest(project())
     findings = maintenance.check(project().database, project().runs, began)
+    if not any(finding.message in problem for finding in findings):
+        warn(problem)
     if as_json:
         print_json(CheckedDatabaseJson(schema=1, findings=[str(finding) for finding in findings]))
     else:

@@ -136,9 +136,9 @@ def diff(
         raise GpasError("name a second cell, an attempt (NAME@2), or another project with --in")
     theirs = Project.find(folder / CONFIG_NAME, environ={}) if folder else project()
     with ExitStack() as opened:
-        sides = [opened.enter_context(_side(one, project(), None)),
-                 opened.enter_context(_side(other or one, theirs, folder))]  # fmt: skip
-        found = compare(sides[0], sides[1])
+        first = opened.enter_context(_side(one, project()))
+        second = opened.enter_context(_side(other or one, theirs, first.entry.grid if folder else None))
+        found = compare(first, second)
     if as_json:
         a, b = found.titles
         code = [filled(_ChangedCodeJson, one, a=one.versions[0], b=one.versions[1]) for one in found.code]
@@ -150,11 +150,14 @@ def diff(
 
 
 @contextmanager
-def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
-    """Yield what is recorded of the cell, or of the attempt, that `text` names; `folder` is that of another project."""
+def _side(text: str, where: Project, grid: str | None = None) -> Iterator[Side]:
+    """Yield what is recorded of the cell, or of the attempt, that `text` names.
+
+    grid: of another project, the one whose cells take precedence over those of its default grid.
+    """
     match = _ATTEMPT.fullmatch(text)
     name = match[1] if match else text
-    entry = _find_elsewhere(name, where) if folder else find_cells([name])[0]
+    entry = find_cells([name])[0] if grid is None else _find_elsewhere(name, where, grid)
     with recorded_of([entry], where) as known:
         if known.engine is None:
             raise GpasError(
@@ -163,9 +166,10 @@ def _side(text: str, where: Project, folder: Path | None) -> Iterator[Side]:
         yield Side(entry, known.engine, where.runs, int(match[2]) if match else None)
 
 
-def _find_elsewhere(name: str, where: Project) -> Entry:
+def _find_elsewhere(name: str, where: Project, grid: str) -> Entry:
     declared = load(where.config)
-    return find_preferring(declared.default, expand(declared, list(declared.grids)), name)
+    usual = grid if grid in declared.grids else declared.default
+    return find_preferring(usual, expand(declared, list(declared.grids)), name)
 
 
 def _print(found: Comparison, with_code: bool) -> None:

@@ -17,8 +17,9 @@ from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorde
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.grid.document import spelled
 from gpas_cli.grid.entry import Entry
-from gpas_cli.report.figures.curves import Selection, curves, ratios
+from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios, recorded_quantities
 from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import (
     FigureSpec,
@@ -224,15 +225,25 @@ def _plot(
 ) -> None:
     paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
+    _require_known(selection, against, chosen)
     over = {name: grid.table_spec.over for name, grid in experiments().grids.items()}
     with recorded_of(chosen) as known:
         runs = curves(known.engine, chosen, selection, lambda entry: over.get(entry.grid, "seed"))
+        others = [] if runs else recorded_quantities(known.engine, chosen)
     recorded = list(dict.fromkeys(run.entry.id for run in runs))
     gateless = [e.id for e in chosen if selection.quantity.of_gates and e.cell.model.gate is None]
     missing = [e.id for e in chosen if e.id not in {*recorded, *gateless}]
     _require_comparable(runs, selection)
     found = ratios(runs, against) if against else runs
     divisor = ", ".join(f"{axis} {label}" for axis, label in against.items())
+    first, updates = min(selection.at, default=selection.start), max(entry.cell.optim.updates for entry in chosen)
+    if not runs and first > updates:
+        raise GpasError(f"no curve reaches update {first:g}; the cells train for {updates:,} updates")
+    if others and (paths or output.terminal):
+        title = _title(selection, chosen)
+        raise GpasError(f"{title}: no such curve has been recorded; recorded: {listed(others, 8)}")
+    if runs and not found:
+        raise GpasError(f"--against: no recorded curve differs from one with {divisor} in that alone")
     made = make_figure(
         found,
         selection,
@@ -283,6 +294,21 @@ def _labels(against: Sequence[str] | None) -> dict[str, str]:
         if not all(word.partition("=")):
             raise GpasError(f"--against {word} is not AXIS=LABEL, such as gate=none")
     return {axis: label for axis, _, label in (word.partition("=") for word in against or ())}
+
+
+def _require_known(selection: Selection, against: dict[str, str], chosen: Sequence[Entry]) -> None:
+    """Raise GpasError for a layer or a label that none of the cells has."""
+    layers = max(entry.cell.model.size.layers for entry in chosen)
+    for layer in selection.layers or ():
+        if not 1 <= layer < layers + 1:
+            raise GpasError(f"--layers {layer:g}: the cells have the layers 1 to {layers}")
+    for axis, label in against.items():
+        if not any(has_labels(entry, {axis: label}) for entry in chosen):
+            axes = dict.fromkeys(name for entry in chosen for name in entry.axes)
+            labels = dict.fromkeys(spelled(entry.axes[axis]) for entry in chosen if axis in entry.axes)
+            unknown = f"no cell has {axis} '{label}'" if labels else f"no axis '{axis}'"
+            hint = nearest(label, labels) if labels else nearest(axis, axes)
+            raise GpasError(f"--against {axis}={label}: {unknown}; {hint}")
 
 
 def _title(selection: Selection, chosen: Sequence[Entry]) -> str:

@@ -94,11 +94,11 @@ def _uses(
 
 def _table(chosen: Sequence[Entry], uses: dict[str, StageUse], started: dict[str, str]) -> Columns:
     """Return a table with a row per grid, where a stage of several grids counts in the one that started it."""
-    declared = experiments().grids
+    declared = {entry.id for entry in entries(list(experiments().grids))}
     grids: dict[str, list[str]] = {}  # of each stage, the one that it counts in first
     cells: Counter[str] = Counter()
     for entry in chosen:
-        name = entry.grid if entry.grid in declared else _UNDECLARED
+        name = entry.grid if entry.id in declared else _UNDECLARED
         cells[name] += 1
         for key in (stage.key for stage in entry.cell.stages):
             own = grids.setdefault(key, [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -63,6 +63,7 @@ def plan(
             raise GpasError("--shrink runs on this machine; leave out --gpu")
         require_local(executor)
         plan_shrunk(ShrunkCells(chosen, where), cells=cells or None, asked=asked(names, where))
+        return
     warn(without_runs(chosen))
     planned = _planned(chosen, executor, gpu, mfu)
     if as_json:
@@ -77,8 +78,8 @@ def asked(names: Sequence[str] | None, where: Sequence[str] | None) -> list[str]
     return [*(names or ()), *(word for condition in where or () for word in ("--where", condition))]
 
 
-def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequence[str] = ()) -> NoReturn:
-    """Show the plan of a smoke test and the settings that were shrunk, and exit with the code of the plan.
+def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequence[str] = ()) -> Plan:
+    """Show the plan of a smoke test and the settings that were shrunk, and return the plan.
 
     cells and asked are as for `render`.
     """
@@ -88,7 +89,7 @@ def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequen
     else:
         shrunk.print()
         say(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
-    raise typer.Exit(planned.exit_code)
+    return planned
 
 
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:

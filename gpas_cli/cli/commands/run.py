@@ -141,7 +141,7 @@ def run_entries(
     if lost and not dry_run:
         raise GpasError(f"{lost}; to train these cells again all the same, move the database away")
     warn(lost)
-    choice = choose(options.executor)
+    choice = choose(options.executor, here.runs)
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
@@ -181,7 +181,7 @@ def _run_shrunk(
 ) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
     if dry_run:
-        plan_shrunk(cells, asked=words)
+        raise typer.Exit(plan_shrunk(cells, asked=words).exit_code)
     here = cells.project
     cells.write_text()
     cells.print()

@@ -92,7 +92,7 @@ def run_claims(
 
 def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:
     """Run rounds until every claim is decided or nothing can be added, and exit."""
-    choice = choose(options.executor)
+    choice = choose(options.executor, project().runs)
     scheduler = scheduler_named(choice.name, project().runs)
     if choice.note:
         say(choice.note)

@@ -44,9 +44,9 @@ def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iter
         yield ""
     yield _summary(verdicts)
     if skipped:
-        names = listed(list(dict.fromkeys(claim.name for claim in skipped)), 4)
-        grids = listed(list(dict.fromkeys(grid for claim in skipped for grid in claim.grids)), 4)
-        yield Text(f"Not shown, because their grids are not declared here ({grids}): {names}.", style="dim")
+        names = dict.fromkeys(claim.name for claim in skipped)
+        words = f"{count(len(names), 'claim')} of papers about grids that are not declared here"
+        yield Text(f"Not shown: {words}, such as {next(iter(names))}.", style="dim")
 
 
 def _grouped(verdicts: Sequence[Verdict]) -> dict[tuple[str, bool], list[Verdict]]:

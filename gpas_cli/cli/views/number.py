@@ -22,7 +22,7 @@ from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, listed
 
 _NAMED = 6  # seeds in one line
-_PARTS = ("trained", "lost", "failed", "superseded")
+_PARTS = {"trained": "kept", "lost": "lost", "failed": "failed", "superseded": "superseded"}
 
 
 class SpentJson(TypedDict):
@@ -205,9 +205,9 @@ def _seed_rows(origin: NumberOrigin) -> Any:
 
 
 def hours_text(spent: Spent) -> str:
-    """Return the usage and its parts: "0.84: 0.61 trained, 0.20 lost, 0.03 failed"."""
+    """Return the usage and its parts: "0.84: 0.61 kept, 0.20 lost, 0.03 failed"."""
     unit = spent.total.unit
-    parts = [(name, getattr(spent, name)) for name in _PARTS]
+    parts = [(word, getattr(spent, name)) for name, word in _PARTS.items()]
     shown = [f"{part.hours(unit)} {name}" for name, part in parts if part.seconds or name != "superseded"]
     return f"{spent.total.hours(unit)}: {', '.join(shown)}"
 

@@ -19,6 +19,7 @@ from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, basis, descr
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
+from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
 
@@ -153,7 +154,7 @@ def render(
     cells, for the commands that are proposed; by default the names of their grids.
     """
     basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
-    parts: list[RenderableType] = [Text(line) for line in refusals(planned)]
+    parts: list[RenderableType] = [_hanging(line) for line in refusals(planned)]
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
@@ -167,6 +168,12 @@ def render(
 
 def _indented(lines: Sequence[str]) -> Text:
     return Text("\n".join(f"  {part}" for line in lines for part in wrapped(line, 2)), style="dim")
+
+
+def _hanging(line: str) -> Text:
+    """Return a line whose continuations are indented on a terminal."""
+    first, *rest = wrapped(line, 2)
+    return Text("\n  ".join([first, *rest]))
 
 
 def _memory(planned: Plan) -> list[RenderableType]:
@@ -205,7 +212,7 @@ def _cells(planned: Plan, listed: bool | None, words: str) -> list[RenderableTyp
     """Return a row per cell, or if they are not to be listed, how many are in which state, and the notes on them."""
     if listed or (listed is None and len(planned.rows) <= _MOST_LISTED):
         return [_cells_table(planned.rows)]
-    notes = [Text(line) for line in _notes_of_cells(planned.rows)]
+    notes = [_hanging(line) for line in _notes_of_cells(planned.rows)]
     counted = [_cells_summary(planned)] if len(planned.actions) > 1 else []
     return [*counted, *notes, Text(f"every cell: gpas plan {words} --cells", style="dim")]
 
@@ -278,14 +285,26 @@ _MOST_LISTED = 24  # cells; of more, only the number in each state is shown
 
 
 def _by_size(planned: Plan) -> Columns:
-    """Return a table with a row per size: what a cell trains on, and what its jobs cost."""
-    headers = ("size", "parameters", "cells", "batch", "updates", "tokens per cell", "jobs", "longest", "total")
-    rows = [
+    """Return a table with a row per size: what its jobs cost, and what a cell trains on unless no job trains one."""
+    headers: tuple[str, ...] = (
+        "size",
+        "parameters",
+        "cells",
+        "batch",
+        "updates",
+        "tokens per cell",
+        "jobs",
+        "longest",
+        "total",
+    )
+    rows: list[tuple[str, ...]] = [
         (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
          abbreviated(one.tokens), f"{one.jobs}", _rounded_hours(one.hours) if one.jobs else "",
          occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
         for one in planned.sizes
     ]  # fmt: skip
+    if planned.jobs and all(job.kind != PRETRAIN for job in planned.jobs):
+        headers, rows = (*headers[:3], *headers[6:]), [(*row[:3], *row[6:]) for row in rows]
     return Columns(headers, rows, right=frozenset(headers[1:-1]), droppable=("parameters", "updates", "longest"))
 
 

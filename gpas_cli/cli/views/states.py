@@ -135,7 +135,10 @@ def evidence(state: CellStatus) -> str:
     cause = f": {state.cause}" if state.cause else ""
     ago = "" if state.age is None else f"{duration(state.age)} ago"
     if state.source == "outcome" and ago and state.state not in ALIVE:
-        return f"{'finished' if called(state.state, state.metrics) in RESULTS else 'ended'} {ago}{cause}"
+        if called(state.state, state.metrics) in RESULTS:
+            return f"finished {ago}{cause}"
+        saved = state.progress.saved if state.progress and state.state in ("interrupted", "cancelled") else None
+        return f"ended {ago}{'' if saved is None else f', saved at update {saved}'}{cause}"
     return f"{state.evidence}{cause}{', ' if ago else ''}{ago}"
 
 

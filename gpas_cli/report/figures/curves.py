@@ -12,7 +12,7 @@ from gpas_cli.grid.document import Label, same
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, over_updates
 from gpas_cli.report.labels import facts
-from gpas_cli.report.quantities import Quantity
+from gpas_cli.report.quantities import QUANTITIES, Quantity
 from gpas_cli.spec.cell import Stage
 
 if TYPE_CHECKING:
@@ -69,6 +69,17 @@ def curves(
         stored = _Stored(engine, [stage.key for entry in part for stage in _stages(entry, selection)], selection)
         found += (run for entry in part for run in _cell_curves(stored, entry, averaged(entry), selection))
     return found
+
+
+def recorded_quantities(engine: Engine | None, entries: Sequence[Entry]) -> list[str]:
+    """Return the names of the quantities that any of the cells has recorded."""
+    if engine is None:
+        return []
+    from gpas_cli.report.query import curve_names
+
+    over_updates, by_layers = curve_names(engine, [stage.key for entry in entries for stage in entry.cell.stages])
+    places = {name: by_layers if one.by_layer or one.per_layer else over_updates for name, one in QUANTITIES.items()}
+    return [name for name, found in places.items() if QUANTITIES[name].recorded_as in found]
 
 
 def _stages(entry: Entry, selection: Selection) -> list[Stage]:

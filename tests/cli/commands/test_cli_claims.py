@@ -173,7 +173,7 @@ def test_the_overview_and_a_claim_in_detail(project: Path) -> None:
     said = gpas(project, "claims").stdout
     assert "Your claims" in said
     assert "8 claims: 2 supported, 0 contradicted, 6 undecided." in said
-    assert "Not shown, because their grids are not declared here (table2," in said
+    assert "claims of papers about grids that are not declared here, such as gpas-lowers-perplexity." in said
     said = gpas(project, "claims", "gate-lowers-perplexity").stdout
     assert "gate-lowers-perplexity: undecided" in said
     assert "GPAS paper, section 4.2: \N{LEFT DOUBLE QUOTATION MARK}lower perplexities" in said

@@ -234,3 +234,9 @@ def test_the_bar_on_a_terminal() -> None:
     assert "training a tokenizer" in out.getvalue()
     assert "100 documents, 1,000 tokens" in out.getvalue()
     assert "7 documents, 70 tokens" in out.getvalue()
+
+
+def test_a_task_with_almost_the_name_of_a_known_one_is_noted(face: Face) -> None:
+    (face.folder / "own.jsonl").write_text('{"context": "2 + 2 =", "choices": ["3", "4"], "answer": 1}\n')
+    assert "did you mean 'arc_easy'?" in face("data", "import-task", "own.jsonl", "--task", "arc_esy").err
+    assert face("data", "import-task", "own.jsonl", "--task", "sums").err == ""

@@ -75,6 +75,10 @@ def test_the_same_cell_of_two_projects_is_compared(trained: Face, tmp_path: Path
     assert (document["settings"], document["code"]) == ([], [])
     assert all(curve["first"] is None for curve in document["stages"][0]["curves"])
     assert trained("diff", "pre-s1", "pre-gpas-s1", "--in", str(copy), "--json").json["settings"]
+    theirs = (copy / "experiments.yaml").read_text().replace("default: small", "default: shares")
+    theirs = theirs.replace("    include: [{grid: small, where: {norm: pre}}]\n", "").replace("[lns]", "[pre]")
+    (copy / "experiments.yaml").write_text(theirs)
+    assert trained("diff", "pre-s1", "--in", str(copy), "--json").json["b"] == "small/pre-s1"
 
 
 def test_what_cannot_be_compared_is_said(face: Face) -> None:

@@ -108,7 +108,15 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
     [
         (("-o", "a.pfd"), "a.pfd: unknown format '.pfd'; did you mean '.pdf'?"),
         (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
-        (("--what", "importance"), "Rise of the loss without the layer, g: no such curve has been recorded"),
+        (
+            ("--what", "importance"),
+            "Rise of the loss without the layer, g: no such curve has been recorded; recorded: loss, eval_loss,",
+        ),
+        (("--what", "gate", "--layers", "1,99"), "--layers 99: the cells have the layers 1 to 3"),
+        (("--what", "grad_norm", "--at", "999"), "no curve reaches update 999; the cells train for 40 updates"),
+        (("--against", "gate=nope"), "--against gate=nope: no cell has gate 'nope'; did you mean 'none'?"),
+        (("--against", "gat=none"), "--against gat=none: no axis 'gat'; did you mean 'gate'?"),
+        (("--where", "gate=none", "--against", "gate=none"), "no recorded curve differs from one with gate none in"),
     ],
 )
 def test_mistakes(project: Path, words: tuple[str, ...], message: str) -> None:

@@ -9,6 +9,8 @@ from scored import declare_scored
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.events import event_of
+from gpas_cli.grid.load import load
+from gpas_cli.grid.variant import vary
 from gpas_cli.store.rundir import AttemptDir
 
 
@@ -76,3 +78,12 @@ def test_age_and_unknown_rules(face: Face) -> None:
     said = face("gc", "--older-than", "1", "--json").json
     assert [use["removable"] for use in said["stages"] if use["removable"]] == []
     assert "unknown rule 'finishd'; did you mean 'finished'?" in face("gc", "--rule", "finishd", expect=2).err
+
+
+def test_a_cell_of_settings_counts_in_no_grid(face: Face) -> None:
+    face.ended("pre-s1", "done", 8.0)
+    (varied,) = vary(load(face.folder / "experiments.yaml"), [face.entry("pre-s1")], ["optim.lr=5e-3"])
+    face.recorded(varied, *TRAINED, ("outcome", end("done")))
+    table = face("gc").out
+    assert re.search(r"^small +8 ", table, re.MULTILINE)
+    assert re.search(r"^\(declared by no grid\) +1 ", table, re.MULTILINE)

@@ -1,7 +1,7 @@
 """`gpas plan`: the summary first, each reason once, and estimates for GPUs that the machine does not have."""
 
 import pytest
-from face import EXPERIMENTS, Face, end
+from face import EXPERIMENTS, TRAINED, Face, end
 
 LARGE = """\
 version: 1
@@ -81,6 +81,15 @@ grids:
 """
 
 
+def test_a_plan_without_a_training_shows_no_facts_of_trainings(face: Face) -> None:
+    face.declare(STAGES)
+    assert "tokens per cell" in face("plan", "--executor", "local").out
+    for entry in face.entries("toy"):
+        face.recorded(entry, *TRAINED, ("outcome", end("done", metrics={"perplexity": 4.5})))
+    header = face("plan", "--executor", "local").out.splitlines()[1]
+    assert header.split() == ["size", "parameters", "cells", "jobs", "longest", "total"]
+
+
 def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
     face.declare(STAGES)
     lines = [" ".join(line.split()) for line in face("plan", "--executor", "local").out.splitlines()]
@@ -156,6 +165,7 @@ def test_text_that_is_not_there_is_reported_before_any_job_starts(face: Face) ->
     number, line = next((number, line) for number, line in enumerate(declared, start=1) if quoted in line)
     place = f"experiments.yaml:{number}:{line.index(quoted) + 1}"
     assert lines[1].startswith(f"8 cells cannot run here: {place}: data.path: no file matches 'text/*.txt' in ")
+    assert face("data", "prepare", expect=2).err.startswith(f"gpas: {place}: data.path: no file matches")
     said = face("run", "grid", expect=2)
     assert f"small/pre-s1 and 7 more: {place}: data.path: no file matches 'text/*.txt'" in said.err
     assert not list(face.runs.glob("??/*/*/attempt.json"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from face import EXPERIMENTS, START, Face, end, step
+from face import EXPERIMENTS, START, TRAINED, Face, end, step
 from rich.console import Console, Group
 from scored import finish_cells
 
@@ -122,6 +122,8 @@ def test_a_named_grid_lists_all_its_cells(cells: Face) -> None:
     assert len(rows) == 8
     assert re.search(r"finished \d+ s ago", rows["pre-s1"])
     assert re.search(r"ended \d+ s ago: no luck", rows["post-s1"])
+    cells.attempt("post-s1", *TRAINED, ("outcome", end("interrupted")))
+    assert re.search(r"post-s1 .* interrupted +ended \d+ s ago, saved at update 4\n", cells("status", "small").out)
 
 
 @pytest.mark.parametrize(
