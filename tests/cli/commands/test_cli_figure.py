@@ -110,7 +110,7 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
         (("--what", "los"), "unknown curve 'los'; did you mean 'loss'?"),
         (
             ("--what", "importance"),
-            "Rise of the loss without the layer, g: no such curve has been recorded; recorded: loss, eval_loss,",
+            "Rise of the loss without the layer, g: no such curve has been recorded; recorded: loss, lr,",
         ),
         (("--what", "gate", "--layers", "1,99"), "--layers 99: the cells have the layers 1 to 3"),
         (("--what", "grad_norm", "--at", "999"), "no curve reaches update 999; the cells train for 40 updates"),
