@@ -72,17 +72,22 @@ class ScoreJson(TypedDict):
     harness: Annotated[str, "the program that scored the task, and its version"]
 
 
-def plain(value: Any) -> Any:
-    """Return a document as data for `json`: dataclasses as mappings, numbers that are not finite as strings."""
+def plain(value: Any, text: Callable[[str], str] = str) -> Any:
+    """Return a document as data for `json`: dataclasses as mappings, numbers that are not finite as strings.
+
+    text: what becomes of each text, also of names.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if value is None or isinstance(value, str | int):
+    if value is None or isinstance(value, int):
         return value
+    if isinstance(value, str | Path):
+        return text(str(value))
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
+        return {text(str(name)): plain(item, text) for name, item in value.items()}
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return str(value) if isinstance(value, Path) else [plain(item) for item in value]
+        return {field.name: plain(getattr(value, field.name), text) for field in dataclasses.fields(value)}
+    return [plain(item, text) for item in value]
 
 
 def filled(document: type[_D], *sources: object, **fields: Any) -> _D:

@@ -34,8 +34,8 @@ def _numbered(claims: Sequence[ClaimJson], wanted: bool = True) -> list[ClaimJso
 
 def _source(claim: ClaimJson) -> str:
     source = claim["source"]
-    paper = str(load(source["paper"])["short"]) if source["paper"] else "experiments.yaml"
-    return f"{paper}, {source['where']}" if source["where"] else paper
+    paper = str(load(source.paper)["short"]) if source.paper else "experiments.yaml"
+    return f"{paper}, {source.where}" if source.where else paper
 
 
 def _remarks(claim: ClaimJson) -> list[str]:

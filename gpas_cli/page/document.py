@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from gpas_cli.documents import plain
 from gpas_cli.page.claims import FILTERS
 from gpas_cli.page.content import Content
 from gpas_cli.words import count, date_and_time, one_line, printable
@@ -152,18 +152,6 @@ _HTML = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 def to_json(data: Any) -> str:
     """Return `data` as JSON in ASCII that contains neither markup nor control characters.
 
-    Numbers that are not finite become the strings "nan", "inf", "-inf"; other objects become text.
+    Numbers that are not finite become the strings "nan", "inf", "-inf".
     """
-    return json.dumps(_plain(data), separators=(",", ":"), allow_nan=False).translate(_HTML)
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {printable(str(name)): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return printable(str(value))
+    return json.dumps(plain(data, printable), separators=(",", ":"), allow_nan=False).translate(_HTML)

@@ -97,15 +97,12 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeC
 
 @dataclass(frozen=True)
 class StageCost:
-    """The jobs of one kind of stage with the same resources. Jobs that tokenise are a kind too, at no estimated cost.
-
-    `hours`: of the longest job. `gpu_hours` and `core_hours`: of all jobs.
-    """
+    """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
 
     stage: str
-    resources: Resources
+    resources: Annotated[Resources, "what each job asks for"]
     jobs: int
-    hours: float
+    hours: Annotated[float, "of the longest job"]
     gpu_hours: float
     core_hours: float
 

@@ -278,7 +278,7 @@ def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
 
 
 def _claim_rows(claim: ClaimJson) -> Iterator[dict[str, Any]]:
-    whole: dict[str, Any] = {**claim, **claim["source"], "claim": claim["name"], "source": claim["source"]["paper"],
+    whole: dict[str, Any] = {**claim, **vars(claim["source"]), "claim": claim["name"], "source": claim["source"].paper,
              "claim_verdict": claim["verdict"], "needed": None, "p": None}  # fmt: skip
     if not claim["parts"]:
         yield {**whole, "n": 0}

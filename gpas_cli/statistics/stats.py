@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, linear_regression
 
 _GAUSSIAN = NormalDist()
 _MOST_PAIRS = 10_000  # a test that needs more is said never to decide
@@ -268,16 +268,14 @@ def exponential_evidence(points: Sequence[tuple[float, float]]) -> float | None:
 
 def _fit(xs: Sequence[float], points: Sequence[tuple[float, float]], *, exponential: bool) -> Growth:
     ys = [math.log(y) for _, y in points]
-    centre = fmean(xs)
+    rate, intercept = linear_regression(xs, ys)
     height = fmean(ys)
-    spread = math.fsum((x - centre) ** 2 for x in xs)
-    rate = math.fsum((x - centre) * (y - height) for x, y in zip(xs, ys, strict=True)) / spread
-    left = math.fsum((y - height - rate * (x - centre)) ** 2 for x, y in zip(xs, ys, strict=True))
+    left = math.fsum((y - intercept - rate * x) ** 2 for x, y in zip(xs, ys, strict=True))
     total = math.fsum((y - height) ** 2 for y in ys)
     rounding = len(ys) * ROUNDING**2  # of logarithms; the AIC of a perfect fit is finite, and equal y prefer no law
     return Growth(
         exponential=exponential,
-        factor=math.exp(height - rate * centre),
+        factor=math.exp(intercept),
         rate=rate,
         r_squared=1 - left / total if total > rounding else 1.0,
         aic=len(ys) * math.log(max(left, rounding) / len(ys)) + 2 * _PARAMETERS,

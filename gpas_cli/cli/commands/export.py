@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired
 
 import typer
 from rich.text import Text
@@ -15,7 +15,7 @@ from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.card import ExportReport, TrainingOrigin
+from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.archive import Archive, write_archive
@@ -63,16 +63,6 @@ _License = Annotated[
 ]
 
 
-class _FoldErrorJson(TypedDict):
-    """How the exported network compares with the cell's; null where there was nothing to compare."""
-
-    random_error: float | None
-    held_out_error: float | None
-    held_out_tokens: int
-    perplexity: float | None
-    exported_perplexity: float | None
-
-
 class ExportedJson(DocumentJson):
     """`gpas export --json`: the fields of the exported network or, with --archive, only `archive`."""
 
@@ -86,7 +76,7 @@ class ExportedJson(DocumentJson):
     steps: NotRequired[int]
     parameters: NotRequired[int]
     dtype: NotRequired[str]
-    measured: NotRequired[_FoldErrorJson]
+    measured: NotRequired[Comparison]
     notes: NotRequired[list[str]]
     checked: NotRequired[Annotated[str, "whether transformers loads the folder, or why that was not tried"]]
 

@@ -6,23 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpas_cli.events import (
-    Checkpoint,
-    Evaluation,
-    Event,
-    Malformed,
-    Outcome,
-    Phase,
-    Profile,
-    Removal,
-    RemovalScore,
-    Score,
-    Spike,
-    Started,
-    Step,
-    TextFacts,
-    Warned,
-)  # fmt: skip
+from gpas_cli import events
 from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress
 from gpas_cli.words import count
@@ -30,13 +14,13 @@ from gpas_cli.words import count
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def line(event: Event) -> str:
+def line(event: events.Event) -> str:
     """Return an event as one line; "" for kinds that are not shown, or that this version does not know."""
     describe = _LINES.get(type(event))
     return describe(event) if describe else ""
 
 
-def measured(update: Step | Progress) -> list[str]:
+def measured(update: events.Step | Progress) -> list[str]:
     """Return the numbers of an update as text: progress, loss, learning rate, gradient norm, speed."""
     parts = [f"{update.step}/{update.steps}" if update.steps else f"update {update.step}"]
     for value, label in ((update.loss, "loss"), (update.lr, "lr"), (update.grad_norm, "gradient")):
@@ -65,7 +49,7 @@ def spike_mark(count: int) -> str:
     return f" ▲{count}" if count else ""
 
 
-def _started(event: Started) -> str:
+def _started(event: events.Started) -> str:
     parts = [f"on {event.host}", str((event.environment or {}).get("gpu") or event.device or "")]
     parts += [count(event.processes, "process", "processes")] if event.processes and event.processes > 1 else []
     parts += [count(event.threads, "thread")] if event.threads else []
@@ -75,25 +59,25 @@ def _started(event: Started) -> str:
     return f"started {', '.join(part for part in parts if part)}"
 
 
-def _phase(event: Phase) -> str:
+def _phase(event: events.Phase) -> str:
     resumed = f" from update {event.resumed_from}" if event.resumed_from else ""
     detail = f": {event.detail}" if event.detail else ""
     return f"{event.name}{resumed}{detail}"
 
 
-def _text_facts(event: TextFacts) -> str:
+def _text_facts(event: events.TextFacts) -> str:
     splits = ((event.train_tokens, "training"), (event.validation_tokens, "validation"))
     sizes = [f"{tokens:,} {words} tokens" for tokens, words in splits if tokens]
     name = "" if event.source == "files" else f" {event.source}"
     return f"text{name}: {', '.join(sizes)}" if sizes else ""
 
 
-def _spike(event: Spike) -> str:
+def _spike(event: events.Spike) -> str:
     what = "loss" if event.of == "loss" else "gradient norm"
     return f"spike: {what} {_short(event.value)} at update {event.step}, usually {_short(event.usual)}"
 
 
-def _evaluation(event: Evaluation) -> str:
+def _evaluation(event: events.Evaluation) -> str:
     numbers = {
         "loss": (event.loss, event.perplexity),
         "loss at masked tokens": (event.masked_loss, event.masked_perplexity),
@@ -108,23 +92,23 @@ def _network(layer: int) -> str:
     return f"without layer {layer}" if layer else "whole network"
 
 
-def _removal_score(event: RemovalScore) -> str:
+def _removal_score(event: events.RemovalScore) -> str:
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
     questions = count(event.examples, "question")
     return f"{_network(event.layer)}: {event.task} {_short(event.value)}{error} ({questions})"
 
 
-def _score(event: Score) -> str:
+def _score(event: events.Score) -> str:
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
     return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, 'question')})"
 
 
-def _checkpoint(event: Checkpoint) -> str:
+def _checkpoint(event: events.Checkpoint) -> str:
     took = f" in {event.seconds:.1f} s" if event.seconds else ""
     return f"update {event.step} saved{took}" if event.path else ""
 
 
-def _outcome(event: Outcome) -> str:
+def _outcome(event: events.Outcome) -> str:
     numbers = {name: value for name, value in event.metrics.items() if value is not None}
     found = main_result(numbers)
     result = f": {found[0].words} {_short(found[1])}" if found else ""
@@ -132,19 +116,19 @@ def _outcome(event: Outcome) -> str:
     return f"{called(event.outcome, event.metrics)} at update {event.step}{result}{cause}"
 
 
-_LINES: dict[type[Event], Callable[[Any], str]] = {
-    Started: _started,
-    Phase: _phase,
-    TextFacts: _text_facts,
-    Step: lambda event: "  ".join(measured(event)) if event.loss is not None else "",
-    Spike: _spike,
-    Evaluation: _evaluation,
-    Removal: lambda event: f"{_network(event.layer)}: validation loss {_short(event.loss)}",
-    RemovalScore: _removal_score,
-    Score: _score,
-    Checkpoint: _checkpoint,
-    Profile: lambda event: f"profiled {event.updates} updates: {event.trace}\n{event.operators}",
-    Warned: lambda event: f"warning: {event.message}",
-    Outcome: _outcome,
-    Malformed: lambda event: f"{event.problem}: {dict(event.unread)}",
+_LINES: dict[type[events.Event], Callable[[Any], str]] = {
+    events.Started: _started,
+    events.Phase: _phase,
+    events.TextFacts: _text_facts,
+    events.Step: lambda event: "  ".join(measured(event)) if event.loss is not None else "",
+    events.Spike: _spike,
+    events.Evaluation: _evaluation,
+    events.Removal: lambda event: f"{_network(event.layer)}: validation loss {_short(event.loss)}",
+    events.RemovalScore: _removal_score,
+    events.Score: _score,
+    events.Checkpoint: _checkpoint,
+    events.Profile: lambda event: f"profiled {event.updates} updates: {event.trace}\n{event.operators}",
+    events.Warned: lambda event: f"warning: {event.message}",
+    events.Outcome: _outcome,
+    events.Malformed: lambda event: f"{event.problem}: {dict(event.unread)}",
 }

@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -15,7 +15,7 @@ from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
-from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, basis, described, size_label
+from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, StageCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
@@ -43,17 +43,6 @@ class _EstimateJson(TypedDict):
     slots: Annotated[int, "jobs at once on this machine"]
     tokens: float
     basis: Annotated[list[str], "where the speeds come from"]
-
-
-class _StageCostJson(TypedDict):
-    """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
-
-    stage: str
-    resources: Annotated[dict[str, Any], "what each job asks for"]
-    jobs: int
-    hours: Annotated[float, "of the longest job"]
-    gpu_hours: float
-    core_hours: float
 
 
 class ShrunkJson(TypedDict):
@@ -114,7 +103,7 @@ class PlanJson(DocumentJson):
     estimate: _EstimateJson
     warnings: NotRequired[list[str]]
     sizes: list[SizeCost]
-    stage_costs: list[_StageCostJson]
+    stage_costs: list[StageCost]
     cost: Annotated[float | None, "GPU-hours times --price"]
     memory: Annotated[list[_JobMemoryJson], "empty if the kind of GPU is unknown"]
     elsewhere: Annotated[list[_ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]

@@ -85,8 +85,11 @@ class _PlainReporter(Reporter):
     def tick(self, snapshot: RunSnapshot) -> None:
         if not self._summaries.is_over():
             return
-        doing = "; ".join(f"{job.name} {_progress_text(status)}" for job, status in snapshot.running)
-        self.say(f"{_headline(snapshot, time.monotonic() - self.began)}{': ' if doing else ''}{doing}")
+        doing = []
+        for name, counted, loss, _, left, _ in (_row(job, status) for job, status in snapshot.running):
+            doing.append(f"{name} {counted}{loss and f' loss {loss}'}{left and f', {left} left'}")
+        running = f": {'; '.join(doing)}" if doing else ""
+        self.say(f"{_headline(snapshot, time.monotonic() - self.began)}{running}")
 
     def notice(self, message: str) -> None:
         if message not in self.noticed:
@@ -148,16 +151,6 @@ def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
     left = stopwatch(progress.eta) if progress.eta is not None else ""
     loss = f"{progress.loss:.3f}{spike_mark(progress.spikes)}" if progress.loss is not None else ""
     return (job.name, progress.counted, loss, speed, left, sparkline(progress.losses))
-
-
-def _progress_text(status: StageStatus) -> str:
-    """Return the progress of a job in a few words."""
-    progress = status.progress
-    if progress is None or progress.step is None:
-        return progress.phase if progress else status.state
-    loss = f" loss {progress.loss:.3f}" if progress.loss is not None else ""
-    left = f", {stopwatch(progress.eta)} left" if progress.eta else ""
-    return f"{progress.counted}{loss}{left}"
 
 
 def result(status: StageStatus) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 from gpas_cli.documents import DocumentJson, From, NumberJson, filled
-from gpas_cli.grid.claim import Claim, Comparison
+from gpas_cli.grid.claim import Claim, Comparison, Source
 from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus
@@ -165,14 +165,6 @@ class Verdict:
 VerdictWord = Annotated[str, ("supported", "contradicted", "undecided")]
 
 
-class _ClaimSourceJson(TypedDict):
-    """Where the claim is made."""
-
-    paper: Annotated[str, "a source of published numbers such as gpas; empty for a claim of your own"]
-    where: Annotated[str, "section, table or figure"]
-    quote: str
-
-
 class _ClaimSeedJson(TypedDict):
     """One seed of one part."""
 
@@ -226,7 +218,7 @@ class ClaimJson(TypedDict):
 
     name: Annotated[str, From("claim.name")]
     statement: Annotated[str, From("claim.statement")]
-    source: Annotated[_ClaimSourceJson, From("claim.source")]
+    source: Annotated[Source, From("claim.source")]
     toy: Annotated[bool, "whether the cells are of toy size, whatever the claim is about", From("claim.toy")]
     grids: Annotated[list[str], From("claim.grids")]
     verdict: VerdictWord
