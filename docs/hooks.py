@@ -211,6 +211,8 @@ def _type_words(hint: Any) -> str:
         return names[hint]
     if isinstance(hint, types.UnionType):
         return " or ".join(map(_type_words, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(typing.get_args(hint)[0]):
+        return "corpora with their weights"
     if typing.get_origin(hint) is tuple:
         return f"list of {_type_words(typing.get_args(hint)[0])}s"
     raise TypeError(f"no words for the type {hint!r}")

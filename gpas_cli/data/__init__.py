@@ -7,7 +7,8 @@
                tokenizer.json
 4. encode      groups of records -> ids, in this process or in several; order is preserved
 5. shards      the ids of every document, written once to a content-addressed cache that many jobs may build at once
-6. rows        the cache as a table: `pack` cuts the concatenated documents, `pad` gives each document one row
+6. rows        the cache as a table: `pack` cuts the concatenated documents, `pad` gives each document one row;
+               a mixture has the rows of its corpora, in an order with their weights (loader.py)
 7. loader      the batch of update `step` is a pure function of (seed, step) (order.py), whatever the number of ranks
 8. prepare     all of the above, in order, for the `Data` of a cell: the one function that a trainer calls
 

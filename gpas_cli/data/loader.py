@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data.order import Draw, Ints, order, permutation
-from gpas_cli.data.rows import Rows
+from gpas_cli.data.rows import MixedRows, Rows
 
 _Flags = NDArray[np.bool_]
 
@@ -134,13 +134,71 @@ class RowOrder:
 
     def at(self, step: int) -> Ints:
         """Return the row numbers of update `step` = 0, 1, ...: [batch]."""
-        positions = step * self.batch + np.arange(self.batch, dtype=np.int64)
+        return self.rows(step * self.batch + np.arange(self.batch, dtype=np.int64))
+
+    def rows(self, positions: Ints) -> Ints:
+        """Return the row numbers at these positions of the run: [n] -> [n]."""
         epochs, places = np.divmod(positions, self.size)
         indices = np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
             indices[here] = self._order(epoch)[places[here]]
         return indices
+
+
+# In this many rows in a row each corpus of a mixture has exactly its share, so that weights of three digits are exact.
+_PERIOD = 1000
+_MIXING = 2**40  # added to the number of the period, so that its order is not that of an epoch
+
+
+def _shares_of_period(weights: Sequence[float]) -> Ints:
+    """Return how many of _PERIOD rows each corpus has; largest remainders complete the sum."""
+    exact = np.array(weights) * _PERIOD
+    counts = np.floor(exact + 1e-6).astype(np.int64)
+    most = np.argsort(counts - exact, kind="stable")[: _PERIOD - int(counts.sum())]
+    counts[most] += 1
+    return counts
+
+
+def rows_needed(weights: Sequence[float], rows: int) -> list[int]:
+    """Return how many rows of each corpus a run of `rows` rows reads at most."""
+    periods = -(-rows // _PERIOD)
+    return [rows] if len(weights) == 1 else (periods * _shares_of_period(weights)).tolist()
+
+
+class _MixedOrder:
+    """The rows of every update of a run on a mixture, a pure function of seed and update. Thread-safe.
+
+    The run is divided into periods of _PERIOD rows. In each of them every corpus has its share of the rows, at random
+    places, and continues in its own order where it stopped in the period before.
+    """
+
+    def __init__(self, rows: MixedRows, batch: int, seed: int):
+        self.batch = batch
+        self._firsts = rows.firsts
+        self._orders = [RowOrder(len(part), batch, seed) for part in rows.parts.values()]
+        self._shares = _shares_of_period(rows.weights)
+        self._period = lru_cache(maxsize=2)(lambda period: self._mixed(seed, period))
+
+    def _mixed(self, seed: int, period: int) -> tuple[Ints, Ints]:
+        """Return the corpus of each row of a period, and how many rows of it come before: [_PERIOD], [_PERIOD]."""
+        bounds = np.cumsum(self._shares)
+        corpora = np.searchsorted(bounds, permutation(seed, _MIXING + period, _PERIOD), "right")
+        before = np.empty(_PERIOD, np.int64)
+        by_corpus = np.argsort(corpora, kind="stable")
+        before[by_corpus] = np.arange(_PERIOD) - (bounds - self._shares)[corpora[by_corpus]]
+        return corpora, before
+
+    def at(self, step: int) -> Ints:
+        """Return the row numbers of update `step` = 0, 1, ...: [batch]."""
+        periods, places = np.divmod(step * self.batch + np.arange(self.batch, dtype=np.int64), _PERIOD)
+        found = np.empty_like(places)
+        for period in np.unique(periods).tolist():
+            corpora, before = self._period(period)
+            for number, (own, share) in enumerate(zip(self._orders, self._shares.tolist(), strict=True)):
+                here = (periods == period) & (corpora[places] == number)
+                found[here] = self._firsts[number] + own.rows(period * share + before[places[here]])
+        return found
 
 
 class Batches:
@@ -150,7 +208,11 @@ class Batches:
         self.rows = rows
         self.seed = seed
         self.reader = reader
-        self._order = RowOrder(len(rows), batch, seed)
+        self._order: RowOrder | _MixedOrder
+        if isinstance(rows, MixedRows):
+            self._order = _MixedOrder(rows, batch, seed)
+        else:
+            self._order = RowOrder(len(rows), batch, seed)
 
     def at(self, step: int) -> Batch:
         """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
@@ -182,14 +244,23 @@ class PrefetchedBatches:
         self._thread.shutdown(cancel_futures=True)
 
 
+def _validation_rows(rows: Rows, token_budget: int) -> Ints:
+    if isinstance(rows, MixedRows):
+        shares = zip(rows.firsts.tolist(), rows.parts.values(), rows.weights, strict=False)
+        parts = (first + _validation_rows(part, max(1, round(token_budget * own))) for first, part, own in shares)
+        return np.concatenate(list(parts))
+    mixed = permutation(VALIDATION_SEED, 0, len(rows))
+    predicted = np.cumsum(rows.sizes(mixed) - 1)
+    return mixed[: int(np.searchsorted(predicted, token_budget)) + 1]
+
+
 def validation_batches(rows: Rows, batch: int, token_budget: int, reader: RowReader = CAUSAL) -> Iterator[Batch]:
     """Yield the validation rows in their fixed order, `batch` at a time, until `token_budget` tokens are read.
 
     The rows used depend only on the budget, which the last of them may exceed by less than a row. The order is random,
-    so that part of a split represents all of it. What a reader draws depends on the row alone.
+    so that part of a split represents all of it. What a reader draws depends on the row alone. Of a mixture, each
+    corpus has its share of the budget.
     """
-    mixed = permutation(VALIDATION_SEED, 0, len(rows))
-    predicted = np.cumsum(rows.sizes(mixed) - 1)
-    used = mixed[: int(np.searchsorted(predicted, token_budget)) + 1]
+    used = _validation_rows(rows, token_budget)
     for start in range(0, len(used), batch):
         yield read(rows, used[start : start + batch], Draw.validation(), reader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,8 @@ from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown, cached_survey
 from gpas_cli.data.files import Files
 from gpas_cli.data.hub import C4, HfDataset
-from gpas_cli.data.rows import Rows, open_rows
+from gpas_cli.data.loader import rows_needed
+from gpas_cli.data.rows import MixedRows, Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer, tokenizer_path
@@ -21,7 +22,7 @@ from gpas_cli.spec.data import Data
 
 
 def open_source(data: Data, cache: Path, root: Path) -> Source:
-    """Return the `Source` of `data`. Relative paths start from `root`. Reads nothing yet."""
+    """Return the `Source` of `data`, which is no mixture. Relative paths start from `root`. Reads nothing yet."""
     if data.source == "files":
         return Files(data.path, data.text_field, root, data.validation)
     if data.source == "hf":
@@ -29,30 +30,60 @@ def open_source(data: Data, cache: Path, root: Path) -> Source:
     return C4(cache) if data.source == "c4" else Stdlib()
 
 
+def open_sources(data: Data, cache: Path, root: Path) -> list[Source]:
+    """Return the `Source` of each part of `data`, as `open_source`."""
+    return [open_source(part, cache, root) for part in data.parts]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The validation text of one corpus: its name and its weight in the mixture, 1 for a text that is no mixture."""
+
+    name: str
+    weight: float
+    rows: Rows
+    totals: Totals
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text per token: bits per byte = nats per token / ln 2 / this.
+
+        Counts the bytes of the original text that the kept tokens stand for. T5's tokenizer drops line ends and
+        repeated spaces, so its bits per byte are slightly too low.
+        """
+        return self.totals.bytes / self.totals.tokens
+
+
 @dataclass(frozen=True)
 class Corpus:
-    """The text of a run, tokenised and ready to read from the token cache `folder`.
+    """The text of a run, tokenised and ready to read.
 
-    Totals count documents, tokens (end tokens included) and UTF-8 bytes.
+    held_out: the validation text of each corpus. totals: of each corpus, by split: documents, tokens (end tokens
+    included) and UTF-8 bytes.
     """
 
     source: str
     survey: Survey
     tokenizer: Tokenizer
-    folder: Path
     train: Rows
     validation: Rows
-    train_totals: Totals
-    validation_totals: Totals
+    held_out: tuple[HeldOut, ...]
+    totals: tuple[dict[str, Totals], ...]
+
+    @property
+    def train_totals(self) -> Totals:
+        """The totals of the training text of all corpora."""
+        return sum((own["train"] for own in self.totals), Totals())
+
+    @property
+    def validation_totals(self) -> Totals:
+        """The totals of the validation text of all corpora."""
+        return sum((own["validation"] for own in self.totals), Totals())
 
     @property
     def validation_bytes_per_token(self) -> float:
-        """UTF-8 bytes of text per validation token: bits per byte = nats per token / ln 2 / this.
-
-        Counts the bytes of the original text that the kept tokens stand for. T5's tokenizer drops line ends and
-        repeated spaces, so its bits per byte are slightly too low.
-        """
-        return self.validation_totals.bytes / self.validation_totals.tokens
+        """The mean of its corpora's bytes per token, by their weights."""
+        return bytes_per_token(self.held_out)
 
     @property
     def identity(self) -> str:
@@ -109,37 +140,80 @@ def prepare(
     Relative paths in `data` start from `root`. `notify` is called before steps that take time. Many processes may call
     this at once. Raises DataError if text or tokenizer are unavailable, or do not fill one row.
     """
-    if rows is None and open_source(data, cache, root).endless:
+    if rows is None and any(source.endless for source in open_sources(data, cache, root)):
         raise ValueError(f"`rows` are needed for data.source: {data.source}, which is too large to tokenise in full")
-    tokens = token_cache(data, vocab, cache, root=root, notify=notify)
-    shards = build(tokens, data, rows, notify=notify)
-    tokenizer = tokens.tokenizer
-    limit = rows if tokens.source.endless else None
+    caches = token_caches(data, vocab, cache, root=root, notify=notify)
+    shards = build(caches, data, rows, notify=notify)
+    held_out = _held_out(caches, data, shards)
+    train = {
+        name: _open(part, own.tokenizer, "train", found["train"], needed if own.source.endless else None)
+        for name, part, own, found, needed in zip(
+            data.names, data.parts, caches, shards, _rows_by_part(data, rows), strict=True
+        )
+    }
     return Corpus(
-        source=tokens.source.name,
-        survey=tokens.survey,
-        tokenizer=tokenizer,
-        folder=tokens.folder,
-        train=_open(data, tokenizer, "train", shards["train"], limit),
-        validation=_open(data, tokenizer, "validation", shards["validation"], None),
-        train_totals=sum_of(shards["train"]),
-        validation_totals=sum_of(shards["validation"]),
+        source=data.source,
+        survey=_survey(caches),
+        tokenizer=caches[0].tokenizer,
+        train=_joined(data, train),
+        validation=_joined(data, {one.name: one.rows for one in held_out}),
+        held_out=held_out,
+        totals=tuple({split: sum_of(found[split]) for split in SPLITS} for found in shards),
     )
+
+
+def _held_out(
+    caches: Sequence[TokenCache], data: Data, shards: Sequence[Mapping[str, Sequence[Shard]]]
+) -> tuple[HeldOut, ...]:
+    found = zip(data.names, data.weights, data.parts, caches, shards, strict=True)
+    return tuple(
+        HeldOut(
+            name,
+            weight,
+            _open(part, own.tokenizer, "validation", made["validation"], None),
+            sum_of(made["validation"]),
+        )
+        for name, weight, part, own, made in found
+    )
+
+
+def bytes_per_token(held_out: Sequence[HeldOut]) -> float:
+    """Return the mean of the corpora's bytes per token, by their weights."""
+    return sum(one.weight * one.bytes_per_token for one in held_out)
+
+
+def _joined(data: Data, parts: Mapping[str, Rows]) -> Rows:
+    return MixedRows(parts, data.weights) if data.mixture else next(iter(parts.values()))
+
+
+def _survey(caches: Sequence[TokenCache]) -> Survey:
+    """Return the fingerprints of the text; those of a mixture are digests of its corpora's."""
+    surveys = [own.survey for own in caches]
+    if len(surveys) == 1:
+        return surveys[0]
+    return Survey(
+        disk.digest([own.fingerprint for own in surveys]), disk.digest([own.validation_fingerprint for own in surveys])
+    )
+
+
+def _rows_by_part(data: Data, rows: int | None) -> list[int | None]:
+    """Return how many rows of each corpus a run of `rows` rows reads."""
+    return [None] * len(data.parts) if rows is None else list(rows_needed(data.weights, rows))
 
 
 @dataclass(frozen=True)
 class ValidationText:
-    """The validation text of a corpus, without its training text, and the tokenizer."""
+    """The validation text of each corpus, without its training text, and the tokenizer."""
 
     survey: Survey
     tokenizer: Tokenizer
     rows: Rows
-    totals: Totals
+    held_out: tuple[HeldOut, ...]
 
     @property
-    def bytes_per_token(self) -> float:
-        """UTF-8 bytes of text per token, as `Corpus.validation_bytes_per_token`."""
-        return self.totals.bytes / self.totals.tokens
+    def totals(self) -> Totals:
+        """The totals of all corpora."""
+        return sum((one.totals for one in self.held_out), Totals())
 
     def newly_verified(self) -> dict[str, dict[str, str]]:
         """Return the same as `Corpus.newly_verified`."""
@@ -151,26 +225,31 @@ def prepare_validation(
     data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify = lambda message: None
 ) -> ValidationText:
     """Return only the validation text of `data`, from `cache`, after building what is missing. As `prepare`."""
-    tokens = token_cache(data, vocab, cache, root=root, notify=notify)
-    shards = build(tokens, data, 1, notify=notify, splits=("validation",))["validation"]
-    rows = _open(data, tokens.tokenizer, "validation", shards, None)
-    return ValidationText(tokens.survey, tokens.tokenizer, rows, sum_of(shards))
+    caches = token_caches(data, vocab, cache, root=root, notify=notify)
+    held_out = _held_out(caches, data, build(caches, data, 1, notify=notify, splits=("validation",)))
+    rows = _joined(data, {one.name: one.rows for one in held_out})
+    return ValidationText(_survey(caches), caches[0].tokenizer, rows, held_out)
 
 
-def token_cache(data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify) -> TokenCache:
-    """Return the token cache of `data`, after surveying its text and training its tokenizer if necessary.
+def token_caches(data: Data, vocab: int, cache: Path, *, root: Path, notify: Notify) -> list[TokenCache]:
+    """Return the token cache of each part of `data`, after surveying its text and training its tokenizer if necessary.
 
-    Raises DataError if text or tokenizer are unavailable.
+    All have the tokenizer of the first. Raises DataError if text or tokenizer are unavailable.
     """
-    source = open_source(data, cache, root)
-    return _token_cache(source, cached_survey(source, cache), data, vocab, cache, root, notify)
+    sources = open_sources(data, cache, root)
+    surveys = [cached_survey(source, cache) for source in sources]
+    return _token_caches(sources, surveys, data, vocab, cache, root, notify)
 
 
-def _token_cache(
-    source: Source, survey: Survey, data: Data, vocab: int, cache: Path, root: Path, notify: Notify
-) -> TokenCache:
-    tokenizer = make_tokenizer(data.tokenizer, vocab, source, survey, cache, root=root, notify=notify)
-    return TokenCache(source, survey, tokenizer, data.length if data.layout == "pad" else None, cache)
+def _token_caches(
+    sources: Sequence[Source], surveys: Sequence[Survey], data: Data, vocab: int, cache: Path, root: Path,
+    notify: Notify,
+) -> list[TokenCache]:  # fmt: skip
+    tokenizer = make_tokenizer(data.tokenizer, vocab, sources[0], surveys[0], cache, root=root, notify=notify)
+    limit = data.length if data.layout == "pad" else None
+    return [
+        TokenCache(source, survey, tokenizer, limit, cache) for source, survey in zip(sources, surveys, strict=True)
+    ]
 
 
 def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bool | None:
@@ -184,31 +263,29 @@ def present(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> bo
         return None
 
 
-def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> dict[str, list[Shard]] | None:
-    """Return the shards of each split that `prepare` would find in `cache`, or None unless it would find all of them.
+def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> list[dict[str, list[Shard]]] | None:
+    """Return the shards of each part's splits that `prepare` would find in `cache`, None unless it would find all.
 
     Reads file times and the cache, but no text, and builds nothing. Raises SurveyUnknown if the text would have to be
     read, and DataError if there is none.
     """
-    source = open_source(data, cache, root)
-    survey = source.known(cache)
-    if survey is None:
+    sources = open_sources(data, cache, root)
+    surveys = [survey for source in sources if (survey := source.known(cache))]
+    if len(surveys) < len(sources):
         return None
-    made = tokenizer_path(data.tokenizer, vocab, source, survey, cache)
+    made = tokenizer_path(data.tokenizer, vocab, sources[0], surveys[0], cache)
     if made is not None and not made.is_file():
         return None
-    tokens = _token_cache(source, survey, data, vocab, cache, root, lambda message: None)
-    shards: dict[str, list[Shard]] = {}
-    for split in SPLITS:
-        found = tokens.built(split, _enough(_need(source, data, split, rows)))
-        if found is None:
-            return None
-        shards[split] = found
-    return shards
+    found = []
+    caches = _token_caches(sources, surveys, data, vocab, cache, root, lambda message: None)
+    for own, part, needed in zip(caches, data.parts, _rows_by_part(data, rows), strict=True):
+        shards = {split: own.built(split, _enough(_need(own.source, part, split, needed))) for split in SPLITS}
+        found.append({split: made for split, made in shards.items() if made is not None})
+    return found if all(len(shards) == len(SPLITS) for shards in found) else None
 
 
 def build(
-    tokens: TokenCache,
+    caches: Sequence[TokenCache],
     data: Data,
     rows: int | None,
     *,
@@ -216,18 +293,32 @@ def build(
     splits: Sequence[str] = SPLITS,
     workers: int = 1,
     watch: SplitProgress = lambda *_: None,
-) -> dict[str, list[Shard]]:
-    """Return the shards of each split that a run of `rows` rows needs; `workers` processes tokenise missing ones.
+) -> list[dict[str, list[Shard]]]:
+    """Return the shards of each part's splits that a run of `rows` rows needs; `workers` processes tokenise missing
+    ones.
 
-    Raises DataError if the text is unavailable.
+    Raises DataError if the text is unavailable, or if a corpus of a mixture has fewer rows than the run reads.
     """
-    shards = {}
-    for split in splits:
-        need = _need(tokens.source, data, split, rows)
-        shards[split] = tokens.ensure(
-            split, _enough(need), notify, workers=workers, progress=partial(watch, split, need)
+    found = []
+    for name, part, own, needed in zip(data.names, data.parts, caches, _rows_by_part(data, rows), strict=True):
+        shards = {}
+        for split in splits:
+            need = _need(own.source, part, split, needed)
+            progress = partial(watch, f"{name} {split}" if data.mixture else split, need)
+            shards[split] = own.ensure(split, _enough(need), notify, workers=workers, progress=progress)
+        if "train" in shards and needed is not None:
+            _require_rows(data, name, needed, sum_of(shards["train"]).rows(part))
+        found.append(shards)
+    return found
+
+
+def _require_rows(data: Data, name: str, needed: int, present: int) -> None:
+    if data.mixture and not data.repeat and needed > present:
+        times = f"{needed / max(1, present):,.1f}"
+        raise DataError(
+            f"data.mixture: {name} has {present:,} rows of {data.length} tokens, and the run reads {needed:,}, {times} "
+            f"times as many; add `repeat: true` to the mixture, give {name} less weight, or add text to it"
         )
-    return shards
 
 
 def _need(source: Source, data: Data, split: str, rows: int | None) -> Need | None:

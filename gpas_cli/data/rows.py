@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -54,14 +54,70 @@ class _Reader:
 class Rows(ABC):
     """`len(rows)` rows of `width` tokens, addressed by number. Thread-safe.
 
-    A shard is compared with its checksum once, when its first row is read; methods that read rows raise DataError for a
-    damaged shard.
+    Methods that read rows raise DataError for a damaged shard, and IndexError for a row that does not exist.
 
     `pad_id` fills the end of short rows; None if no row is short. It may also be an ordinary token: use `sizes`.
     """
 
     width: int
     pad_id: int | None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def sizes(self, indices: Ints) -> Ints:
+        """Return the number of tokens of each row, without padding: [n]."""
+
+    @abstractmethod
+    def read(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return rows by number, and their sizes: [n] -> [n, width], [n]."""
+
+    @abstractmethod
+    def newly_verified(self) -> dict[str, str]:
+        """Return name -> sha256 of the shards compared with their checksums since the last call."""
+
+    def tokens(self, indices: Ints) -> Ints:
+        """Return rows by number: [n] -> [n, width]."""
+        return self.read(indices)[0]
+
+
+class MixedRows(Rows):
+    """The rows of the corpora of a mixture, one corpus after another: `parts` by name, with the `weights` of tokens."""
+
+    def __init__(self, parts: Mapping[str, Rows], weights: Sequence[float]):
+        self.parts = dict(parts)
+        self.weights = tuple(weights)
+        every = list(parts.values())
+        self.width = every[0].width
+        self.pad_id = every[0].pad_id
+        self.firsts = np.cumsum([0, *map(len, every)])
+
+    def __len__(self) -> int:
+        return int(self.firsts[-1])
+
+    def sizes(self, indices: Ints) -> Ints:
+        return self.read(indices)[1]
+
+    def read(self, indices: Ints) -> tuple[Ints, Ints]:
+        out = np.empty((len(indices), self.width), np.int64)
+        sizes = np.empty(len(indices), np.int64)
+        numbers = np.searchsorted(self.firsts, indices, "right") - 1
+        for number, rows in enumerate(self.parts.values()):
+            here = numbers == number
+            out[here], sizes[here] = rows.read(indices[here] - self.firsts[number])
+        return out, sizes
+
+    def newly_verified(self) -> dict[str, str]:
+        return {
+            f"{name}/{shard}": sha256
+            for name, rows in self.parts.items()
+            for shard, sha256 in rows.newly_verified().items()
+        }
+
+
+class _ShardRows(Rows):
+    """Rows of one text. A shard is compared with its checksum once, when its first row is read."""
 
     def __init__(self, shards: Sequence[Shard], limit: int | None):
         self._shards = [shard for shard in shards if shard.totals.tokens]
@@ -91,7 +147,6 @@ class Rows(ABC):
         return shard
 
     def newly_verified(self) -> dict[str, str]:
-        """Return name -> sha256 of the shards compared with their checksums since the last call."""
         with self._guard:
             fresh = sorted(self._verified - self._reported)
             self._reported = set(self._verified)
@@ -106,19 +161,10 @@ class Rows(ABC):
         """The number of rows in the shards."""
 
     @abstractmethod
-    def sizes(self, indices: Ints) -> Ints:
-        """Return the number of tokens of each row, without padding: [n]."""
-
-    @abstractmethod
     def _place(self, index: int) -> tuple[int, int]:
         """Return where the row starts in the concatenated ids, and its size."""
 
-    def tokens(self, indices: Ints) -> Ints:
-        """Return rows by number: [n] -> [n, width]. Raises IndexError for a row that does not exist."""
-        return self.read(indices)[0]
-
     def read(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return rows by number, and their sizes: [n] -> [n, width], [n]. Raises IndexError if a row does not exist."""
         indices = np.asarray(indices, np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
             raise IndexError(f"row {indices.min()} or {indices.max()} of {len(self)}")
@@ -141,7 +187,7 @@ class Rows(ABC):
             number += 1
 
 
-class _PackedRows(Rows):
+class _PackedRows(_ShardRows):
     """Concatenated documents cut with stride `length`. Every row is full; tokens after the last full row are unused."""
 
     def __init__(self, shards: Sequence[Shard], length: int, limit: int | None = None):
@@ -160,7 +206,7 @@ class _PackedRows(Rows):
         return index * (self.width - 1), self.width
 
 
-class _PaddedRows(Rows):
+class _PaddedRows(_ShardRows):
     """One document per row. The shards hold at most `length` tokens of a document.
 
     The start of a document is the sum of the lengths before it; only every _STRIDE-th start is kept in memory.

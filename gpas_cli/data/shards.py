@@ -34,6 +34,7 @@ from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey
 from gpas_cli.data.encode import TOKEN, EncodedGroup, encode_group, encode_in_workers, groups
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
+from gpas_cli.spec.data import Data
 
 _FORMAT = 1
 LENGTH = np.dtype("<u4")
@@ -64,6 +65,10 @@ class Totals:
         if self.text_bytes is None:
             return None
         return 1 - self.bytes / self.text_bytes if self.text_bytes else 0.0
+
+    def rows(self, data: Data) -> int:
+        """Return how many rows of `data` there are."""
+        return self.documents if data.layout == "pad" else max(0, self.tokens - 1) // data.length
 
     def __add__(self, other: Totals) -> Totals:
         documents = self.documents + other.documents

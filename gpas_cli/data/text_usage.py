@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,8 @@ class TextUsage:
     `epochs`: how often it reads each row. `cut`: the fraction of the training text's bytes that `layout: pad` cuts off,
     None if unknown. `targets`: the validation tokens available to predict, None if unknown; `asked`: how many the cell
     asks for. `estimated`: computed from file sizes, before the text is tokenised. `pieces`: the documents, or parts
-    of one, in a row of `layout: pack`, on average.
+    of one, in a row of `layout: pack`, on average. `most_read`: the corpus of a mixture that is read most often, which
+    `epochs` counts; "" without a mixture.
     """
 
     data: Data
@@ -45,6 +46,7 @@ class TextUsage:
     targets: int | None
     estimated: bool = False
     pieces: float = 1.0
+    most_read: str = ""
 
     @property
     def asked(self) -> int:
@@ -56,7 +58,9 @@ class TextUsage:
         about = "about " if self.estimated else ""
         found = []
         if self.epochs > _EXPECTED_EPOCHS:
-            found.append(f"the training text is read {about}{self.epochs:,.1f} times")
+            name = f" of {self.most_read}" if self.most_read else ""
+            refused = "; without `repeat: true` the run ends with an error" if name and not self.data.repeat else ""
+            found.append(f"the training text{name} is read {about}{self.epochs:,.1f} times{refused}")
         if self.cut is not None and self.cut > _EXPECTED_CUT and self.data.source != "c4":
             found.append(
                 f"layout: pad cuts off {about}{100 * self.cut:.0f} % of the training text, from documents longer than "
@@ -77,9 +81,31 @@ class TextUsage:
         return found
 
 
-def text_usage(data: Data, rows: int, train: Totals, validation: Totals) -> TextUsage:
-    """Return how a run of `rows` rows uses splits with these totals."""
-    available = rows_in(data, train)
+def text_usage(data: Data, rows: int, totals: Sequence[Mapping[str, Totals]]) -> TextUsage:
+    """Return how a run of `rows` rows uses text with these totals of each part's splits."""
+    shares = zip(data.parts, data.weights, totals, strict=True)
+    parts = [_part_usage(part, rows * weight, own["train"], own["validation"]) for part, weight, own in shares]
+    return _together(data, parts)
+
+
+def _together(data: Data, parts: Sequence[TextUsage]) -> TextUsage:
+    """Return how a run uses a text whose parts it uses so."""
+    if not data.mixture:
+        return parts[0]
+    most = max(range(len(parts)), key=lambda number: parts[number].epochs)
+    return TextUsage(
+        data,
+        epochs=parts[most].epochs,
+        cut=0.0,
+        targets=sum(min(part.asked, part.targets or 0) for part in parts),
+        estimated=any(part.estimated for part in parts),
+        pieces=sum(part.pieces * weight for part, weight in zip(parts, data.weights, strict=True)),
+        most_read=data.names[most],
+    )
+
+
+def _part_usage(data: Data, rows: float, train: Totals, validation: Totals) -> TextUsage:
+    available = train.rows(data)
     # C4 is tokenised only as far as the longest run reads; there is always more.
     epochs = 1.0 if data.source == "c4" else rows / max(1, available)
     cut = train.cut if data.layout == "pad" else 0.0
@@ -92,13 +118,8 @@ def _pieces(data: Data, documents_per_token: float) -> float:
     return 1 + data.length * documents_per_token if data.layout == "pack" else 1.0
 
 
-def rows_in(data: Data, totals: Totals) -> int:
-    """Return how many rows of `data.length` tokens a split has."""
-    return totals.documents if data.layout == "pad" else max(0, totals.tokens - 1) // data.length
-
-
 def _targets(data: Data, totals: Totals) -> int:
-    return totals.tokens - totals.documents if data.layout == "pad" else rows_in(data, totals) * data.length
+    return totals.tokens - totals.documents if data.layout == "pad" else totals.rows(data) * data.length
 
 
 def estimate_usage(
@@ -110,17 +131,21 @@ def estimate_usage(
 
     Builds nothing and reads at most SAMPLE_BYTES of text. Raises DataError if there is no text.
     """
-    from gpas_cli.data.prepare import cached, open_source  # and numpy, which `gpas status` does without
+    from gpas_cli.data.prepare import cached, open_sources  # and numpy, which `gpas status` does without
     from gpas_cli.data.shards import sum_of
 
     with suppress(SurveyUnknown):
         if shards := cached(data, vocab, cache, root=root, rows=rows):
-            return text_usage(data, trained or rows, sum_of(shards["train"]), sum_of(shards["validation"]))
-    source = open_source(data, cache, root)
-    return _estimate(data, vocab, source, trained or rows) if isinstance(source, Files) else None
+            totals = [{split: sum_of(found) for split, found in own.items()} for own in shards]
+            return text_usage(data, trained or rows, totals)
+    parts = []
+    for part, weight, source in zip(data.parts, data.weights, open_sources(data, cache, root), strict=True):
+        if isinstance(source, Files) and (known := _estimate(part, vocab, source, (trained or rows) * weight)):
+            parts.append(known)
+    return _together(data, parts) if len(parts) == len(data.parts) else None
 
 
-def _estimate(data: Data, vocab: int, source: Files, rows: int) -> TextUsage | None:
+def _estimate(data: Data, vocab: int, source: Files, rows: float) -> TextUsage | None:
     files = source.files()
     if any(path.suffix in (".gz", ".parquet") for named in files.values() for path in named.values()):
         return None
@@ -154,12 +179,12 @@ def _sample(source: Source) -> Iterator[Document]:
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
     """Return why the text of `data` cannot be read, "" if no reason is found. Opens no file and uses no network."""
-    from gpas_cli.data.prepare import open_source
+    from gpas_cli.data.prepare import open_sources
 
     try:
-        source = open_source(data, cache, root)
-        if isinstance(source, Files):
-            source.check()
+        for source in open_sources(data, cache, root):
+            if isinstance(source, Files):
+                source.check()
         if data.tokenizer not in TOKENIZERS and not (path := root / Path(data.tokenizer).expanduser()).is_file():
             return (
                 f"data.tokenizer: '{data.tokenizer}' is not one of {', '.join(TOKENIZERS)}, and there is no file {path}"
@@ -171,17 +196,12 @@ def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
 
 @dataclass(frozen=True)
 class TextRequirement:
-    """One corpus under one vocabulary: `rows` of training text (updates times batch size) and `data.eval_tokens` of
+    """One text under one vocabulary: `rows` of training text (updates times batch size) and `data.eval_tokens` of
     validation text."""
 
     data: Data
     vocab: int
     rows: int
-
-    @property
-    def label(self) -> str:
-        """The corpus as users refer to it: c4, stdlib, or the path of their own text."""
-        return self.data.path or self.data.source
 
     def serves(self, cell: Cell) -> bool:
         """Return whether the cell reads this corpus under this vocabulary."""

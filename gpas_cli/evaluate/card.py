@@ -110,7 +110,7 @@ def card(
 
 def _front_matter(cell: Cell, license_id: str, *, code: bool, local_text: bool) -> dict[str, Any]:
     scheme = re.sub(r"[^a-z0-9]+", "-", cell.model.norm.title.lower()).strip("-")
-    datasets = [] if local_text else _datasets(cell.data)
+    datasets = [] if local_text else list(dict.fromkeys(name for part in cell.data.parts for name in _datasets(part)))
     return {
         **({"license": license_id} if license_id else {}),
         "library_name": "transformers",
@@ -182,6 +182,8 @@ def _pretraining(cell: Cell, updates: str) -> dict[str, str]:
     data = cell.data
     optim = cell.optim
     source = f"{data.source}{f' `{one_line(data.path)}`' if data.path else ''}"
+    if data.mixture:
+        source = ", ".join(f"{100 * share.weight:g} % {one_line(share.name)}" for share in data.mixture)
     return {
         "updates": f"{updates}each of {optim.batch} rows of {data.length} tokens",
         "learning rate": f"{optim.lr:g}, schedule {optim.schedule}, {optim.warmup:,} updates of warm-up",

@@ -86,7 +86,7 @@ def export(
     tokens, tokenizer_files = _tokens(cell, corpus)
     readme = card(
         cell, origin or TrainingOrigin(), written, options.folder, tokenizer=bool(tokenizer_files),
-        local_text=bool(cell.data.path) and (root / cell.data.path).exists(),
+        local_text=any(part.path and (root / part.path).exists() for part in cell.data.parts),
         license_id=check_license(options.license_id),
     )  # fmt: skip
     about = {"gpas.json": _origin(cell, written), "README.md": readme}

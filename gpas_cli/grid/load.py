@@ -16,6 +16,7 @@ from gpas_cli.grid.read import read_grid
 from gpas_cli.grid.readers import Part, root_of
 from gpas_cli.grid.resources import read_resources, read_site
 from gpas_cli.grid.seeds import read_seeds, seeds_path
+from gpas_cli.grid.settings import children
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
@@ -113,7 +114,8 @@ def _check_version(part: Part, root: Node) -> None:
 def _named(cls: type[_T], entries: Mapping[str, Part], known: Mapping[str, _T]) -> dict[str, _T]:
     """Return the sizes or corpora of this file. Built-in names cannot be redefined: published results refer to them."""
     found: dict[str, _T] = {}
-    for name, child in entries.items():
+    # A mixture names other corpora, wherever they stand.
+    for name, child in sorted(entries.items(), key=lambda item: "mixture" in children(item[1].node)):
         if name in known:
             child.report("is built in; choose another name", child.key)
         elif (made := child.instance(cls, {**known, **found})) is not None:

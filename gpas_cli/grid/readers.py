@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gpas_cli.errors import Problem, closest, nearest
 from gpas_cli.grid.document import Mark, Node, mapping, spelled
 from gpas_cli.grid.settings import located
 from gpas_cli.spec import parse
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse import SettingPath, control_character
 
 _T = TypeVar("_T")
@@ -114,14 +115,16 @@ class Part:
         entries = self.entries()
         if self.node is None or not isinstance(self.value, dict):
             return None
-        values: dict[str, Any] = self.node.plain()
+        values: Mapping[str, Any] = self.node.plain()
         if like is not None and "like" in values:
-            start = values.pop("like")
+            start = values["like"]
             if not isinstance(start, str) or start not in like:
                 entries["like"].report(f"unknown name {start!r}; {nearest(start, like)}")
                 return None
-            values = {**parse.plain(like[start]), **values}
+            values = {**parse.plain(like[start]), **{name: own for name, own in values.items() if name != "like"}}
         found: list[Problem] = []
+        if cls is Data:
+            values = Data.resolved(values, cast(Mapping[str, Data], like or {}), found)
         made = parse.build(cls, values, (), found)
         for problem in found:
             placed = located(problem, self.node, self.mark)

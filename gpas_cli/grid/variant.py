@@ -23,10 +23,11 @@ from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import label, merge, nested, safe, short
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
-from gpas_cli.spec.parse import flat
+from gpas_cli.spec.parse import flat, plain
 from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 
@@ -241,7 +242,7 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
         "objective": {**values["objective"], **_objective(cell)},
-        "data": {**values["data"], **_data(text)},
+        "data": {**values["data"], **_data(cell.data, text)},
         "optim": {**values["optim"], **_optim(cell)},
         "depth": {**values["depth"], **_depth(cell.depth)},
     }
@@ -265,9 +266,11 @@ def _objective(cell: Cell) -> dict[str, Any]:
     return {"mask_token": ""} if isinstance(cell.objective, Masked) else {}
 
 
-def _data(text: TinyText) -> dict[str, Any]:
-    paths = {"source": "files", "path": text.training, "validation": text.validation, "text_field": "text"}
-    return {**paths, "tokenizer": "bpe", "length": _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}
+def _data(data: Data, text: TinyText) -> dict[str, Any]:
+    own = {"source": "files", "path": text.training, "validation": text.validation, "text_field": "text"}
+    mixture = [{**plain(share), **own} for share in data.mixture]
+    rows = {"tokenizer": "bpe", "length": _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}
+    return {**({"mixture": mixture, "repeat": True} if mixture else own), **rows}
 
 
 def _optim(cell: Cell) -> dict[str, Any]:

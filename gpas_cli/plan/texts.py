@@ -93,12 +93,12 @@ class Texts:
     def _foreseen(self, cells: Iterable[Cell]) -> Iterator[str]:
         for data, seen in dict.fromkeys((cell.data, self._usage(cell)) for cell in cells):
             for warning in seen.warnings() if seen else []:
-                yield f"{data.path or data.source}: {warning}"
+                yield f"{data.label}: {warning}"
 
     def untokenised(self, cells: Iterable[Cell]) -> list[str]:
         """Return the texts of these cells that are not in the token cache, as far as that is known."""
         seen = ((cell.data, self._usage(cell)) for cell in distinct(cells))
-        return list(dict.fromkeys(data.path or data.source for data, use in seen if use is None or use.estimated))
+        return list(dict.fromkeys(data.label for data, use in seen if use is None or use.estimated))
 
     def sized(self, cell: Cell) -> Cell:
         """Return the cell with no more text to evaluate and to finetune on than there is, for its cost."""
@@ -265,9 +265,9 @@ def _is_cached(project: Project, wanted: TextRequirement) -> bool | None:
 
 
 def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
-    from gpas_cli.data.prepare import open_source
+    from gpas_cli.data.prepare import open_sources
 
-    if not open_source(wanted.data, project.cache, project.config.parent).endless:
+    if not any(source.endless for source in open_sources(wanted.data, project.cache, project.config.parent)):
         wanted = replace(wanted, data=replace(wanted.data, eval_tokens=1), rows=0)
     return disk.digest([TOKENISE, plain(wanted), generation])
 
@@ -275,5 +275,5 @@ def _key(project: Project, wanted: TextRequirement, generation: int) -> str:
 def _job(key: str, wanted: TextRequirement, reader: StageJob) -> StageJob:
     resources = reader.text_resources
     return replace(
-        reader, kind=TOKENISE, key=key, parents=(), name=wanted.label, axes={}, resources=resources, demand=wanted
+        reader, kind=TOKENISE, key=key, parents=(), name=wanted.data.label, axes={}, resources=resources, demand=wanted
     )

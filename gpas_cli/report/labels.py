@@ -18,7 +18,7 @@ from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.gate import Gate, activation
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
-from gpas_cli.spec.stage import Metric, StageKind
+from gpas_cli.spec.stage import CORPUS_LOSS, Metric, StageKind
 
 RowKey = tuple[Label | None, ...]
 
@@ -71,7 +71,9 @@ def facts(entry: Entry) -> dict[str, Label]:
 
 
 def measured_labels(cell: Cell, metric: str) -> tuple[str, ...]:
-    """Return the tasks or texts that the cell's `metric` is measured on, () if it is measured on none."""
+    """Return the tasks, texts or corpora that the cell's `metric` is measured on, () if it is measured on none."""
+    if metric == CORPUS_LOSS:
+        return cell.data.names if cell.data.mixture else ()
     if metric in BY_TEXT:
         texts = cell.parameters("texts")
         return tuple(texts.names) if texts else ()
@@ -83,6 +85,8 @@ def usual_label(cell: Cell, metric: Metric) -> str | None:
     """Return the task or text whose number a table without a column for each shows: the last. None without one."""
     if not metric.by_task:
         return None
+    if metric.name == CORPUS_LOSS:
+        return cell.data.names[-1]
     section = cell.parameters(metric.stage)
     if section is None:
         return None

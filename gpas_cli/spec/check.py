@@ -256,6 +256,9 @@ def _check_objective(model: Model, data: Data, objective: Objective) -> Iterator
 
 def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
     """Yield what is wrong with the text. `own`: the number of ids that the objective reserves."""
+    if found := data.problems():
+        yield from (problem.under("data") for problem in found)
+        return
     vocab = model.size.vocab - own
     beside = f", without the {own} that the objective reserves," if own else ""
     if data.source in ("files", "hf") and not data.path:

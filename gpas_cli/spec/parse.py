@@ -148,6 +148,10 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in options:
         return None
+    item = (*typing.get_args(hint), None)[0]
+    if dataclasses.is_dataclass(item) and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        cls = typing.cast(type, item)
+        return tuple(build(cls, one, (*path, str(one.get("name", i))), problems) for i, one in enumerate(value))
     for option in options:
         converted = _as(option, value)
         if converted is not _MISSING:
@@ -189,7 +193,7 @@ def _describe(option: Any) -> str:
         items = typing.get_args(item) if isinstance(item, types.UnionType) else (item,)
         return "a list of " + " or ".join(f"{_describe(each).split(' ', 1)[1]}s" for each in items)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-    return names.get(option, f"a {getattr(option, '__name__', option)}")
+    return names.get(option, f"a {getattr(option, '__name__', option).lower()}")
 
 
 def _check(value: Any, bounds: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> None:

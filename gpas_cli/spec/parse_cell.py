@@ -186,7 +186,11 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
         base = parse.plain(named[like]) if isinstance(like, str) and like in named else {}
         if like is not None and not base:
             problems.append(Problem((name, "like"), f"unknown {name} '{like}'; {nearest(like, named)}"))
-        return parse.build(cls, {**base, **values}, (name,), problems)
+        found: list[Problem] = []
+        values = {**base, **values}
+        made = parse.build(cls, cls.resolved(values, named, found) if cls is Data else values, (), found)
+        problems.extend(problem.under(name) for problem in found)
+        return made
     if isinstance(value, str) and value in named:
         return named[value]
     message = f"unknown {name} {value!r}; {nearest(value, named)}"

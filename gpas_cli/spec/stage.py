@@ -24,8 +24,9 @@ _PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens h
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "precision", "seed")
 NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
-# Columns of a table that are not an axis of its grid: one for each task, or text, of a later stage.
-MEASURED_COLUMNS = ("task", "text")
+# Columns of a table that are not an axis of its grid: one for each task or text of a later stage, or each corpus.
+MEASURED_COLUMNS = ("task", "text", "corpus")
+CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its corpora
 EXTERNAL = "external"  # no stage of a cell either: the scores of an external network
 
 
@@ -188,6 +189,7 @@ STAGE_KINDS: dict[str, StageKind] = {
                     "loss_batch_mean", "validation loss, mean of batch means", digits=3, unit="nats/token", kind="loss"
                 ),
                 Metric("bits_per_byte", "validation bits per byte", digits=3),
+                Metric(CORPUS_LOSS, "validation loss on a corpus", digits=3, unit="nats/token", by_task=True),
                 Metric("masked_loss", "validation loss at masked tokens", digits=3, unit=_PER_TARGET, kind="loss"),
                 Metric("masked_perplexity", "validation perplexity at masked tokens", main=True),
                 Metric("denoising_loss", "validation loss at corrupted spans", digits=3, unit=_PER_TARGET, kind="loss"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from gpas_cli.data.loader import Batch
+from gpas_cli.data.prepare import HeldOut
+from gpas_cli.data.prepare import bytes_per_token as mean_bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.model.dtensors import reshard
 from gpas_cli.model.llama import Llama
@@ -75,16 +77,30 @@ def evaluate(
     if not tokens:
         raise DataError("no token of the validation text is a target; raise data.eval_tokens")
     mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / tokens
-    reference = sum(losses) / (len(losses) + 1)
+    return _scores(mean, sum(losses) / len(losses), sum(losses) / (len(losses) + 1), tokens, bytes_per_token)
+
+
+def _scores(
+    loss: float, batch_mean: float, reference: float, tokens: float, bytes_per_token: float
+) -> dict[str, float]:
     return {
-        "loss": mean,
-        "perplexity": perplexity(mean),
-        "bits_per_byte": mean / math.log(2) / bytes_per_token,
+        "loss": loss,
+        "perplexity": perplexity(loss),
+        "bits_per_byte": loss / math.log(2) / bytes_per_token,
         "tokens": tokens,
-        "loss_batch_mean": sum(losses) / len(losses),
+        "loss_batch_mean": batch_mean,
         "loss_reference": reference,
         "perplexity_reference": perplexity(reference),
     }
+
+
+def mixed(scores: Sequence[Mapping[str, float]], corpora: Sequence[HeldOut]) -> dict[str, float]:
+    """Return the scores on a mixture, given those on each of its corpora: losses have the weights of the corpora."""
+    loss, batch_mean, reference = (
+        sum(corpus.weight * own[name] for own, corpus in zip(scores, corpora, strict=True))
+        for name in ("loss", "loss_batch_mean", "loss_reference")
+    )
+    return _scores(loss, batch_mean, reference, sum(own["tokens"] for own in scores), mean_bytes_per_token(corpora))
 
 
 def evaluate_now(loop: Loop, batches: Iterable[Batch], bytes_per_token: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ from gpas_cli.data.instructions import (
     prepare_instructions,
 )
 from gpas_cli.data.loader import validation_batches
-from gpas_cli.data.prepare import ValidationText, prepare_validation
+from gpas_cli.data.prepare import ValidationText, bytes_per_token, prepare_validation
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Emit, Outcome, Phase, Stop, TextFacts, Warned, silent
 from gpas_cli.model.dtensors import is_shard
@@ -160,7 +160,7 @@ class _FinetuneEvaluator:
     def measure(self, loop: Loop) -> dict[str, float]:
         """Return the scores on the validation text, and `answer_loss` on the examples. Collective."""
         batches = validation_batches(self.text.rows, validation_rows(self.cell), self.cell.data.eval_tokens)
-        scores = evaluate_now(loop, batches, self.text.bytes_per_token)
+        scores = evaluate_now(loop, batches, bytes_per_token(self.text.held_out))
         examples = list(held_out_batches(self.held_out, loop.spec.batch, self.cell.data.eval_tokens))
         if examples:
             scores["answer_loss"] = evaluate_now(loop, examples, 1.0)["loss"]

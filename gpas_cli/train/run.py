@@ -18,7 +18,7 @@ from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train.assemble import DEFAULT_RESOURCES
 from gpas_cli.train.checkpoint import Position, load_gates
-from gpas_cli.train.evaluate import evaluate_now, validation_rows
+from gpas_cli.train.evaluate import evaluate_now, mixed, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, require_even_split, run_training
@@ -52,7 +52,7 @@ def train(
     reader = reader_of(cell, corpus.tokenizer)
     batches = Batches(corpus.train, cell.optim.batch, cell.seed, reader)
     first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
-    usage = text_usage(cell.data, cell.optim.trained_rows, corpus.train_totals, corpus.validation_totals)
+    usage = text_usage(cell.data, cell.optim.trained_rows, corpus.totals)
     known = replace(corpus.facts(), epochs=usage.epochs, cut=usage.cut, validation_targets=usage.targets)
     emit(replace(known, first_batch=first_batch))
     for message in usage.warnings():
@@ -91,10 +91,17 @@ class _TextEvaluator:
     reader: RowReader
 
     def measure(self, loop: Loop) -> dict[str, float]:
-        """Return the scores of the network on the validation text. Collective."""
+        """Return the scores of the network on the validation text, and of a mixture on each corpus. Collective."""
         rows = validation_rows(self.cell)
-        batches = validation_batches(self.corpus.validation, rows, self.cell.data.eval_tokens, self.reader)
-        return self.cell.objective.named(evaluate_now(loop, batches, self.corpus.validation_bytes_per_token))
+        found: dict[str, dict[str, float]] = {}
+        for held, part in zip(self.corpus.held_out, self.cell.data.parts, strict=True):
+            batches = validation_batches(held.rows, rows, part.eval_tokens, self.reader)
+            found[held.name] = evaluate_now(loop, batches, held.bytes_per_token)
+        if not self.cell.data.mixture:
+            return self.cell.objective.named(next(iter(found.values())))
+        together = mixed(list(found.values()), self.corpus.held_out)
+        own = {f"corpus_loss/{name}": scores["loss"] for name, scores in found.items()}
+        return {**self.cell.objective.named(together), **own}
 
     def metrics(self, scores: dict[str, float]) -> dict[str, float]:
         """Return all scores."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpas_cli.data.prepare import Need, build, token_cache
+from gpas_cli.data.corpora import SPLITS
+from gpas_cli.data.prepare import Need, build, token_caches
 from gpas_cli.data.shards import Totals, sum_of
 from gpas_cli.data.text_usage import TextRequirement
 from gpas_cli.errors import GpasError
@@ -30,16 +31,16 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
     wanted = TextRequirement(demand.data, demand.vocab, demand.rows)
     reporter = _ProgressReporter(emit, stop)
     try:
-        tokens = token_cache(
+        caches = token_caches(
             wanted.data, wanted.vocab, Path(attempt.cache), root=Path(attempt.root), notify=reporter.notice
         )
         shards = build(
-            tokens, wanted.data, wanted.rows, notify=reporter.notice, workers=attempt.threads, watch=reporter.watch
+            caches, wanted.data, wanted.rows, notify=reporter.notice, workers=attempt.threads, watch=reporter.watch
         )
     except _Stopped as stopped:
         return Outcome(str(stopped))
-    found = {split: sum_of(made) for split, made in shards.items()}
-    return Outcome("done", metrics={f"{split}_tokens": totals.tokens for split, totals in found.items()})
+    tokens = {f"{split}_tokens": sum(sum_of(own[split]).tokens for own in shards) for split in SPLITS}
+    return Outcome("done", metrics=tokens)
 
 
 class _Stopped(Exception):

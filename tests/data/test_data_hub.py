@@ -13,7 +13,7 @@ from small_corpus import sentences, write_jsonl
 from gpas_cli.data import encode, hub, text_documents
 from gpas_cli.data.corpora import cached_survey, side
 from gpas_cli.data.hub import C4, HfDataset
-from gpas_cli.data.prepare import build, prepare, token_cache
+from gpas_cli.data.prepare import build, prepare, token_caches
 from gpas_cli.data.text_documents import joined, read_text
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
@@ -176,8 +176,8 @@ def test_processes_share_the_work_on_c4(c4: list[str], tmp_path: Path, monkeypat
     made = []
     for number in (1, 2):
         cache = tmp_path / f"cache{number}"
-        tokens = token_cache(data, 320, cache, root=tmp_path, notify=lambda message: None)
-        shards = build(tokens, data, 70, notify=lambda message: None, workers=number)
+        (tokens,) = caches = token_caches(data, 320, cache, root=tmp_path, notify=lambda message: None)
+        (shards,) = build(caches, data, 70, notify=lambda message: None, workers=number)
         assert 70 <= sum(s.totals.documents for s in shards["train"]) < 90  # grown only as far as needed
         made.append({p.name: p.read_bytes() for p in tokens.folder.glob("train/0*")})
     assert made[0] == made[1]

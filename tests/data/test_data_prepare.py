@@ -14,7 +14,7 @@ import gpas_cli.data
 from gpas_cli.data.loader import Batches, validation_batches
 from gpas_cli.data.prepare import Corpus, prepare, present
 from gpas_cli.data.shards import Totals
-from gpas_cli.data.text_usage import TextUsage, estimate_usage, rows_in, text_usage, unreadable_reason
+from gpas_cli.data.text_usage import TextUsage, estimate_usage, text_usage, unreadable_reason
 from gpas_cli.errors import DataError
 from gpas_cli.events import fields_of
 from gpas_cli.spec.data import Data
@@ -26,6 +26,10 @@ FILES = {"source": "files", "path": "corpus/*.jsonl", "tokenizer": "bpe"}
 def make(root: Path, cache: Path, said: list[str] | None = None, **changes: object) -> Corpus:
     data = Data(**{**FILES, "layout": "pack", "length": 16, **changes})  # type: ignore[arg-type]
     return prepare(data, 320, cache, root=root, notify=(said if said is not None else []).append)
+
+
+def folders(cache: Path) -> list[Path]:
+    return [spec.parent for spec in cache.glob("tokens/*/spec.json")]
 
 
 @pytest.mark.parametrize("layout", ["pack", "pad"])
@@ -67,9 +71,10 @@ def test_a_second_call_neither_builds_nor_reads(root: Path, tmp_path: Path):
 def test_layouts_of_one_corpus_share_tokenizer_and_survey(root: Path, tmp_path: Path):
     corpora = [make(root, tmp_path / "cache", layout=layout) for layout in ("pack", "pad")]
     assert corpora[0].tokenizer.identity == corpora[1].tokenizer.identity
-    assert len({c.folder for c in corpora}) == 2
+    assert len(folders(tmp_path / "cache")) == 2
     assert len(list((tmp_path / "cache" / "tokenizers").glob("*.json"))) == 1
-    assert make(root, tmp_path / "cache", length=8).folder == corpora[0].folder  # packed rows are cut when read
+    make(root, tmp_path / "cache", length=8)
+    assert len(folders(tmp_path / "cache")) == 2  # packed rows are cut when read
 
 
 def test_train_and_validation_rows_come_from_different_documents(root: Path, tmp_path: Path):
@@ -123,7 +128,7 @@ def test_changed_text_is_another_corpus(root: Path, tmp_path: Path):
     path.write_text(path.read_text().replace("gate", "gait"))
     second = make(root, tmp_path / "cache")
     assert first.facts().fingerprint != second.facts().fingerprint
-    assert first.folder != second.folder
+    assert len(folders(tmp_path / "cache")) == 2
 
 
 def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,10 +138,10 @@ def test_presence_is_known_without_reading_text(root: Path, tmp_path: Path, monk
 
     assert there() is False
     assert not (tmp_path / "cache").exists()
-    corpus = make(root, tmp_path / "cache")
+    make(root, tmp_path / "cache")
     monkeypatch.setattr("gpas_cli.data.files.Files.survey", None)
     assert there() is True
-    (corpus.folder / "validation/00000.json").unlink()
+    (folders(tmp_path / "cache")[0] / "validation/00000.json").unlink()
     assert there() is False
     make_again = next((root / "corpus").glob("*.jsonl"))
     make_again.write_text(make_again.read_text() + '{"text": "more"}\n')
@@ -166,13 +171,17 @@ def short_texts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def both(totals: Totals) -> list[dict[str, Totals]]:
+    return [{"train": totals, "validation": totals}]
+
+
 def data(**values: object) -> Data:
     return Data(source="files", path="text/*.jsonl", tokenizer="bpe", **{"length": 64, "eval_tokens": 10, **values})
 
 
 def exact(short_texts: Path, what: Data, rows: int) -> TextUsage:
     corpus = prepare(what, VOCAB, short_texts / "cache", root=short_texts)
-    found = text_usage(what, rows, corpus.train_totals, corpus.validation_totals)
+    found = text_usage(what, rows, corpus.totals)
     assert found.epochs == rows / len(corpus.train)
     return found
 
@@ -218,26 +227,25 @@ def test_text_use_is_estimated_before_tokenisation(short_texts: Path):
 def test_the_cut_of_an_older_cache_is_unknown():
     old = Totals(10, 100, 400, True, None)
     assert (old.cut, (Totals() + old).cut, Totals(1, 2, 3, True, 4).cut) == (None, None, 0.25)
-    assert text_usage(data(layout="pad"), 5, old, old).warnings() == []
+    assert text_usage(data(layout="pad"), 5, both(old)).warnings() == []
 
 
 def test_the_papers_cut_of_c4_is_not_reported():
     c4 = Data()
-    assert (
-        text_usage(c4, 1000, Totals(10, 2560, 100, False, 1000), Totals(10, 10**8, 100, False, 1000)).warnings() == []
-    )
-    assert rows_in(c4, Totals(10, 2560)) == 10
+    totals = {"train": Totals(10, 2560, 100, False, 1000), "validation": Totals(10, 10**8, 100, False, 1000)}
+    assert text_usage(c4, 1000, [totals]).warnings() == []
+    assert Totals(10, 2560).rows(c4) == 10
 
 
 def test_the_documents_of_a_row_are_reported_where_attention_keeps_them_separate():
     totals = Totals(100, 2_000, 8_000, False, 8_000)
-    separate = text_usage(data(layout="pack", documents="separate", length=40, eval_tokens=10), 5, totals, totals)
+    separate = text_usage(data(layout="pack", documents="separate", length=40, eval_tokens=10), 5, both(totals))
     (warning,) = separate.warnings()
     assert separate.pieces == 3.0
     assert "a row has 3.0 documents or parts of one" in warning
-    assert text_usage(data(layout="pack", length=40, eval_tokens=10), 5, totals, totals).warnings() == []
+    assert text_usage(data(layout="pack", length=40, eval_tokens=10), 5, both(totals)).warnings() == []
     few = Totals(10, 2_000, 8_000, False, 8_000)
-    assert text_usage(separate.data, 5, few, few).warnings() == []
+    assert text_usage(separate.data, 5, both(few)).warnings() == []
 
 
 def test_unreadable_text_is_reported_without_reading_any(short_texts: Path):

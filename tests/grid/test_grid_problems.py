@@ -206,6 +206,11 @@ TOP = {
     "size value": ("version: 1\nsizes: {x: {like: 9m, layers: 0}}\n", "2:31", "sizes.x.layers: 0 is too small"),
     "size start": ("version: 1\nsizes: {x: {like: 9n}}\n", "2:19", "unknown name '9n'; valid: 9m, 20m"),
     "corpus": ("version: 1\ncorpora: {x: {source: web}}\n", "2:23", "unknown value 'web'"),
+    "mixture": (
+        "version: 1\ncorpora:\n  a: {mixture: {b: 0.5, cc: 0.5}}\n  b: {source: stdlib}\n",
+        "3:29",
+        "corpora.a.mixture.cc: unknown data 'cc'; ",
+    ),
     "resources": ("version: 1\nresources: {71m: {gpu: 1}}\n", "2:19", "did you mean 'gpus'?"),
     "resources of no stage": ("version: 1\nresources: {importanse: {cpus: 1}}\n", "2:13", "did you mean 'importance'?"),
     "resources of a stage": ("version: 1\nresources: {importance: {cpu: 1}}\n", "2:26", "did you mean 'cpus'?"),

@@ -49,7 +49,8 @@ def test_every_shipped_cell_keeps_its_structure(name: str) -> None:
         assert new.optim.updates >= _UPDATES
         assert new.model.size.hidden * new.model.size.vocab * new.data.length < 150_000
         assert "hf" not in json.dumps(new.to_mapping()["data"])
-        assert new.data.source == "files"
+        assert {part.source for part in new.data.parts} == {"files"}
+        assert new.data.names == old.data.names or not old.data.mixture
         assert after.resources.processes == 1
 
 

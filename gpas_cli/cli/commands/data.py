@@ -18,7 +18,7 @@ from gpas_cli.cli.selection import catalogue, entries, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
-from gpas_cli.data.prepare import build, open_source, token_cache
+from gpas_cli.data.prepare import build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
 from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.documents import DocumentJson, From, filled
@@ -129,7 +129,7 @@ def prepare(
     made: list[_PreparedCorpusJson] = []
     for demand in wanted:
         with tokenise_view(console()) as view:
-            made.append(_prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view))
+            made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view)
     if as_json:
         print_json(PreparedJson(schema=1, corpora=made))
         return
@@ -142,15 +142,24 @@ def prepare(
 
 def _prepare(
     demand: TextRequirement, cache: Path, root: Path, splits: Sequence[str], workers: int, view: TokeniseView
-) -> _PreparedCorpusJson:
+) -> list[_PreparedCorpusJson]:
     data = demand.data
-    tokens = token_cache(data, demand.vocab, cache, root=root, notify=view.notice)
-    tokens.describe()
-    for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
-        view.notice(f"{stem} is damaged and is rebuilt")
-    shards = build(tokens, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
-    totals = {split: sum_of(shards[split]) for split in splits}
-    return filled(_PreparedCorpusJson, tokens, source=data.source, folder=str(tokens.folder), splits=totals)
+    caches = token_caches(data, demand.vocab, cache, root=root, notify=view.notice)
+    for tokens in caches:
+        tokens.describe()
+        for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
+            view.notice(f"{stem} is damaged and is rebuilt")
+    shards = build(caches, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
+    return [
+        filled(
+            _PreparedCorpusJson,
+            tokens,
+            source=part.source,
+            folder=str(tokens.folder),
+            splits={split: sum_of(own[split]) for split in splits},
+        )
+        for tokens, part, own in zip(caches, data.parts, shards, strict=True)
+    ]
 
 
 @app.command("status")

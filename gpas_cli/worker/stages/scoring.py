@@ -11,7 +11,7 @@ from typing import Any
 
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
-from gpas_cli.data.prepare import token_cache
+from gpas_cli.data.prepare import token_caches
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import score_tasks, score_texts
@@ -35,13 +35,13 @@ _Scores = dict[tuple[str, str], float]  # (task, metric) -> value
 def _checked_tokenizer(stage: StageContext) -> Tokenizer:
     """Return the tokenizer of the cell's text. Raises GpasError if the network was trained with another one."""
     cell = stage.cell
-    tokens = token_cache(
+    tokens = token_caches(
         cell.data,
         cell.text_vocab,
         stage.cache,
         root=stage.root,
         notify=lambda name: stage.emit(Phase(name)),
-    )
+    )[0]
     stage.require_tokenizer(tokens.tokenizer)
     return tokens.tokenizer
 
