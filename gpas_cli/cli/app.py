@@ -94,6 +94,7 @@ def _version(asked: bool) -> None:
 
 
 def main(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -108,7 +109,11 @@ def main(
     ] = False,
 ) -> None:
     STATE.config = config
+    STATE.states_only = context.invoked_subcommand in _STATES_ONLY
 
+
+# Commands that show states and logs alone: a mistake in a table or a claim does not keep them from it.
+_STATES_ONLY = ("status", "top", "logs")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {

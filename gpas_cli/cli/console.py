@@ -45,6 +45,7 @@ class _State:
     """The options that apply to the whole command."""
 
     config: Path | None = None
+    states_only: bool = False  # tables and claims are not read, so that they are not checked either
     as_json: bool = False  # standard output holds one JSON document, and text goes to standard error
 
 

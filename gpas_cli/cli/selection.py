@@ -6,13 +6,13 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gpas_cli.cli.console import STATE, warn
-from gpas_cli.errors import GpasError, UnknownCell, nearest
+from gpas_cli.errors import GpasError, Problem, UnknownCell, nearest
 from gpas_cli.project import Project
 from gpas_cli.state.status import CellStatus
 from gpas_cli.words import listed
@@ -37,14 +37,17 @@ def experiments() -> Experiments:
     """
     from gpas_cli.grid.load import load
     from gpas_cli.grid.resources import site_path
-    from gpas_cli.report.checks import report_problems
 
-    return load(project().config, run_plugins=not _completing(), check=report_problems, site=site_path())
+    completing = any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)  # the shell asks for it
+    return load(project().config, run_plugins=not completing, check=_report_problems, site=site_path())
 
 
-def _completing() -> bool:
-    """Return whether the shell asks for completions: it sets _GPAS_COMPLETE, named after the command."""
-    return any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)
+def _report_problems(experiments: Experiments) -> Iterable[Problem]:
+    if STATE.states_only:
+        return ()
+    from gpas_cli.report.checks import report_problems  # reads the papers' tables
+
+    return report_problems(experiments)
 
 
 def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:

@@ -120,6 +120,9 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken.write_text(text.replace("table4_position}", "table9}").replace("value: mean_", "value: mea_"))
     done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes")
     checked = gpas(project, "-c", "broken.yaml", "doctor")
+    broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position}", "table9}"))
+    assert gpas(project, "-c", "broken.yaml", "plan").returncode == 2
+    assert gpas(project, "-c", "broken.yaml", "status").returncode == 0  # it reads no table
     broken.unlink()
     assert "unknown metric 'mea_importance'" in " ".join(checked.stdout.split())
     assert done.returncode == 2
