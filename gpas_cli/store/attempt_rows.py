@@ -166,9 +166,12 @@ def read_lines(attempt: AttemptDir, offset: int, limit: int | None = None) -> tu
 
 
 def _still_holds(attempt: AttemptDir, row: Mapping[str, Any]) -> bool:
-    """Return whether the journal has the same last bytes before the offset as when it was read."""
-    offset, tail = row["journal_offset"], row["journal_tail"]
-    return journal_stat(attempt)[0] >= offset and (tail is None or tail == tail_of(attempt, offset))
+    """Return whether the journal has the same last bytes before the offset as when it was read.
+
+    False if that is not recorded: revision 0001 of the database did not, nor did it store all that is stored now.
+    """
+    offset: int = row["journal_offset"]
+    return journal_stat(attempt)[0] >= offset and bool(tail_of(attempt, offset) == row["journal_tail"])
 
 
 def tail_of(attempt: AttemptDir, offset: int) -> int:

@@ -110,8 +110,8 @@ def parse(url: str) -> URL:
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in _DRIVERS:
         raise StoreError(f"'{parsed.drivername}' databases are not supported; use sqlite:///path or postgresql://…")
-    if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username or parsed.port):
-        raise StoreError(f"not a database URL: an SQLite file has no host and no user; {_FORMS}")
+    if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username or parsed.port or parsed.query):
+        raise StoreError(f"not a database URL: an SQLite file has no host, user or options; {_FORMS}")
     if parsed.get_backend_name() != "sqlite" and "@" in f"{parsed.host}{parsed.database}":
         raise StoreError(f"not a database URL: it has more than one '@'; {_FORMS} {_ENCODE}")
     return parsed

@@ -1,6 +1,7 @@
 """What was read of each journal, which run directories are gone, and whose results these are
 
-Revision 0002. Databases of revision 0001 remembered how many bytes of a journal they had read, and not which.
+Revision 0002. Databases of revision 0001 remembered how many bytes of a journal they had read, and not which: the next
+`gpas sync` reads their journals again.
 """
 
 from __future__ import annotations

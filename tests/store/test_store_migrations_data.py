@@ -1,19 +1,28 @@
 """Every migration with data in every table: down and up again, and one after the other."""
 
 import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attempts import write_events
+from dumps import dump
 from life import Life
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import JSON, Engine, inspect, text
 
+from gpas_cli.errors import StoreError
 from gpas_cli.events import event_of
-from gpas_cli.store import session
+from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.peek import HEAD
+from gpas_cli.store.rundir import all_attempts
 from gpas_cli.store.schema import Base
 
+# Run directories that an early program wrote, and beside them the database that it filled from them.
+OLD = Path(__file__).parent / "data/version_1"
 REVISIONS = [f"{n:04d}" for n in range(1, int(HEAD) + 1)]
 SCORE = {
     "kind": "score", "task": "arc_easy", "metric": "acc", "value": 0.5, "stderr": 0.01, "examples": 100, "shots": 0,
@@ -90,7 +99,7 @@ def test_what_both_revisions_have_survives(url: str, life: Life, older: str) -> 
 
 def test_one_revision_after_the_other_down_to_nothing_and_up_again(url: str, life: Life) -> None:
     engine = filled(url, life)
-    rows = everything(engine)
+    rows, whole = everything(engine), dump(engine)
     for older in reversed(REVISIONS[:-1]):
         go(engine, older, down=True)
         rows = common(rows, columns_of(engine))
@@ -104,6 +113,45 @@ def test_one_revision_after_the_other_down_to_nothing_and_up_again(url: str, lif
     for newer in REVISIONS:
         go(engine, newer, down=False)
         assert common(everything(engine), oldest) == rows
-    assert sync(engine, life.runs) == Ingested()  # nothing is read again
-    assert all(row["journal_tail"] and row["journal_mtime"] for row in everything(engine)["attempt"])
+    journals = sum(len(attempt.journal_path.read_bytes().splitlines()) for attempt in all_attempts(life.runs))
+    assert sync(engine, life.runs).events == journals  # of which revision 0001 did not record what it had read
+    assert sync(engine, life.runs) == Ingested()
+    assert dump(engine) == whole
     engine.dispose()
+
+
+@pytest.fixture
+def first(url: str) -> str:
+    """Return a database as a program of revision 0001 left it after it had read the run directories in `OLD`."""
+    engine = session.open_engine(url)
+    go(engine, REVISIONS[0], down=False)
+    with closing(sqlite3.connect(":memory:")) as file, session.writing(engine) as connection:
+        file.executescript((OLD.parent / "version_1.sql").read_text())
+        file.row_factory = sqlite3.Row
+        for table in Base.metadata.sorted_tables:
+            kinds = {column.name: column.type for column in table.columns}
+            if table.name in columns_of(engine):
+                for row in file.execute(f"SELECT * FROM {table.name}"):
+                    read = {
+                        name: json.loads(value) if isinstance(kinds[name], JSON) else value
+                        for name, value in dict(row).items()
+                    }
+                    connection.execute(table.insert().values(read))
+    engine.dispose()
+    return url
+
+
+def test_a_database_of_the_first_revision_is_upgraded_to_what_a_rebuild_gives(first: str, tmp_path: Path) -> None:
+    runs = shutil.copytree(OLD / "runs", tmp_path / "runs")
+    with pytest.raises(StoreError, match=f"version {REVISIONS[0]}, this program needs {HEAD}; run `gpas db upgrade`"):
+        session.connect(first)
+    kept = maintenance.upgrade(first)
+    assert (kept is None) == first.startswith("postgresql")
+    with session.opened(first) as engine:
+        assert len(everything(engine)["attempt"]) == 6
+        assert sync(engine, runs).problems == ()
+        upgraded = dump(engine)
+    assert maintenance.check(first, runs) == []
+    maintenance.rebuild(first, runs)
+    with session.opened(first) as engine:
+        assert dump(engine) == upgraded

@@ -81,8 +81,9 @@ def test_no_database_is_created_unless_requested(sqlite_url: str, tmp_path: Path
         ("postgresql://user:a@b@host/c@d", "it has more than one '@'.*write @ as %40"),
         ("mysql://host/name", "'mysql' databases are not supported"),
         ("sqlite+aiosqlite:///x", "not supported"),
-        ("sqlite://user:secret@host/name", "an SQLite file has no host and no user"),
-        ("sqlite://name.db", "an SQLite file has no host and no user"),
+        ("sqlite://user:secret@host/name", "an SQLite file has no host, user or options"),
+        ("sqlite:///name?password=secret", "an SQLite file has no host, user or options"),
+        ("sqlite://name.db", "an SQLite file has no host, user or options"),
         ("sqlite:////nowhere/at/all/gpas.db", "the folder /nowhere/at/all does not exist"),
     ],
 )
@@ -119,6 +120,7 @@ def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
         "postgresql:user@host?password=secret",
         "user:secret@host/name",
         "sqlite://user:secret@host/name",
+        "sqlite:///name?password=secret",
     ],
 )
 def test_a_damaged_url_is_no_file_and_is_not_shown(
@@ -133,6 +135,7 @@ def test_a_damaged_url_is_no_file_and_is_not_shown(
             main()
         out, err = capsys.readouterr()
         assert "secret" not in out + err
+        assert (out + err).count("database URL") == 1
         assert ended.value.code == 2, words
         assert "not a database URL" in err
     assert [path.name for path in tmp_path.iterdir()] == ["experiments.yaml"]
