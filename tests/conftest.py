@@ -4,14 +4,21 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from descriptors import closes_what_it_opens  # noqa: F401  (a fixture of every test)
 from users import unprivileged  # noqa: F401  (a fixture)
 
+# No setting of the user or of a job in which the tests run.
+for name in [name for name in os.environ if name.startswith(("GPAS_", "SLURM_"))]:
+    del os.environ[name]
 # This file names no cluster, so that no test reaches the site's controller on a cluster's login node. The commands of
 # the tests' own clusters use files of their own.
 os.environ["SLURM_CONF"] = str(Path(__file__).with_name("no_slurm.conf"))
+
+# No test loses its power supply, and a disk takes milliseconds for each of thousands of these calls.
+os.fsync = lambda descriptor: None
 
 # Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them separately.
 MACHINE = {"small_disk", "unprivileged", "light_cluster", "full_cluster"}
@@ -36,3 +43,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
     with mounted(tmp_path / "disk") as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the `Toy` of all tests, whose two cells are trained: its `copied` gives one that may be changed."""
+    from end_to_end import trained_toy
+
+    return trained_toy(tmp_path_factory)

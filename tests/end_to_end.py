@@ -1,8 +1,11 @@
 """A small real project for tests: text, grids, and the `gpas` command as users run it."""
 
+from __future__ import annotations
+
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forks import forks
+import pytest
+from face import Face
+from once import made_once
 
 # The first lines of toy projects' experiments files.
 TOY = """\
@@ -33,45 +38,55 @@ grids:
     base: {{size: toy, data: notes}}
     axes:
       norm: [{norms}]
-      gate: [none, gpas]
+      gate: [{gates}]
       seed: [{seeds}]
     cadence: {{log_every: 5, stats_every: 20, eval_every: 100000, checkpoint_every: {checkpoint_every}}}
-    table: {{title: A toy table, rows: [norm, gate], columns: size, against: {{gate: none}}}}
+    table: {{title: A toy table, rows: [norm, gate], columns: size, against: {{gate: {first}}}}}
 """
 )
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 
 
-class Toy:
-    """A project directory and the commands run in it."""
+class Toy(Face):
+    """A project directory and the commands run in it, whose jobs train."""
 
     def __init__(
-        self, folder: Path, *, steps: int = 20, norms: str = "pre", seeds: str = "1", checkpoint_every: int = 50
+        self,
+        folder: Path,
+        *,
+        steps: int = 20,
+        norms: str = "pre",
+        gates: str = "none, gpas",
+        seeds: str = "1",
+        checkpoint_every: int = 50,
     ):
-        self.folder = folder
-        (folder / "text").mkdir(parents=True)
+        first = gates.partition(",")[0]
+        more = {"steps": steps, "checkpoint_every": checkpoint_every}
+        super().__init__(folder, GRID.format(norms=norms, gates=gates, first=first, seeds=seeds, **more))
+
+    def copied(self, folder: Path) -> Toy:
+        """Return a copy of the project, which the test may change; its database is made anew."""
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("gpas.db*"))
+        return Toy.at(folder)
+
+    @classmethod
+    def at(cls, folder: Path) -> Toy:
+        """Return the project that lies in `folder`."""
+        made = cls.__new__(cls)
+        made.folder = folder
+        return made
+
+    def write_text(self) -> None:
         chooser = random.Random(1)
         for i in range(60):
-            (folder / f"text/{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
-        values = {"steps": steps, "norms": norms, "seeds": seeds, "checkpoint_every": checkpoint_every}
-        (folder / "experiments.yaml").write_text(GRID.format(**values))
-
-    @property
-    def runs(self) -> Path:
-        return self.folder / "runs"
-
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "gpas_cli", *words]
+            (self.folder / f"text/{i:02d}.txt").write_text(" ".join(chooser.choice(WORDS) for _ in range(200)) + "\n")
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
         return {**clean, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
-    def gpas(self, *words: str, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; its exit code must be `expect`, or anything if that is None."""
-        done = forks().gpas(*words, folder=self.folder, environment=self.environment())
-        assert expect is None or done.returncode == expect, done.stdout + done.stderr
-        return done
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "gpas_cli", *words]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a command in a new session in the background; its output is appended to said.txt."""
@@ -80,13 +95,6 @@ class Toy:
                 self.command(*words), cwd=self.folder, env=self.environment(), text=True, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
             )  # fmt: skip
-
-    def edit(self, old: str, new: str) -> None:
-        """Edit experiments.yaml."""
-        path = self.folder / "experiments.yaml"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
 
     @contextmanager
     def edited(self, old: str, new: str) -> Iterator[None]:
@@ -100,7 +108,7 @@ class Toy:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return name -> cell from `gpas status --json`."""
-        return {cell["name"]: cell for cell in json.loads(self.gpas("status", "--json").stdout)["cells"]}
+        return {cell["name"]: cell for cell in self("status", "--json").json["cells"]}
 
     def states(self) -> dict[str, str]:
         return {name: cell["state"] for name, cell in self.status().items()}
@@ -116,6 +124,11 @@ class Toy:
             if alive(pid) and _has_stepped(path.with_name("journal.jsonl")):
                 pids.append(pid)
         return pids
+
+
+def trained_toy(folders: pytest.TempPathFactory) -> Toy:
+    """Return a project whose two cells are trained, which all tests share."""
+    return Toy.at(made_once(folders, "trained", lambda folder: Toy(folder / "toy")("run", "grid")) / "toy")
 
 
 def _has_stepped(journal: Path) -> bool:

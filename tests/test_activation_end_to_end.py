@@ -1,6 +1,5 @@
 """The activation of docs/how-to/scheme.md, from a line of experiments.yaml to the table and an export."""
 
-import json
 import re
 from pathlib import Path
 
@@ -13,23 +12,23 @@ FORMULA = re.search(r"activation: ([^}]*)", AXIS)[1]
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def toy(trained: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Return a trained project with the axis of the guide."""
-    made = Toy(tmp_path_factory.mktemp("formula"), steps=6)
+    made = trained.copied(tmp_path_factory.mktemp("formula") / "toy")
     made.edit("gate: [none, gpas]", f"gate: {AXIS}")
-    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    made("run", "grid", "--yes", "--jobs", "1")
     return made
 
 
 def test_a_formula_trains_and_has_its_row(toy: Toy) -> None:
     assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "done", "pre-softsign-s1": "done"}
-    assert re.search(r"\+ softsign +[0-9.]+", toy.gpas("table", "small").stdout)
-    assert f"G(x) = x - ({FORMULA}) sg(x)" in toy.gpas("explain", "pre-softsign-s1").stdout
-    assert f"gate.activation: not set -> {FORMULA}" in toy.gpas("why", "pre-softsign-s1").stdout
+    assert re.search(r"\+ softsign +[0-9.]+", toy("table", "small").out)
+    assert f"G(x) = x - ({FORMULA}) sg(x)" in toy("explain", "pre-softsign-s1").out
+    assert f"gate.activation: not set -> {FORMULA}" in toy("why", "pre-softsign-s1").out
 
 
 def test_the_gates_move_and_their_values_are_the_formulas(toy: Toy) -> None:
-    bounds = json.loads(toy.gpas("explain", "pre-softsign-s1", "--bounds", "--json").stdout)["cells"][0]["bounds"]
+    bounds = toy("explain", "pre-softsign-s1", "--bounds", "--json").json["cells"][0]["bounds"]
     assert all(row["error"] < 1e-6 for row in bounds["preserved"])
     assert bounds["preserved"][0]["predicted"] != 1
 
@@ -41,5 +40,5 @@ def test_a_changed_formula_is_another_cell_and_a_space_is_none(toy: Toy) -> None
     with toy.edited("1 + abs", "2 + abs"):
         assert toy.status()["pre-softsign-s1"]["state"] == "missing"
     with toy.edited(FORMULA, "alpha ** 2"):
-        message = toy.gpas("status", expect=2).stderr
+        message = toy("status", expect=2).err
     assert "gate.activation: alpha ** 2 has gradient 0 at 0, so a gate that starts there never changes" in message

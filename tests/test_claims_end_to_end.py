@@ -1,6 +1,5 @@
 """A claim about real trainings: seeds are added until it is decided, and a killed command resumes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -37,16 +36,16 @@ def test_a_true_claim_is_supported_although_the_command_was_killed(tmp_path: Pat
     kill(first)
     # The seeds of the round were written before its first job.
     assert (toy.folder / "experiments.seeds.yaml").read_text().count("[3, 4]") == 2
-    found = json.loads(toy.gpas(*RUN, "--json").stdout)
+    found = toy(*RUN, "--json").json
     (part,) = found["claims"][0]["parts"]
     assert found["claims"][0]["verdict"] == "supported"
     assert part["seeds"] == list(range(1, len(part["seeds"]) + 1))
     assert max(part["effects"]) < 0
     # A job that the killed command had started is followed or resumed, and no seed is trained twice.
     assert len({path.parent for path in toy.attempts()}) == 2 * len(part["seeds"])
-    assert json.loads(toy.gpas("claims", "fast", "--json").stdout)["claims"][0]["verdict"] == "supported"
+    assert toy("claims", "fast", "--json").json["claims"][0]["verdict"] == "supported"
     before = toy.attempts()
-    assert json.loads(toy.gpas(*RUN, "--json").stdout)["rounds"] == 0
+    assert toy(*RUN, "--json").json["rounds"] == 0
     assert toy.attempts() == before
     # The two files make the same cells on another machine.
     other = Toy(tmp_path / "other")

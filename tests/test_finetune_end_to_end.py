@@ -12,18 +12,17 @@ FINETUNE = (
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+def toy(trained: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Return a project whose cells were trained, then declared to be finetuned, and finetuned."""
-    made = Toy(tmp_path_factory.mktemp("finetune"), steps=6)
-    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    made = trained.copied(tmp_path_factory.mktemp("finetune") / "toy")
     for name, count in (("records", 20), ("held-out", 4)):
         lines = [json.dumps({"instruction": f"Add {i} and 1.", "output": f"{i + 1}"}) for i in range(count)]
         (made.folder / f"{name}.jsonl").write_text("\n".join(lines))
     made.edit("data: notes}", f"data: notes, {FINETUNE}}}")
     made.edit("columns: size,", "columns: size, value: answer_loss,")
-    plan = made.gpas("plan").stdout
+    plan = made("plan").out
     assert "2 jobs to start" in plan, plan
-    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    made("run", "grid", "--yes", "--jobs", "1")
     return made
 
 
@@ -37,28 +36,28 @@ def test_its_metrics_are_in_the_database_and_the_table(toy: Toy) -> None:
     metrics = toy.status()["pre-s1"]["metrics"]
     assert metrics["answer_loss"] > 0
     assert metrics["finetuned_perplexity"] > 1
-    assert f"{metrics['answer_loss']:.3f}" in toy.gpas("table", "small").stdout
-    toy.gpas("db", "rebuild", "--yes")
-    assert f"{metrics['answer_loss']:.3f}" in toy.gpas("table", "small").stdout
+    assert f"{metrics['answer_loss']:.3f}" in toy("table", "small").out
+    toy("db", "rebuild", "--yes")
+    assert f"{metrics['answer_loss']:.3f}" in toy("table", "small").out
 
 
 def test_another_setting_of_the_finetuning_keeps_the_training(toy: Toy) -> None:
     with toy.edited("epochs: 1", "epochs: 2"):
-        plan = toy.gpas("plan").stdout
+        plan = toy("plan").out
     assert "2 jobs to start" in plan
     assert "the stage finetune has no result yet" in plan
 
 
 def test_records_that_are_not_there_are_one_message(toy: Toy) -> None:
     with toy.edited("data: records.jsonl", "data: record.jsonl"):
-        said = toy.gpas("run", "grid", "--yes", expect=2)
-    assert "finetune.data: there is no file or folder" in said.stdout + said.stderr
+        said = toy("run", "grid", "--yes", expect=2)
+    assert "finetune.data: there is no file or folder" in said.out + said.err
 
 
 def test_the_finetuned_network_is_exported_with_its_tokenizer(toy: Toy) -> None:
     pytest.importorskip("transformers")
     folder: Path = toy.folder / "exported"
-    said = toy.gpas("export", "pre-gpas-s1", str(folder)).stdout
+    said = toy("export", "pre-gpas-s1", str(folder)).out
     assert (folder / "tokenizer.json").exists()
     assert "not the last update" not in said
     card = (folder / "README.md").read_text()

@@ -19,15 +19,15 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     made = Toy(tmp_path_factory.mktemp("stranger"), norms="faded", steps=6)
     made.folder.joinpath("my_schemes.py").write_text(CODE)
     made.edit("version: 1\n", "version: 1\nplugins: [my_schemes.py]\n")
-    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    made("run", "grid", "--yes", "--jobs", "1")
     return made
 
 
 def test_a_plugin_scheme_trains_and_has_its_row(toy: Toy) -> None:
     assert toy.states() == {"faded-s1": "done", "faded-gpas-s1": "done"}
-    assert re.search(r"Faded-LN +[0-9.]+\s+\+ GPAS +[0-9.]+", toy.gpas("table", "small").stdout)
-    assert "G(0.9 x + N(f(N(x))))" in toy.gpas("explain", "faded-gpas-s1").stdout
-    assert "gate.activation: not set -> silu" in toy.gpas("why", "faded-gpas-s1").stdout
+    assert re.search(r"Faded-LN +[0-9.]+\s+\+ GPAS +[0-9.]+", toy("table", "small").out)
+    assert "G(0.9 x + N(f(N(x))))" in toy("explain", "faded-gpas-s1").out
+    assert "gate.activation: not set -> silu" in toy("why", "faded-gpas-s1").out
 
 
 def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
@@ -64,5 +64,5 @@ def test_a_job_runs_the_recorded_text_and_not_the_file(toy: Toy) -> None:
     code, journal = job(toy, 3, plugin={"name": "my_schemes.py", "source": CODE.replace("self.fade)", "2)")})
     assert code == 1
     assert "the wiring of 'faded' has changed since this cell was recorded" in journal
-    message = toy.gpas("status", expect=2).stderr
+    message = toy("status", expect=2).err
     assert "experiments.yaml:2:11: plugins: my_schemes.py:1: RuntimeError" in message

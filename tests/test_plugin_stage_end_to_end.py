@@ -19,9 +19,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     made.edit("version: 1\n", "version: 1\nplugins: [my_stages.py]\n")
     made.edit("data: notes}", "data: notes, outliers: {sigmas: 2}}")
     made.edit("columns: size,", "columns: size, value: outlier_share,")
-    plan = made.gpas("plan").stdout
+    plan = made("plan").out
     assert "4 jobs" in plan or "4 stages" in plan, plan
-    made.gpas("run", "grid", "--yes", "--jobs", "1")
+    made("run", "grid", "--yes", "--jobs", "1")
     return made
 
 
@@ -31,7 +31,7 @@ def test_a_plugin_stage_runs_after_the_training_and_appears_in_the_table(toy: To
     assert sorted(stages) == ["outliers", "outliers", "pretrain", "pretrain"]
     share = toy.status()["pre-s1"]["metrics"]["outlier_share"]
     assert 0 < share < 50
-    assert f"{share:.4f}" in toy.gpas("table", "small").stdout
+    assert f"{share:.4f}" in toy("table", "small").out
 
 
 def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
@@ -45,9 +45,9 @@ def test_its_parameters_are_in_its_key_and_not_in_that_of_the_training(toy: Toy)
     before = toy.status()["pre-s1"]["key"]
     with toy.edited("sigmas: 2", "sigmas: 3"):
         assert toy.status()["pre-s1"]["key"] != before
-        assert "the stage outliers has no result yet" in toy.gpas("plan").stdout
+        assert "the stage outliers has no result yet" in toy("plan").out
 
 
 def test_an_unknown_parameter_is_one_message(toy: Toy) -> None:
     with toy.edited("sigmas: 2", "sigma: 2"):
-        assert "outliers.sigma: unknown key 'sigma'; did you mean 'sigmas'?" in toy.gpas("plan", expect=2).stderr
+        assert "outliers.sigma: unknown key 'sigma'; did you mean 'sigmas'?" in toy("plan", expect=2).err

@@ -32,10 +32,8 @@ if os.environ.get("RANK") == "1":
 
 
 def toy_of_two(folder: Path, more: str = "", **values: Any) -> Toy:
-    toy = Toy(folder, **values)
-    path = folder / "experiments.yaml"
-    one_cell = path.read_text().replace("gate: [none, gpas]", "gate: [gpas]").replace(", against: {gate: none}", "")
-    path.write_text(one_cell.replace("    cadence:", f"    resources: {{ranks: 2, cpus: 2{more}}}\n    cadence:"))
+    toy = Toy(folder, gates="gpas", **values)
+    toy.edit("    cadence:", f"    resources: {{ranks: 2, cpus: 2{more}}}\n    cadence:")
     return toy
 
 
@@ -61,7 +59,7 @@ def final_bytes(toy: Toy) -> dict[str, bytes]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     """Return an uninterrupted run of two processes."""
     toy = toy_of_two(tmp_path_factory.mktemp("straight") / "toy", steps=LONG, checkpoint_every=10)
-    toy.gpas("run", "grid")
+    toy("run", "grid")
     return toy
 
 
@@ -121,7 +119,7 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
     assert saved["path"] == f"step-{saved['step']:08d}"
     running = toy.start("run", "grid")
     wait(lambda: bool(toy.stepping()))
-    toy.gpas("cancel", "pre-gpas-s1")
+    toy("cancel", "pre-gpas-s1")
     assert running.wait(60) == 3
     assert set(toy.states().values()) == {"cancelled"}
 
@@ -136,12 +134,11 @@ def test_a_sharded_job_out_of_memory_is_started_again_with_fewer_rows(
         (tmp_path / name).mkdir()
         (tmp_path / name / "sitecustomize.py").write_text(code)
         toy = toy_of_two(tmp_path / name / "toy", ", strategy: fsdp", steps=6)
-        recipe = toy.folder / "experiments.yaml"
-        recipe.write_text(recipe.read_text().replace("batch: 4", "batch: 8"))
+        toy.edit("batch: 4", "batch: 8")
         environment = toy.environment()
         path = os.pathsep.join((str(tmp_path / name), environment["PYTHONPATH"]))
         monkeypatch.setattr(toy, "environment", lambda now={**environment, "PYTHONPATH": path}: now)
-        said = toy.gpas("run", "grid").stdout
+        said = toy("run", "grid").out
         assert ("ran out of memory; it starts again with 2 rows at a time" in said) is (name == "small")
         losses.append([event["loss"] for event in events(toy, "step")])
         trained = [event for event in events(toy, "phase") if event["name"] == "training"]

@@ -1,13 +1,10 @@
 """The database password stays in the environment: no file below runs/, no job and no output contains it."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from end_to_end import Toy, wait
-
-from gpas_cli.__main__ import main
 
 SECRET = "hunter2-of-the-database"
 FORMS = {
@@ -48,9 +45,8 @@ class Secretive(Toy):
             program.chmod(0o755)
 
     def said(self, *words: str) -> str:
-        done = self.gpas(*words, expect=None)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.stdout + done.stderr
+        done = self(*words, expect=None)
+        return done.out + done.err
 
     def leaks(self) -> list[Path]:
         """Return the files of the project that contain the password."""
@@ -88,22 +84,14 @@ def test_a_submission_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_command_prints_the_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_no_command_prints_the_password(tmp_path: Path, form: str) -> None:
     pytest.importorskip("psycopg")
     toy = Secretive(tmp_path / "project")
     toy.url = FORMS[form]
-    (toy.folder / "runs").mkdir()
-    monkeypatch.chdir(toy.folder)
-    for name, value in toy.environment().items():
-        monkeypatch.setenv(name, value)
+    toy.runs.mkdir()
     more = (("table",), ("db", "check"), ("db", "upgrade"), ("db", "backup"), ("db", "rebuild", "--yes"))
     for words in (("doctor",), ("db", "rebuild"), *(more if form == "password" else ())):
-        monkeypatch.setattr(sys, "argv", ["gpas", *words])
-        with pytest.raises(SystemExit):
-            main()
-        said = "".join(capfd.readouterr())
+        said = toy.said(*words)
         assert said, words
         assert SECRET not in said, words
 
@@ -111,14 +99,14 @@ def test_no_command_prints_the_password(
 def test_a_port_that_is_no_number_is_one_clear_message(tmp_path: Path) -> None:
     toy = Secretive(tmp_path / "project")
     toy.url = FORMS["port"]
-    done = toy.gpas("sync", expect=2)
-    assert done.stdout == ""
-    assert done.stderr.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
-    assert done.stderr.count("\n") == 1
+    done = toy("sync", expect=2)
+    assert done.out == ""
+    assert done.err.startswith("gpas: not a database URL: its port is not a number; GPAS_DB takes a path, sqlite")
+    assert done.err.count("\n") == 1
 
 
 def test_the_question_names_the_database_without_its_password(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     toy = Secretive(tmp_path / "project")
-    said = " ".join(toy.gpas("db", "rebuild", expect=2).stderr.replace("│", " ").split())
+    said = " ".join(toy("db", "rebuild", expect=2).err.replace("│", " ").split())
     assert "gpas:***@127.0.0.1:1/results" in said

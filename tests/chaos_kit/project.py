@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 import time
@@ -123,7 +122,7 @@ class Project(Toy):
 
     def states(self) -> dict[str, str]:
         """Return cell -> state from `gpas status`."""
-        cells = json.loads(self.gpas("status", "--json", *GRIDS).stdout)["cells"]
+        cells = self("status", "--json", *GRIDS).json["cells"]
         return {f"{cell['grid']}/{cell['name']}": cell["state"] for cell in cells}
 
     def tokenise(self) -> None:

@@ -1,6 +1,5 @@
 """One round: a storm of faults until the grids are done or time is up, then calm, then judgement."""
 
-import json
 import os
 import threading
 import time
@@ -210,18 +209,18 @@ class Round:
     def _database(self) -> Iterator[Violation]:
         """Compare the database with the run directories, and with a database rebuilt from them."""
         project = self.project
-        project.gpas("sync")
-        checked = project.gpas("db", "check", expect=None)
-        if checked.returncode:
-            yield Violation("wrong", "`gpas db check` complains", "the database", checked.stdout + checked.stderr)
+        project("sync")
+        checked = project("db", "check", expect=None)
+        if checked.code:
+            yield Violation("wrong", "`gpas db check` complains", "the database", checked.out + checked.err)
         before = self._tables()
         dumped = self._dump()
-        project.gpas("db", "rebuild", "--yes")
+        project("db", "rebuild", "--yes")
         yield from judge.database_agrees(before, self._tables(), "the table")
         yield from judge.database_agrees(dumped, self._dump(), "the content")
 
     def _tables(self) -> list[Any]:
-        return [json.loads(self.project.gpas("table", grid, "--format", "json").stdout) for grid in GRIDS]
+        return [self.project("table", grid, "--format", "json").json for grid in GRIDS]
 
     def _dump(self) -> Mapping[str, Any]:
         engine = session.connect(f"sqlite:///{self.project.folder / 'gpas.db'}", create=False)

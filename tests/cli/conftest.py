@@ -1,12 +1,13 @@
 """Fixtures of the tests of the face."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from face import Face
+from face import face
 
 from gpas_cli.cli import console
+
+__all__ = ["face"]
 
 
 @pytest.fixture(autouse=True)
@@ -15,9 +16,3 @@ def options() -> Iterator[None]:
     yield
     console.STATE.config = None
     console.STATE.as_json = False
-
-
-@pytest.fixture
-def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Face:
-    """Return a project without attempts and the `gpas` command in it."""
-    return Face(tmp_path / "project", monkeypatch, capsys)

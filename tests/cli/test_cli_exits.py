@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from face import EXPERIMENTS, Face
-from recorded import environment
 
 from gpas_cli.errors import Exit
 
@@ -82,9 +81,7 @@ def test_a_closed_pipe_ends_a_command_without_a_message(face: Face, command: str
     os.close(reader)  # as `| head` does after its lines
     words = [sys.executable, "-m", "gpas_cli", *command.split()]
     try:
-        done = subprocess.run(
-            words, cwd=face.folder, env=environment(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300
-        )
+        done = subprocess.run(words, cwd=face.folder, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import recorded
+from face import Said
+from face import gpas as run
 
 from gpas_cli.__main__ import main
 
@@ -15,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 NO_TORCH = 'raise ImportError("torch is not installed here")\n'
 
 
-ALL = "import json, sys; from recorded import run_main; sys.exit(max(map(run_main, json.loads(sys.argv[1]))))"
+ALL = "import json, sys; from face import run_main; sys.exit(max(map(run_main, json.loads(sys.argv[1]))))"
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +25,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("face")
     (folder / "block").mkdir()
     (folder / "block/torch.py").write_text(NO_TORCH)
-    recorded.gpas(folder, "init", "here")
+    run(folder, "init", "here")
     return folder
 
 
-def gpas(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return recorded.gpas(folder / "here", *words)
+def gpas(folder: Path, *words: str, expect: int | None = 0) -> Said:
+    return run(folder / "here", *words, expect=expect)
 
 
 def test_commands_work_without_torch(project: Path) -> None:
@@ -40,8 +41,8 @@ def test_commands_work_without_torch(project: Path) -> None:
         ("run", "quickstart", "--dry-run"), ("run", "grid", "--help"), ("data", "status"),
         ("data", "status", "--json"), ("doctor",),
     ]  # fmt: skip
-    paths = [project / "block", REPOSITORY, *(REPOSITORY / "tests" / name for name in ("cli", "."))]
-    environment = {**recorded.environment(), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    paths = [project / "block", REPOSITORY, REPOSITORY / "tests"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     words = [sys.executable, "-c", ALL, json.dumps([*commands, ["explain", "mix-gpas-s1", "--bounds"]])]
     done = subprocess.run(words, cwd=project / "here", env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stdout + done.stderr  # of the last command alone
@@ -53,10 +54,10 @@ def test_commands_work_without_torch(project: Path) -> None:
 
 def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project: Path) -> None:
     def found(*words: str) -> set[str]:
-        cells = json.loads(gpas(project, *words, "--json").stdout)["cells"]
+        cells = gpas(project, *words, "--json").json["cells"]
         return {f"{cell['grid']}/{cell['name']}" for cell in cells}
 
-    dry = gpas(project, "run", "quickstart", "optim.lr=7e-3", "--where", "norm=pre", "--dry-run").stdout
+    dry = gpas(project, "run", "quickstart", "optim.lr=7e-3", "--where", "norm=pre", "--dry-run").out
     assert dry.count("+lr0.007") == 4
     assert "quickstart-lr/pre-lr0.001-s1" in found("status", "--where", "optim.lr=0.001")
     assert found("status", "--where", "lr=1e-3") == found("status", "--where", "optim.lr=0.001")
@@ -66,10 +67,10 @@ def test_where_finds_values_of_axes_and_of_settings_that_no_grid_varies(project:
 
 
 def test_explain_prints_the_equations(project: Path) -> None:
-    text = gpas(project, "explain", "mix-gpas-s1").stdout
+    text = gpas(project, "explain", "mix-gpas-s1").out
     assert "x <- N(G(x) + f(x))" in text
     assert "x <- G(x + f(N(x)))" in text
-    document = json.loads(gpas(project, "explain", "deepnorm-gpas-s1", "--json").stdout)
+    document = gpas(project, "explain", "deepnorm-gpas-s1", "--json").json
     assert document["cells"][0]["layers"] == [{"first": 1, "last": 12, "equation": "N(2.213 G(x) + f(x))"}]
 
 
@@ -106,10 +107,9 @@ def test_explain_prints_the_equations(project: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[str, ...], message: str) -> None:
-    done = gpas(project, *words)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    done = gpas(project, *words, expect=2)
+    assert message in done.out + done.err
+    assert "Traceback" not in done.out
     assert not (project / "here/runs").exists()
 
 
@@ -118,15 +118,14 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     text = (project / "here/experiments.yaml").read_text()
     text = text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1")
     broken.write_text(text.replace("table4_position}", "table9}").replace("value: mean_", "value: mea_"))
-    done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes")
-    checked = gpas(project, "-c", "broken.yaml", "doctor")
+    done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes", expect=2)
+    checked = gpas(project, "-c", "broken.yaml", "doctor", expect=None)
     broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position}", "table9}"))
-    assert gpas(project, "-c", "broken.yaml", "plan").returncode == 2
-    assert gpas(project, "-c", "broken.yaml", "status").returncode == 0  # it reads no table
+    gpas(project, "-c", "broken.yaml", "plan", expect=2)
+    gpas(project, "-c", "broken.yaml", "status")  # it reads no table
     broken.unlink()
-    assert "unknown metric 'mea_importance'" in " ".join(checked.stdout.split())
-    assert done.returncode == 2
-    lines = done.stderr.strip().splitlines()
+    assert "unknown metric 'mea_importance'" in " ".join(checked.out.split())
+    lines = done.err.strip().splitlines()
     assert len(lines) >= 2
     assert all("broken.yaml:" in line for line in lines)
     assert any("did you mean 'pre'?" in line for line in lines)
@@ -143,7 +142,7 @@ def test_the_experiments_file_may_be_named_after_the_command(project: Path) -> N
     )
     try:
         for words in (("explain", "own/pre", "--config", "other.yaml"), ("status", "-c", "other.yaml", "own")):
-            assert "own" in gpas(project, *words).stdout
+            assert "own" in gpas(project, *words).out
     finally:
         (project / "here/other.yaml").unlink()
 

@@ -2,12 +2,11 @@
 
 import csv
 import io
-import json
 import unicodedata
 from pathlib import Path
 
 import pytest
-from recorded import HEAD, finish, gpas, make_project
+from face import Face, gpas, tiny
 
 GRIDS = r"""
   x:
@@ -71,32 +70,31 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Face:
     """Return a grid with hostile names, of which some cells are done, one failed and one is missing."""
-    folder = tmp_path_factory.mktemp("[bold]project[") / "[/here]"
-    folder.mkdir(parents=True)
-    (folder / "schemes.py").write_text(SCHEME)
-    *done, failed, _ = make_project(folder, GRIDS, HEAD.replace("grids:", "plugins: [schemes.py]\ngrids:"))
+    made = Face(tmp_path_factory.mktemp("[bold]project[") / "[/here]", tiny(GRIDS))
+    made.edit("grids:", "plugins: [schemes.py]\ngrids:", 1)
+    (made.folder / "schemes.py").write_text(SCHEME)
+    *done, failed, _ = made.cells()
     for i, entry in enumerate(done):
-        finish(folder / "runs", entry, 30 + i / 10, host="[/host]\x1b[31m")
-    finish(folder / "runs", failed, 99, cause="ValueError: [/cause]\x1b[2J [red]")
-    return folder
+        made.trained(entry, 30 + i / 10, host="[/host]\x1b[31m")
+    made.trained(failed, 99, cause="ValueError: [/cause]\x1b[2J [red]")
+    return made
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_hostile_names_are_printed_as_they_are(project: Path, words: tuple[str, ...]) -> None:
-    done = gpas(project, *words)
-    assert done.returncode in (0, 2) if words == ("doctor",) else done.returncode == 0, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    text = done.stdout + done.stderr
+def test_hostile_names_are_printed_as_they_are(project: Face, words: tuple[str, ...]) -> None:
+    done = project(*words, expect=None if words == ("doctor",) else 0)
+    assert done.code in (0, 2)
+    text = done.out + done.err
     assert not {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs") and c != "\n"}
     assert "💥" not in text
     for piece in SAID.get(words, ()):
         assert piece in text
 
 
-def test_a_spreadsheet_reads_no_formula(project: Path) -> None:
-    rows = list(csv.reader(io.StringIO(gpas(project, "table", "--format", "csv").stdout)))
+def test_a_spreadsheet_reads_no_formula(project: Face) -> None:
+    rows = list(csv.reader(io.StringIO(project("table", "--format", "csv").out)))
     header, *cells = rows
     gates = [row[header.index("gate")] for row in cells]
     assert gates[2:6] == ['\'=HYPERLINK("http://x")', "'@SUM(1)", "'+1+cmd", "'-2+3"]
@@ -108,15 +106,13 @@ def test_a_spreadsheet_reads_no_formula(project: Path) -> None:
     assert all(isinstance(float(delta), float) for delta in deltas)
 
 
-def test_json_keeps_text_as_it_was(project: Path) -> None:
-    document = json.loads(gpas(project, "table", "--json").stdout)
+def test_json_keeps_text_as_it_was(project: Face) -> None:
+    document = project("table", "--json").json
     assert document["rows"][1]["labels"]["gate"] == "[/red]"
-    assert json.loads(gpas(project, "status", "--json").stdout)["cells"][0]["name"] == "pre-s1"
+    assert project("status", "--json").json["cells"][0]["name"] == "pre-s1"
 
 
 def test_a_mistake_in_a_plugin_with_hostile_text_is_one_clean_message(tmp_path: Path) -> None:
     (tmp_path / "schemes.py").write_text('raise ValueError("[/x] \\x1b[31m")\n')
     (tmp_path / "experiments.yaml").write_text("version: 1\nplugins: [schemes.py]\ngrids: {g: {axes: {norm: [pre]}}}\n")
-    done = gpas(tmp_path, "plan")
-    assert done.returncode == 2
-    assert "[/x] \\x1b[31m" in done.stderr
+    assert "[/x] \\x1b[31m" in gpas(tmp_path, "plan", expect=2).err

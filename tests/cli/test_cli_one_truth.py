@@ -5,53 +5,53 @@ import shutil
 from pathlib import Path
 
 import pytest
-from finished import Finished
+from face import FOUR, Face, tiny
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Finished:
-    return Finished(tmp_path / "project")
+def project(tmp_path: Path) -> Face:
+    return Face(tmp_path / "project", tiny(FOUR))
 
 
-def states(project: Finished) -> dict[str, str]:
-    return {cell["name"]: cell["state"] for cell in project.json("status", "--all")["cells"]}
+def states(project: Face) -> dict[str, str]:
+    return {cell["name"]: cell["state"] for cell in project("status", "--all", "--json").json["cells"]}
 
 
-def test_a_removed_run_directory_counts_nowhere(project: Finished) -> None:
-    made = project.finish_all()
-    assert "103" in project.shown()
+def test_a_removed_run_directory_counts_nowhere(project: Face) -> None:
+    made = project.train_all()
+    assert "103" in project("table", "--format", "markdown").out
     gone = made["gpas-s1"].path.parent
     shutil.move(gone, project.folder / "aside")
     assert states(project)["gpas-s1"] == "missing"
-    said = project.shown()
+    said = project("table", "--format", "markdown").out
     assert "103" not in said
     assert "1/2 seeds" in said
     note = "not shown, because the run directories are gone: the numbers of gpas-s1; restore the directories, or run"
     assert note in said
-    assert project.json("sync")["gone"] == 0  # `table` has noticed it
-    assert note in project.shown()
-    why = project.gpas("why", "gpas-s1").stdout
+    assert project("sync", "--json").json["gone"] == 0  # `table` has noticed it
+    assert note in project("table", "--format", "markdown").out
+    why = project("why", "gpas-s1").out
     assert "its run directory is gone" in why
     assert "<- the number in tables" not in why
     shutil.move(project.folder / "aside", gone)
     assert states(project)["gpas-s1"] == "done"
-    assert "not shown" not in project.shown()
-    assert "<- the number in tables" in project.gpas("why", "gpas-s1").stdout
+    assert "not shown" not in project("table", "--format", "markdown").out
+    assert "<- the number in tables" in project("why", "gpas-s1").out
 
 
-def test_sync_reports_removed_run_directories(project: Finished) -> None:
-    made = project.finish_all()
-    project.gpas("sync")
+def test_sync_reports_removed_run_directories(project: Face) -> None:
+    made = project.train_all()
+    project("sync")
     shutil.rmtree(made["gpas-s1"].path.parent)
-    assert "1 run directory is gone: their" in project.gpas("sync").stdout
-    project.gpas("db", "rebuild", "--yes")
-    assert "not shown" not in project.shown()
+    assert "1 run directory is gone: their" in project("sync").out
+    project("db", "rebuild", "--yes")
+    assert "not shown" not in project("table", "--format", "markdown").out
 
 
 @pytest.mark.parametrize("writable", [True, False], ids=["a database that is up to date", "one that stays behind"])
-def test_a_damaged_outcome_counts_nowhere(project: Finished, writable: bool) -> None:
-    made = project.finish_all()
-    assert "103" in project.shown()
+def test_a_damaged_outcome_counts_nowhere(project: Face, writable: bool) -> None:
+    made = project.train_all()
+    assert "103" in project("table", "--format", "markdown").out
     if not writable:
         (project.folder / "old.db").write_bytes((project.folder / "gpas.db").read_bytes())
     journal = made["gpas-s1"].journal_path
@@ -62,7 +62,7 @@ def test_a_damaged_outcome_counts_nowhere(project: Finished, writable: bool) -> 
     assert states(project)["gpas-s1"] == "interrupted"
     if not writable:  # as a failing disk leaves it: with its old time, so that ingestion has no reason to read it
         os.utime(journal, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    said = project.shown()
+    said = project("table", "--format", "markdown").out
     assert "103" not in said
     assert "1/2 seeds" in said
     assert ("not shown, because the run directories no longer contain them: the numbers of gpas-s1" in said) is (
@@ -70,15 +70,15 @@ def test_a_damaged_outcome_counts_nowhere(project: Finished, writable: bool) -> 
     )
 
 
-def test_special_files_do_not_block_commands(project: Finished) -> None:
+def test_special_files_do_not_block_commands(project: Face) -> None:
     """Opening a FIFO without a writer would block forever."""
     cell = project.cells()[0]
-    attempt = project.attempt(cell)
+    attempt = project.waiting(cell)
     (attempt.path / "exit.json").write_text('{"code": 1, "signal": null}')
     os.mkfifo(attempt.log_path)
     assert states(project)[cell.name] == "failed"
-    assert "not a regular file" in project.gpas("logs", cell.name, expect=2).stderr
+    assert "not a regular file" in project("logs", cell.name, expect=2).err
     os.mkfifo(attempt.journal_path)
     assert states(project)[cell.name] == "unknown"
-    assert f"{attempt.journal_path}: not a regular file" in project.gpas("sync").stdout
-    assert "`gpas sync` ingests it or prints why not" in project.gpas("db", "check", expect=4).stdout
+    assert f"{attempt.journal_path}: not a regular file" in project("sync").out
+    assert "`gpas sync` ingests it or prints why not" in project("db", "check", expect=4).out

@@ -4,21 +4,21 @@ import os
 from pathlib import Path
 
 import pytest
-from finished import Finished
+from face import FOUR, Face, tiny
 from users import drop_privileges
 
 
-def run(project: Finished, *words: str) -> str:
+def run(project: Face, *words: str) -> str:
     """Return the output of a command, with the permissions of the test."""
-    done = project.gpas(*words)
-    return done.stdout + done.stderr
+    done = project(*words)
+    return done.out + done.err
 
 
-def files(project: Finished) -> dict[str, tuple[int, int]]:
+def files(project: Face) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_uid, path.stat().st_mode) for path in project.folder.iterdir()}
 
 
-def become_a_colleague(project: Finished) -> None:
+def become_a_colleague(project: Face) -> None:
     for path in [*project.folder.rglob("*"), project.folder]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     drop_privileges()
@@ -26,8 +26,8 @@ def become_a_colleague(project: Finished) -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a folder of the owner's", "a folder of all"])
 def test_table_status_and_why_work_for_a_second_user(unprivileged: Path, shared: bool) -> None:
-    project = Finished(unprivileged / "project")
-    project.finish_all()
+    project = Face(unprivileged / "project", tiny(FOUR))
+    project.train_all()
     assert "103" in run(project, "table", "--format", "markdown")
     before = run(project, "table", "--format", "markdown"), run(project, "status"), run(project, "why", "gpas-s1")
     become_a_colleague(project)
@@ -46,12 +46,12 @@ def test_table_status_and_why_work_for_a_second_user(unprivileged: Path, shared:
 
 
 def test_results_not_yet_ingested_are_reported_as_left_out(unprivileged: Path) -> None:
-    project = Finished(unprivileged / "project")
+    project = Face(unprivileged / "project", tiny(FOUR))
     cells = project.cells()
     for i, cell in enumerate(cells[:3]):
-        project.finish(cell, 101.0 + i)
+        project.trained(cell, 101.0 + i)
     run(project, "sync")
-    project.finish(cells[3], 104.0)
+    project.trained(cells[3], 104.0)
     become_a_colleague(project)
     said = run(project, "table", "--format", "markdown")
     assert "you cannot write to it" in said
@@ -60,8 +60,8 @@ def test_results_not_yet_ingested_are_reported_as_left_out(unprivileged: Path) -
 
 
 def test_without_a_database_a_second_user_reads_the_run_directories(unprivileged: Path) -> None:
-    project = Finished(unprivileged / "project")
-    project.finish_all()
+    project = Face(unprivileged / "project", tiny(FOUR))
+    project.train_all()
     run(project, "status")
     become_a_colleague(project)
     found = files(project)

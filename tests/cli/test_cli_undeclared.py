@@ -4,86 +4,88 @@ import shutil
 from pathlib import Path
 
 import pytest
-from finished import Finished
+from face import FOUR, Face, tiny
 
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.store.rundir import stage_dir
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Finished:
-    """Four finished cells of 30 updates; the grid now declares four of 60."""
-    made = Finished(tmp_path / "project")
-    made.finish_all()
+def project(tmp_path: Path) -> Face:
+    """Four finished cells of 40 updates; the grid now declares four of 60."""
+    made = Face(tmp_path / "project", tiny(FOUR))
+    made.train_all()
     made.old = {cell.name: cell.key for cell in made.cells()}
-    made.declare(steps=60)
+    made.edit("steps: 40", "steps: 60")
     return made
 
 
-def test_results_that_no_grid_declares_are_listed(project: Finished) -> None:
-    assert {cell["state"] for cell in project.json("status", "--all")["cells"]} == {"missing"}
-    cells = project.json("status", "--undeclared")["cells"]
+def test_results_that_no_grid_declares_are_listed(project: Face) -> None:
+    assert {cell["state"] for cell in project("status", "--all", "--json").json["cells"]} == {"missing"}
+    cells = project("status", "--undeclared", "--json").json["cells"]
     assert {cell["name"]: (cell["key"], cell["state"]) for cell in cells} == {
         name: (key, "done") for name, key in project.old.items()
     }
-    said = project.gpas("status", "--undeclared").stdout
+    said = project("status", "--undeclared").out
     assert "4 cells in runs/ that no grid declares: 4 done" in said
     assert project.old["gpas-s1"][:8] in said
-    assert "no grid declares" not in project.gpas("status").stdout  # nothing of it is under way
-    project.declare()
-    assert "0 cells in runs/ that no grid declares" in project.gpas("status", "--undeclared").stdout
+    assert "no grid declares" not in project("status").out  # nothing of it is under way
+    project.edit("steps: 60", "steps: 40")
+    assert "0 cells in runs/ that no grid declares" in project("status", "--undeclared").out
 
 
-def test_a_key_finds_its_cell_in_every_command(project: Finished) -> None:
+def test_a_key_finds_its_cell_in_every_command(project: Face) -> None:
     key = project.old["gpas-s1"]
-    why = project.gpas("why", key[:8]).stdout
+    why = project("why", key[:8]).out
     assert f"tiny/gpas-s1  pretrain {key}" in why
     assert "perplexity 103" in why
     assert "gate" in why
-    assert "| printed by the job" in project.gpas("logs", key[:8]).stdout
-    assert "x <- " in project.gpas("explain", key[:8]).stdout
-    assert "has no checkpoint of its pretrain" in project.gpas("export", key[:8], "out", expect=2).stderr
-    assert "is done" in project.gpas("cancel", key[:8], expect=2).stderr
-    assert "no cell 'ffffffff'" in project.gpas("why", "ffffffff", expect=2).stderr
-    assert "no cell 'gpas-s3'" in project.gpas("why", "gpas-s3", expect=2).stderr
+    assert "| printed by the job" in project("logs", key[:8]).out
+    assert "x <- " in project("explain", key[:8]).out
+    assert "has no checkpoint of its pretrain" in project("export", key[:8], "out", expect=2).err
+    assert "is done" in project("cancel", key[:8], expect=2).err
+    assert "no cell 'ffffffff'" in project("why", "ffffffff", expect=2).err
+    assert "no cell 'gpas-s3'" in project("why", "gpas-s3", expect=2).err
 
 
-def test_a_key_draws_its_curves(project: Finished) -> None:
+def test_a_key_draws_its_curves(project: Face) -> None:
     pytest.importorskip("matplotlib", reason="the extra `figures` is not installed")
     key = project.old["gpas-s1"]
-    assert project.json("figure", key[:8], "--what", "loss", "--out", "curve")["cells"] == ["tiny/gpas-s1"]
+    assert project("figure", key[:8], "--what", "loss", "--out", "curve", "--json").json["cells"] == ["tiny/gpas-s1"]
     assert (project.folder / "curve.svg").exists()
 
 
-def test_a_key_that_only_the_database_has_is_explained(project: Finished) -> None:
-    project.gpas("sync")
+def test_a_key_that_only_the_database_has_is_explained(project: Face) -> None:
+    project("sync")
     key = project.old["gpas-s1"]
     shutil.rmtree(stage_dir(project.runs, key))
-    why = project.gpas("why", key[:8]).stdout
+    why = project("why", key[:8]).out
     assert "perplexity 103" in why
     assert "its run directory is gone" in why
 
 
-def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Finished) -> None:
-    project.declare(steps=90)
+def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Face) -> None:
+    project.edit("steps: 60", "steps: 90")
     cell = project.cells()[0]
-    waiting = project.attempt(cell)
+    waiting = project.waiting(cell)
     (waiting.path / "exit.json").write_text('{"code": 75, "signal": null}')
-    project.declare(steps=60)
+    project.edit("steps: 90", "steps: 60")
     submitter = Submitter(project.runs)
     try:
         write_claim(project.runs, cell.key, submitter)
-        said = project.gpas("status").stdout
+        said = project("status").out
         assert "1 cell that no grid declares any more: 1 queued; `gpas status --undeclared` lists them" in said
-        states = {c["key"]: c["state"] for c in project.json("status", "--undeclared", "--state", "queued")["cells"]}
+        states = {
+            c["key"]: c["state"] for c in project("status", "--undeclared", "--state", "queued", "--json").json["cells"]
+        }
         assert states == {cell.key: "queued"}
-        project.gpas("cancel", cell.key[:8])
+        project("cancel", cell.key[:8])
         assert (stage_dir(project.runs, cell.key) / "cancel.json").exists()
     finally:
         submitter.close()
 
 
-def test_a_cell_that_cannot_be_read_is_left_out(project: Finished) -> None:
+def test_a_cell_that_cannot_be_read_is_left_out(project: Face) -> None:
     attempt = next(project.runs.glob(f"??/{project.old['gpas-s1']}/001/attempt.json"))
     attempt.write_text(attempt.read_text().replace('"scheme"', '"sceme"'))
-    assert len(project.json("status", "--undeclared")["cells"]) == 3
+    assert len(project("status", "--undeclared", "--json").json["cells"]) == 3

@@ -17,7 +17,7 @@ from gpas_cli.project import packaged
 TEXT = packaged("experiments.yaml").read_text(encoding="utf-8")
 # Without the comments, so that most changes hit something meaningful.
 LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
-FILES = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FILES = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 TREES = settings(FILES, max_examples=60)
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

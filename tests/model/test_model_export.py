@@ -192,7 +192,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(room: Room) -> None:
 
 def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy")
-    refusal = toy.gpas("export", "pre-gpas-s1", "out", expect=2).stderr
+    refusal = toy("export", "pre-gpas-s1", "out", expect=2).err
     assert "small/pre-gpas-s1 has no checkpoint of its pretrain" in refusal
     assert "`gpas run grid small` trains it" in refusal
     assert not (toy.folder / "out").exists()
@@ -209,8 +209,8 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
         stop=iter([None] * 10 + ["interrupted"]).__next__,
     )
     journal.close()
-    assert "apache-2.0" in toy.gpas("export", "pre-gpas-s1", "out", "--license", "my own", expect=2).stderr
-    text = toy.gpas("export", "pre-gpas-s1", "out", "--license", "MIT").stdout
+    assert "apache-2.0" in toy("export", "pre-gpas-s1", "out", "--license", "my own", expect=2).err
+    text = toy("export", "pre-gpas-s1", "out", "--license", "MIT").out
     readme = (toy.folder / "out/README.md").read_text()
     assert readme.startswith("---\nlicense: mit\n")
     assert "Cell `small/pre-gpas-s1`" in readme
@@ -218,7 +218,7 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert "after update 10 of 20" in text
     assert "training has not ended" in text
     assert ("loads it" if find_spec("transformers") else "not checked with transformers: ") in text
-    report = json.loads(toy.gpas("export", "pre-gpas-s1", "again", "--bundled", "--json").stdout)
+    report = toy("export", "pre-gpas-s1", "again", "--bundled", "--json").json
     assert (report["schema"], report["form"], report["step"]) == (1, "bundled", 10)
     assert {path.name for path in (toy.folder / "again").iterdir()} == {
         "README.md", "config.json", "generation_config.json", "gpas.json", "model.safetensors",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Visit, chromium
+from face import Face, gpas, tiny
 from live_source import Source, served
-from recorded import finish, gpas, make_project
 
 from gpas_cli.page.content import Content
 from gpas_cli.page.document import to_html
@@ -44,14 +44,13 @@ PERPLEXITIES = (31.0, 35.0, 30.0, 33.0, 41.0, 39.5)
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report about eleven cells: six are done, one has failed, four are missing."""
-    folder = tmp_path_factory.mktemp("project")
-    entries = make_project(folder, GRIDS)
+    project = Face(tmp_path_factory.mktemp("page") / "project", tiny(GRIDS))
+    entries = project.cells()
     for entry, perplexity in zip(entries, PERPLEXITIES, strict=False):
-        finish(folder / "runs", entry, perplexity, host=HOSTILE)
-    finish(folder / "runs", entries[6], 33.0, cause=HOSTILE, stop=20)
-    done = gpas(folder, "report", "quick", "other")
-    assert done.returncode == 0, done.stderr
-    return folder / "report.html"
+        project.trained(entry, perplexity, host=HOSTILE)
+    project.trained(entries[6], 33.0, cause=HOSTILE, stop=20)
+    project("report", "quick", "other")
+    return project.folder / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -310,8 +309,8 @@ def cell(name: str, state: str, fraction: float | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [718, 739], ids=["A4", "Letter"])  # within the margins
 def test_the_widest_table_of_a_paper_is_whole_on_paper(window: Any, tmp_path: Path, width: int) -> None:
-    assert gpas(tmp_path, "init").returncode == 0
-    assert gpas(tmp_path, "report", "table2", "quickstart", "-o", "wide.html").returncode == 0
+    gpas(tmp_path, "init")
+    gpas(tmp_path, "report", "table2", "quickstart", "-o", "wide.html")
     window.set_viewport_size({"width": width, "height": 1000})
     window.emulate_media(media="print")
     window.goto((tmp_path / "wide.html").as_uri())

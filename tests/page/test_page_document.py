@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import finish, gpas, make_project
+from face import Face, tiny
 from report_cells import entry, result, spec
 
 from gpas_cli.grid.expand import expand
@@ -32,15 +32,13 @@ GRIDS = """\
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("project")
-    entries = make_project(folder, GRIDS)
+    project = Face(tmp_path_factory.mktemp("page") / "project", tiny(GRIDS))
+    entries = project.cells()
     for number, cell in enumerate(entries[:3]):
-        finish(folder / "runs", cell, 30.0 + number, host=HOSTILE)
-    finish(folder / "runs", entries[3], 33.0, cause=HOSTILE, stop=20)
-    done = gpas(folder, "report", "-o", "out/page.html")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Wrote out/page.html (")
-    return (folder / "out/page.html").read_text()
+        project.trained(cell, 30.0 + number, host=HOSTILE)
+    project.trained(entries[3], 33.0, cause=HOSTILE, stop=20)
+    assert project("report", "-o", "out/page.html").out.startswith("Wrote out/page.html (")
+    return (project.folder / "out/page.html").read_text()
 
 
 def data(page: str, name: str) -> dict[str, Any]:
@@ -100,11 +98,10 @@ def test_every_script_is_on_the_page() -> None:
 
 
 def test_a_folder_is_not_overwritten(tmp_path: Path) -> None:
-    make_project(tmp_path, GRIDS)
-    (tmp_path / "folder").mkdir()
-    done = gpas(tmp_path, "report", "-o", "folder")
-    assert done.returncode == 2
-    assert done.stderr == "gpas: folder is a folder; name a file in it: `gpas report -o folder/report.html`\n"
+    project = Face(tmp_path / "project", tiny(GRIDS))
+    (project.folder / "folder").mkdir()
+    said = project("report", "-o", "folder", expect=2).err
+    assert said == "gpas: folder is a folder; name a file in it: `gpas report -o folder/report.html`\n"
 
 
 def run(kind: str, size: str, **axes: str) -> CellCurve:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import finish, make_project
+from face import Face, tiny
 
 from gpas_cli import results
 from gpas_cli.errors import GpasError, UnknownCell
@@ -40,11 +40,12 @@ PERPLEXITY = {"pre-s1": 5.0, "pre-s2": 6.0, "pre-gpas-s1": 4.0, "pre-gpas-s2": 5
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a project with six results in two grids, which is the current folder."""
-    for entry in make_project(tmp_path, GRIDS + CLAIM):
+    made = Face(tmp_path / "project", tiny(GRIDS + CLAIM))
+    for entry in made.cells():
         if entry.name in PERPLEXITY:
-            finish(tmp_path / "runs", entry, PERPLEXITY[entry.name])
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+            made.trained(entry, PERPLEXITY[entry.name], host="host")
+    monkeypatch.chdir(made.folder)
+    return made.folder
 
 
 @pytest.mark.usefixtures("project")

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import line_scheduler
@@ -35,18 +36,17 @@ claims:
 
 
 @pytest.fixture
-def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Face:
-    """Return a project and an installed package whose entry point is the scheduler `line`."""
+def face(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Face]:
+    """Yield a project and an installed package whose entry point is the scheduler `line`."""
     about = tmp_path / "site/line-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: line\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[gpas_cli.schedulers]\nline = line_scheduler:LineScheduler\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(line_scheduler, "COMMAND", FAKE_JOB)
-    made = Face(tmp_path / "project", monkeypatch, capsys)
-    made.declare(GRID)
-    yield made
-    (made.folder / "go").touch()
+    face.declare(GRID)
+    yield face
+    (face.folder / "go").touch()
 
 
 def states(face: Face) -> list[str]:

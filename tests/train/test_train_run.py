@@ -429,7 +429,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    kills = 20
+    kills = 10
     cell = {"size": KILLED_SIZE, "gate": "gpas", "data": KILLED_DATA, "optim": KILLED_OPTIM}
     text(tmp_path)
     torch.set_num_threads(1)

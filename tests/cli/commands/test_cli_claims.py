@@ -1,12 +1,11 @@
 """`gpas claims` in a project with recorded runs: verdicts, parts, commands, and numbers taken from curves."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from attempts import attempt_at
-from recorded import gpas, make_project
+from face import Face, gpas, tiny
 
 from gpas_cli.cli.views.claims import next_text
 from gpas_cli.events import Event, Layers, Outcome, Spike, Started, Step
@@ -96,23 +95,21 @@ def record(runs: Path, entry: Entry) -> None:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Face:
     """Return a project of 18 cells, of which mix-gpas-s3 is missing and post-gpas-s3 has diverged."""
-    folder = tmp_path_factory.mktemp("claims")
-    for entry in make_project(folder, GRIDS):
+    made = Face(tmp_path_factory.mktemp("claims") / "project", tiny(GRIDS))
+    for entry in made.cells():
         if entry.name == "post-gpas-s3":
-            attempt_at(folder / "runs", entry, [Started(), Outcome("diverged", 10, cause="loss is nan")])
+            attempt_at(made.runs, entry, [Started(), Outcome("diverged", 10, cause="loss is nan")])
         elif entry.name != "mix-gpas-s3":
-            record(folder / "runs", entry)
-    return folder
+            record(made.runs, entry)
+    return made
 
 
 @pytest.fixture(scope="module")
-def claims(project: Path) -> dict[str, dict]:
+def claims(project: Face) -> dict[str, dict]:
     """Return the claims of `gpas claims --json` by name."""
-    done = gpas(project, "claims", "--json")
-    assert done.returncode == 0, done.stderr
-    return {claim["name"]: claim for claim in json.loads(done.stdout)["claims"]}
+    return {claim["name"]: claim for claim in project("claims", "--json").json["claims"]}
 
 
 def test_only_claims_about_declared_grids_are_shown(claims: dict[str, dict]) -> None:
@@ -169,12 +166,12 @@ def test_a_number_that_no_run_recorded(claims: dict[str, dict]) -> None:
     assert claim["command"] == "gpas run grid g --where norm=mix --where gate=gpas --where seed=3"
 
 
-def test_the_overview_and_a_claim_in_detail(project: Path) -> None:
-    said = gpas(project, "claims").stdout
+def test_the_overview_and_a_claim_in_detail(project: Face) -> None:
+    said = project("claims").out
     assert "Your claims" in said
     assert "8 claims: 2 supported, 0 contradicted, 6 undecided." in said
     assert "claims of papers about grids that are not declared here, such as gpas-lowers-perplexity." in said
-    said = gpas(project, "claims", "gate-lowers-perplexity").stdout
+    said = project("claims", "gate-lowers-perplexity").out
     assert "gate-lowers-perplexity: undecided" in said
     assert "GPAS paper, section 4.2: \N{LEFT DOUBLE QUOTATION MARK}lower perplexities" in said
     assert "1 run diverged; a diverged run counts as worse than any number." in said
@@ -182,26 +179,25 @@ def test_the_overview_and_a_claim_in_detail(project: Path) -> None:
     assert "next: gpas run grid g --where norm=mix --where gate=gpas --where seed=3" in said
 
 
-def test_nothing_selected_and_an_unknown_name(project: Path) -> None:
-    assert "No claim matches these grids" in gpas(project, "claims", "--toy").stdout
-    done = gpas(project, "claims", "sings")
-    assert (done.returncode, done.stderr.strip()) == (2, "gpas: no claim 'sings'; did you mean 'signs'?")
+def test_nothing_selected_and_an_unknown_name(project: Face) -> None:
+    assert "No claim matches these grids" in project("claims", "--toy").out
+    said = project("claims", "sings", expect=2).err
+    assert said.strip() == "gpas: no claim 'sings'; did you mean 'signs'?"
 
 
-def test_claims_are_checked_when_the_file_is_read(project: Path, tmp_path: Path) -> None:
-    text = (project / "experiments.yaml").read_text()
+def test_claims_are_checked_when_the_file_is_read(project: Face, tmp_path: Path) -> None:
+    text = (project.folder / "experiments.yaml").read_text()
     wrong = text.replace("take: log-slope}", "take: log-slope, updates: all}").replace(
         "tokens_per_second", "tokens_per_s"
     )
     (tmp_path / "experiments.yaml").write_text(wrong.replace("curve: spike_loss", "curve: importance", 1))
-    done = gpas(tmp_path, "plan", "g")
-    assert done.returncode == 2
+    said = gpas(tmp_path, "plan", "g", expect=2).err
     for words in (
         "over layers is taken at one update",
         "did you mean 'tokens_per_second'?",
         "the stage 'importance'",
     ):
-        assert words in done.stderr
+        assert words in said
 
 
 def test_missing_runs_are_counted_by_state() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
+import face
 import psutil
 import pytest
-import recorded
 from face import Face
 from rich.console import Console
 
@@ -54,15 +54,12 @@ def write(folder: Path, number: int) -> None:
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "gpas_cli", "data", *words]
-    environment = recorded.environment()
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def gpas(folder: Path, *words: str) -> tuple[int, str, str]:
-    done = recorded.gpas(folder, "data", *words)
-    return done.returncode, done.stdout, done.stderr
+    said = face.gpas(folder, "data", *words, expect=None)
+    return said.code, said.out, said.err
 
 
 def test_prepare_then_status(folder: Path) -> None:

@@ -1,13 +1,12 @@
 """`gpas explain --bounds`, in a project of its own."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from attempts import make_attempt
-from recorded import gpas
+from face import gpas
 
 from gpas_cli.cli.commands.explain import print_theory
 from gpas_cli.evaluate.theory import examine
@@ -50,7 +49,7 @@ def keep_trained_gates(folder: Path, alpha: float) -> None:
 def test_bounds_as_json(tmp_path: Path) -> None:
     (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
     keep_trained_gates(tmp_path, 0.7)
-    document = json.loads(gpas(tmp_path, "explain", "opened", "--bounds", "--json").stdout)["cells"][0]["bounds"]
+    document = gpas(tmp_path, "explain", "opened", "--bounds", "--json").json["cells"][0]["bounds"]
     assert [layer["layer"] for layer in document["layers"]] == [1, 2]
     for layer in document["layers"]:
         assert layer["attention"]["bound"] >= layer["attention"]["norm"] > 1

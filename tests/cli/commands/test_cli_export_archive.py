@@ -10,7 +10,7 @@ from pathlib import Path
 import faded_plugin
 import pytest
 from attempts import write_events
-from face import EXPERIMENTS, TRAINED, Face
+from face import EXPERIMENTS, TRAINED, Face, gpas
 from scored import finish_cells
 from test_cli_schema import check
 
@@ -46,22 +46,23 @@ def unpack(archive: Path, target: Path) -> Path:
     return folder
 
 
-def test_a_reader_rebuilds_the_database_and_prints_the_same_table(
-    finished: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_rebuilds_the_database_and_prints_the_same_table(finished: Face, tmp_path: Path) -> None:
     forms = ("markdown", "latex", "csv", "json")
     shown = {form: finished("table", "small", "--format", form).out for form in forms}
     traced = finished("why", "small[pre+gpas]", "--json").json["numbers"]
     said = finished("export", "--archive", "small.tar.gz", "small").out
     assert "small -> small.tar.gz: 8 cells, 5 attempts" in said
     folder = unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
-    monkeypatch.chdir(folder)
-    assert "5 attempts" in finished("db", "rebuild", "--yes").out
-    assert {form: finished("table", "small", "--format", form).out for form in forms} == shown
+    assert "5 attempts" in gpas(folder, "db", "rebuild", "--yes").out
+    assert {form: gpas(folder, "table", "small", "--format", form).out for form in forms} == shown
     assert (folder / "tables/small.md").read_text() == shown["markdown"]
-    again = finished("why", "small[pre+gpas]", "--json").json["numbers"]
+    again = gpas(folder, "why", "small[pre+gpas]", "--json").json["numbers"]
     assert again[0]["seeds"] == traced[0]["seeds"]
-    assert finished("status", "small", "--json").json["grids"][0]["states"] == {"done": 4, "failed": 1, "missing": 3}
+    assert gpas(folder, "status", "small", "--json").json["grids"][0]["states"] == {
+        "done": 4,
+        "failed": 1,
+        "missing": 3,
+    }
     assert "gpas table small\n" in (folder / "README.md").read_text()
 
 
@@ -149,11 +150,10 @@ def test_an_anonymous_archive_names_nobody_and_prints_the_same_table(
         for name in ("ada", "login7", "4711", "lovelace", "aaaaaaaaaaaa", str(finished.folder), str(Path.home())):
             assert not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", content), (path, name)
     assert "# user-1@host-" in (folder / "experiments.yaml").read_text()
-    monkeypatch.chdir(folder)
-    assert "6 attempts" in finished("db", "rebuild", "--yes").out
-    assert finished("db", "check", expect=None).code == 0
-    assert finished("table", "small", "--format", "csv").out == shown
-    said = finished("why", "post-s2", "--json").json["stages"][0]["attempts"][0]
+    assert "6 attempts" in gpas(folder, "db", "rebuild", "--yes").out
+    gpas(folder, "db", "check")
+    assert gpas(folder, "table", "small", "--format", "csv").out == shown
+    said = gpas(folder, "why", "post-s2", "--json").json["stages"][0]["attempts"][0]
     assert said["cause"] == "/home/user/x is full"
     assert said["facts"]["host"].startswith("host-")
     assert "What was removed" in (folder / "README.md").read_text()

@@ -1,17 +1,16 @@
 """`gpas figure`: layers, ratios, and the papers' figures, in files, JSON and the terminal."""
 
 import pytest
-from face import Face, end
-from recorded import BASE, HEAD, finish
+from face import Face, end, tiny
 from test_cli_figure import GRIDS
 
 
 @pytest.fixture
 def face(face: Face) -> Face:
     """Return a project with a grid of eight cells, of which the last is missing."""
-    face.declare(HEAD.replace("version: 1", "version: 1\ndefault: g") + GRIDS.replace("BASE", BASE))
+    face.declare(tiny(GRIDS))
     for i, entry in enumerate(face.entries("g")[:-1]):
-        finish(face.runs, entry, 30 + i)
+        face.trained(entry, 30 + i)
     return face
 
 

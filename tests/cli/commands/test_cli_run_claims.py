@@ -176,16 +176,15 @@ def test_a_killed_command_resumes_to_the_same_evidence(
         claimed("run", "claims", "helps", *LOCAL)
     monkeypatch.setattr(run_claims, "run_request", real)
     resumed = run(claimed, "helps")
-    straight = straight_run(claimed, monkeypatch, tmp_path_factory)
+    straight = straight_run(claimed, tmp_path_factory)
     assert resumed["claims"] == straight["claims"]
     assert len(ran(claimed)) == len(set(ran(claimed)))
     assert load(claimed.folder / "experiments.yaml").seeds.keys() == {"small"}
 
 
-def straight_run(face: Face, monkeypatch: pytest.MonkeyPatch, folders: pytest.TempPathFactory) -> Any:
+def straight_run(face: Face, folders: pytest.TempPathFactory) -> Any:
     """Return the document of the same campaign in a project of its own, without an interruption."""
-    other = Face(folders.mktemp("straight") / "project", monkeypatch, face._capture)
-    other.declare(GRIDS + CLAIMS)
+    other = Face(folders.mktemp("straight") / "project", GRIDS + CLAIMS)
     (other.folder / "numbers.json").write_text((face.folder / "numbers.json").read_text())
     return run(other, "helps")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished import Finished
-from recorded import environment
+from face import FOUR, Face, tiny
 
 from gpas_cli.cli.commands.report import PageSource
 from gpas_cli.cli.selection import experiments
@@ -23,18 +22,17 @@ from gpas_cli.page.live import LivePage
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Finished:
-    made = Finished(tmp_path / "project")
-    made.finish_all()
+def project(tmp_path: Path) -> Face:
+    made = Face(tmp_path / "project", tiny(FOUR))
+    made.train_all()
     return made
 
 
 @pytest.fixture
-def serving(project: Finished) -> Iterator[subprocess.Popen[str]]:
+def serving(project: Face) -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen(
         [sys.executable, "-m", "gpas_cli", "serve", "--port", "0", "--refresh", "1"],
         cwd=project.folder,
-        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -60,7 +58,7 @@ def read(url: str) -> dict[str, Any]:
 
 
 def test_the_page_survives_what_happens_to_its_files_and_stops_at_ctrl_c(
-    project: Finished, serving: subprocess.Popen[str]
+    project: Face, serving: subprocess.Popen[str]
 ) -> None:
     url = address(serving)
     cells = read(f"{url}data.json")["cells"]
@@ -84,9 +82,9 @@ def test_the_page_survives_what_happens_to_its_files_and_stops_at_ctrl_c(
 
 
 def test_a_database_that_cannot_be_read_is_said_and_the_states_are_shown(
-    project: Finished, monkeypatch: pytest.MonkeyPatch
+    project: Face, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    project.gpas("sync")
+    project("sync")
     (project.folder / "gpas.db").write_bytes(b"no database" * 100)
     for suffix in ("-wal", "-shm"):
         (project.folder / f"gpas.db{suffix}").unlink(missing_ok=True)
@@ -98,7 +96,7 @@ def test_a_database_that_cannot_be_read_is_said_and_the_states_are_shown(
     assert shown.states == {"done": 4}
 
 
-def test_content_is_collected_again_only_after_a_change(project: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_is_collected_again_only_after_a_change(project: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.folder)
     experiments.cache_clear()
     source = PageSource(None, None)
@@ -113,10 +111,10 @@ def test_content_is_collected_again_only_after_a_change(project: Finished, monke
     assert source.collect().states != first.states
 
 
-def test_unknown_grids_and_used_ports_are_one_message(project: Finished, serving: subprocess.Popen[str]) -> None:
-    assert "did you mean 'tiny'?" in project.gpas("serve", "tiney", expect=Exit.USAGE).stderr
+def test_unknown_grids_and_used_ports_are_one_message(project: Face, serving: subprocess.Popen[str]) -> None:
+    assert "did you mean 'tiny'?" in project("serve", "tiney", expect=Exit.USAGE).err
     port = re.search(r":(\d+)/", address(serving))
     assert port
-    said = project.gpas("serve", "--port", port[1], expect=Exit.USAGE).stderr
+    said = project("serve", "--port", port[1], expect=Exit.USAGE).err
     assert said.startswith(f"gpas: port {port[1]}: another program uses it; choose another one: `gpas serve --port ")
     assert said.count("\n") == 1

@@ -5,9 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from face import EXPERIMENTS, START, TRAINED, Face, end
+from face import EXPERIMENTS, START, TRAINED, Face, end, gpas
 from jsonschema import Draft202012Validator
-from recorded import gpas
 from test_cli_schema import check
 
 from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
@@ -31,16 +30,15 @@ def test_paper_is_suggested_where_there_are_published_numbers(face: Face, publis
 
 def test_published_tables_need_no_project(tmp_path: Path) -> None:
     said = gpas(tmp_path, "table", "gpas:2", "curse:1", "--published-only", "--format", "markdown")
-    assert said.returncode == 0, said.stderr
-    assert "| Mix-LN | 34.00 | 26.36 | 21.90 | 21.41 | 16.73 |" in said.stdout
-    assert "| Pre-LN + LayerNorm Scaling | 25.76 | 20.35 | 18.20 | 15.71 |" in said.stdout
-    assert "\n\n**Curse of Depth, Table 1" in said.stdout  # without an empty line, a title is a row of the table above
+    assert "| Mix-LN | 34.00 | 26.36 | 21.90 | 21.41 | 16.73 |" in said.out
+    assert "| Pre-LN + LayerNorm Scaling | 25.76 | 20.35 | 18.20 | 15.71 |" in said.out
+    assert "\n\n**Curse of Depth, Table 1" in said.out  # without an empty line, a title is a row of the table above
     assert list(tmp_path.iterdir()) == []
 
 
 def test_published_tables_are_one_csv_file(tmp_path: Path) -> None:
     said = gpas(tmp_path, "table", "gpas:4", "gpas:5", "--published-only", "--format", "csv")
-    rows = list(csv.DictReader(said.stdout.splitlines()))
+    rows = list(csv.DictReader(said.out.splitlines()))
     assert Counter(row["table"] for row in rows) == {"gpas:4": 12, "gpas:5": 6}
     assert all(float(row["value"]) for row in rows)
 

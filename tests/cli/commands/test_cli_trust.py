@@ -1,12 +1,11 @@
 """No command runs the plugins of another user, and the shell's completion runs none at all."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from face import Said, gpas
 from faded_plugin import PLUGIN
-from forks import forks
 
 EXPERIMENTS = """\
 version: 1
@@ -29,10 +28,9 @@ class Stranger:
         (self.folder / "experiments.yaml").write_text(EXPERIMENTS)
         (self.folder / "experiments.yaml").chmod(0o666)
 
-    def gpas(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("GPAS_")}
-        environment = {**clean, "XDG_CONFIG_HOME": str(self.home), **variables}
-        return forks().gpas(*words, folder=self.folder / "below", environment=environment)
+    def gpas(self, *words: str, expect: int | None = 0, **variables: str) -> Said:
+        environment = {**os.environ, "XDG_CONFIG_HOME": str(self.home), **variables}
+        return gpas(self.folder / "below", *words, expect=expect, environment=environment)
 
 
 @pytest.fixture
@@ -44,34 +42,33 @@ def stranger(tmp_path: Path) -> Stranger:
     "words", [("status",), ("plan",), ("logs", "pre-s1"), ("table",), ("top",), ("run", "grid", "--yes")], ids=" ".join
 )
 def test_a_command_refuses_the_plugin_with_the_remedy(stranger: Stranger, words: tuple[str, ...]) -> None:
-    done = stranger.gpas(*words)
-    assert done.returncode == 2, done.stdout
-    assert "experiments.yaml is writable by every user" in done.stderr
-    assert f"then allow it with `gpas trust {stranger.folder}`" in done.stderr
+    said = stranger.gpas(*words, expect=2).err
+    assert "experiments.yaml is writable by every user" in said
+    assert f"then allow it with `gpas trust {stranger.folder}`" in said
     assert not stranger.trace.exists()
 
 
 def test_doctor_names_it_and_does_not_run_it(stranger: Stranger) -> None:
-    done = stranger.gpas("doctor")
-    assert "gpas trust" in done.stdout.replace("\n", " ")
+    done = stranger.gpas("doctor", expect=None)
+    assert "gpas trust" in done.out.replace("\n", " ")
     assert not stranger.trace.exists()
 
 
 def test_trust_allows_it_until_it_is_taken_back(stranger: Stranger) -> None:
-    assert stranger.gpas("trust", str(stranger.folder)).returncode == 0
-    assert stranger.gpas("trust", "--list").stdout.splitlines() == [str(stranger.folder)]
-    assert "faded-s1" in stranger.gpas("status").stdout
+    stranger.gpas("trust", str(stranger.folder))
+    assert stranger.gpas("trust", "--list").out.splitlines() == [str(stranger.folder)]
+    assert "faded-s1" in stranger.gpas("status").out
     assert stranger.trace.exists()
-    assert stranger.gpas("trust", "--remove", str(stranger.folder)).returncode == 0
-    assert stranger.gpas("status").returncode == 2
-    assert stranger.gpas("status", GPAS_TRUSTED=str(stranger.folder)).returncode == 0
-    assert stranger.gpas("trust").returncode == 2
+    stranger.gpas("trust", "--remove", str(stranger.folder))
+    stranger.gpas("status", expect=2)
+    stranger.gpas("status", GPAS_TRUSTED=str(stranger.folder))
+    stranger.gpas("trust", expect=2)
 
 
 def test_completion_offers_its_cells_and_does_not_run_it(stranger: Stranger) -> None:
     asked = {"_GPAS_COMPLETE": "complete_bash", "COMP_WORDS": "gpas\nexplain\nfad", "COMP_CWORD": "2"}
-    assert stranger.gpas(**asked).stdout.split() == ["faded-s1", "faded-s2"]
-    assert stranger.gpas(**{**asked, "COMP_WORDS": "gpas\nplan\n"}).stdout.split() == ["g"]
+    assert stranger.gpas(**asked).out.split() == ["faded-s1", "faded-s2"]
+    assert stranger.gpas(**{**asked, "COMP_WORDS": "gpas\nplan\n"}).out.split() == ["g"]
     stranger.gpas("trust", str(stranger.folder))
-    assert stranger.gpas(**asked).stdout.split() == ["faded-s1", "faded-s2"]
+    assert stranger.gpas(**asked).out.split() == ["faded-s1", "faded-s2"]
     assert not stranger.trace.exists()

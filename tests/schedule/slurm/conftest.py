@@ -65,7 +65,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+def site(face: Face, programs: Programs) -> Site:
     """Return a project with the `gpas` command, and a fake cluster that accepts every job and starts none."""
-    face = Face(tmp_path / "project", monkeypatch, capsys)
-    return Site(face, programs_alone(tmp_path, monkeypatch))
+    return Site(face, programs)

@@ -64,7 +64,7 @@ class SlurmToy(Toy):
 
     def submit(self, *words: str, expect: int | None = 0) -> str:
         """Run `gpas run grid --executor slurm` and return its output."""
-        return self.gpas("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect).stdout
+        return self("run", "grid", "--executor", "slurm", "--yes", *words, expect=expect).out
 
     def queue(self) -> dict[str, str]:
         """Return array_index -> state of everything SLURM has not finished."""

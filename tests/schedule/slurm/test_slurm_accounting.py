@@ -1,6 +1,5 @@
 """A cluster with accounting: additions to the queue, limits, and the effects of an outage."""
 
-import json
 import time
 from pathlib import Path
 
@@ -72,14 +71,14 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     assert "1 done" in said
     asked = [facts["resources"]["mem"] for facts in toy.facts()]
     assert (asked[0], asked[-1], len(set(asked))) == ("150M", "2000M", 2), toy.said()
-    assert "out of memory at 150M, now 2000M" in toy.gpas("why", "pre-gpas-s1").stdout
+    assert "out of memory at 150M, now 2000M" in toy("why", "pre-gpas-s1").out
 
     def profiles() -> dict[int, int]:
-        used = json.loads(toy.gpas("top", "small", "--usage", "--json").stdout)["profiles"]
+        used = toy("top", "small", "--usage", "--json").json["profiles"]
         return {profile["memory"] >> 20: profile["used_memory"] for profile in used}
 
     until(lambda: profiles().keys() == {150, 2000} and profiles()[2000], 60, "accounting to have both jobs")
-    assert {"150M", "1.953G"} <= set(toy.gpas("top", "small", "--usage").stdout.split())
+    assert {"150M", "1.953G"} <= set(toy("top", "small", "--usage").out.split())
 
 
 def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
@@ -95,5 +94,5 @@ def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tm
     assert toy.states() == {"pre-gpas-s1": "interrupted"}
     toy.submit()
     toy.finish()
-    assert "it reached the time limit of 2, now 10" in toy.gpas("why", "pre-gpas-s1").stdout
+    assert "it reached the time limit of 2, now 10" in toy("why", "pre-gpas-s1").out
     toy.trained_once()

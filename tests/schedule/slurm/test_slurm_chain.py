@@ -44,7 +44,7 @@ def imported_task(toy: SlurmToy, name: str) -> str:
     choices = ["gate norm", "layer stream", "scale depth", "loss token"]
     documents = [{"context": f"{name} {i}", "choices": choices, "answer": i % 4} for i in range(QUESTIONS)]
     (toy.folder / f"{name}.json").write_text(json.dumps(documents))
-    made = toy.gpas("data", "import-task", f"{name}.json", "--task", name, "--json").stdout
+    made = toy("data", "import-task", f"{name}.json", "--task", name, "--json").out
     return str(json.loads(made)["task"])
 
 
@@ -153,18 +153,18 @@ def test_children_of_a_cancelled_or_failed_stage_do_not_run(
     toy.submit()
     wait(lambda: working(toy, "finetune"))
     with halted(toy, "finetune"):
-        assert "save and exit" in toy.gpas("cancel", "pre-gpas-s1").stdout
+        assert "save and exit" in toy("cancel", "pre-gpas-s1").out
     children_end(toy, "its finetuning small/pre-gpas-s1 was cancelled")
     assert toy.states() == {"pre-gpas-s1": "cancelled"}
     assert "no job to start" in toy.submit()
 
     (toy.folder / "records.json").rename(tmp_path / "records.json")
-    assert "3 jobs submitted" in toy.gpas("retry", "--executor", "slurm", "--yes").stdout
+    assert "3 jobs submitted" in toy("retry", "--executor", "slurm", "--yes").out
     children_end(toy, "its finetuning small/pre-gpas-s1 failed (")
     assert toy.states() == {"pre-gpas-s1": "failed"}
 
     (tmp_path / "records.json").rename(toy.folder / "records.json")
-    assert "3 jobs submitted" in toy.gpas("retry", "--executor", "slurm", "--yes").stdout
+    assert "3 jobs submitted" in toy("retry", "--executor", "slurm", "--yes").out
     toy.finish()
     assert {kind: outcomes(toy, kind) for kind in STAGES} == {
         "pretrain": ["done"], "finetune": ["cancelled", "failed", "done"],

@@ -40,8 +40,8 @@ def test_states_stay_correct_and_age_while_the_controller_is_down(cluster: Clust
         until(lambda: name.encode() in saved.read_bytes(), 60, "the controller to save the queue")
         cluster.kill("slurmctld")
         assert toy.states() == {"pre-gpas-s1": "running", "pre-gpas-s2": "queued"}
-        refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
-        assert "nothing was submitted" in refused.stderr
+        refused = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
+        assert "nothing was submitted" in refused.err
         time.sleep(4)
         cells = toy.status()
         assert {name: cell["state"] for name, cell in cells.items()} == {

@@ -30,15 +30,15 @@ def complete(toy: SlurmToy) -> None:
     """Check that one more `gpas run grid` completes the table, with nothing done twice."""
     toy.submit()
     toy.finish()
-    assert "GPAS" in toy.gpas("table", "--format", "markdown").stdout
+    assert "GPAS" in toy("table", "--format", "markdown").out
     toy.trained_once()
 
 
 def test_a_folder_made_read_only_under_a_running_job_costs_only_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     toy = started(cluster, tmp_path / "toy")
     with read_only(toy.runs):
-        refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
-        assert "Traceback" not in refused.stderr
+        refused = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
+        assert "Traceback" not in refused.err
         toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
         wait(lambda: toy.queue() == {})
     complete(toy)
@@ -82,9 +82,9 @@ def test_a_disk_that_fills_up_during_training_costs_only_an_attempt(
     with full(small_disk):
         toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
         wait(lambda: toy.queue() == {})
-        refused = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
-        assert "No space left" in refused.stderr
-        assert "Traceback" not in refused.stderr
+        refused = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
+        assert "No space left" in refused.err
+        assert "Traceback" not in refused.err
     complete(toy)
     assert len(toy.attempts()) == 2
     assert [event["resumed_from"] for event in toy.events() if "resumed_from" in event][1] > 0

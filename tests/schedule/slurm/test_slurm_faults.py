@@ -119,7 +119,7 @@ def test_a_killed_job_runs_again_unchanged(cluster: Cluster, tmp_path: Path) -> 
     assert list(toy.queue()) == [job]
     toy.finish()
     assert [fact["resources"]["micro_batch"] for fact in toy.facts()] == [4, 4]
-    said = toy.gpas("why", "pre-gpas-s1").stdout
+    said = toy("why", "pre-gpas-s1").out
     assert ", killed by SIGKILL" in said
     assert "after attempt 1: killed by SIGKILL without a sign that memory ran out" in said
     toy.trained_once()
@@ -151,7 +151,7 @@ def test_scancel_is_a_cancellation_and_not_a_preemption(cluster: Cluster, tmp_pa
     toy.until(lambda states: states["pre-gpas-s1"] == "cancelled", allowed=("running", "cancelled"))
     assert "0 jobs submitted" in toy.submit()
     assert toy.queue() == {}
-    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy("retry", "--executor", "slurm", "--yes")
     toy.finish()
     toy.trained_once()
 
@@ -160,7 +160,7 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     toy = SlurmToy(tmp_path / "toy", cluster, steps=3 * LONG, resources="pack: 2")
     assert "1 element" in toy.submit()
     wait(toy.training)
-    toy.gpas("cancel", "pre-s1")
+    toy("cancel", "pre-s1")
     toy.until(lambda states: states["pre-s1"] == "cancelled", allowed=("running", "cancelled"))
     toy.until(lambda states: states["pre-gpas-s1"] == "done", allowed=("running", "cancelled", "done"))
     assert toy.states()["pre-s1"] == "cancelled"
@@ -175,7 +175,7 @@ def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_pa
     assert all("failed for the same reason" in cell["cause"] for cell in cancelled)
     assert "0 jobs submitted" in toy.submit()
     toy.edit(f"at_once: 1, {BROKEN}", "at_once: 6")
-    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy("retry", "--executor", "slurm", "--yes")
     toy.finish()
     toy.trained_once()
 
@@ -194,7 +194,7 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
     toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=10**6)
     toy.edit("'0:10:00', notice: 20", "'0:02:00', notice: 60")
     straight = one_cell(cluster, tmp_path / "straight")
-    straight.gpas("run", "grid", "--executor", "local", "--yes")
+    straight("run", "grid", "--executor", "local", "--yes")
     toy.submit()
     wait(toy.training)
     with paused(toy) as pid:

@@ -1,6 +1,5 @@
 """Preempted jobs, warned or merely terminated, save and resume; and the time they have to do so."""
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -42,8 +41,8 @@ def test_preempted_jobs_resume_from_their_checkpoint(cluster: Cluster, tmp_path:
 def test_a_preempted_job_has_the_time_that_doctor_reports(cluster: Cluster, tmp_path: Path) -> None:
     """The time from the warning to the kill is GraceTime plus KillWait, never less."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=20)
-    toy.gpas("run", "grid", "--executor", "local", "--yes")
-    answer = json.loads(toy.gpas("doctor", "--json", expect=None).stdout)["findings"]
+    toy("run", "grid", "--executor", "local", "--yes")
+    answer = toy("doctor", "--json", expect=None).json["findings"]
     findings = {finding["what"]: finding for finding in answer}
     assert findings["SLURM preemption"]["status"] == "ok"
     assert "warned by USR2 at once, jobs have 20 s in low; an update and" in findings["SLURM preemption"]["detail"]

@@ -35,7 +35,7 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
     assert "no job to start" in toy.submit()
     assert len(toy.attempts()) == 2
     assert {fact["executor"] for fact in toy.facts()} == {"slurm"}
-    assert "Pre-LN" in toy.gpas("table", "--format", "markdown").stdout
+    assert "Pre-LN" in toy("table", "--format", "markdown").out
     toy.trained_once()
 
 
@@ -85,9 +85,9 @@ def test_submitters_killed_at_any_instant_lose_and_duplicate_no_job(cluster: Clu
 
 def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="partition: nowhere")
-    done = toy.gpas("run", "grid", "--executor", "slurm", expect=2)
-    assert "nowhere" in done.stderr or "partition" in done.stderr
-    assert "Traceback" not in done.stderr
+    done = toy("run", "grid", "--executor", "slurm", expect=2)
+    assert "nowhere" in done.err or "partition" in done.err
+    assert "Traceback" not in done.err
     assert set(toy.states().values()) == {"missing"}
     assert not [path for path in toy.runs.glob(".slurm/*") if path.is_dir()]
     assert not list(toy.runs.glob("??/*/claim.json"))
@@ -97,8 +97,8 @@ def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> No
 def test_missing_libraries_are_reported_before_submission(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster)
     toy.edit("    table:", "    watch: {wandb: somewhere}\n    table:")
-    done = toy.gpas("run", "grid", "--executor", "slurm", "--yes", expect=2)
-    assert "asks for Weights & Biases, which is not installed" in done.stderr
+    done = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
+    assert "asks for Weights & Biases, which is not installed" in done.err
     assert not toy.queue()
     assert set(toy.states().values()) == {"missing"}
 
@@ -117,7 +117,7 @@ def test_cells_beyond_the_array_limit_are_spread_over_several_arrays(cluster: Cl
 def test_a_single_cell_can_be_cancelled_before_it_starts(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
     toy.submit()
-    toy.gpas("cancel", "pre-s1")
+    toy("cancel", "pre-s1")
     assert toy.states() == {"pre-s1": "cancelled", "pre-gpas-s1": "queued"}
     wait(lambda: len(toy.queue()) == 1)
     assert "1 already queued" in toy.submit()

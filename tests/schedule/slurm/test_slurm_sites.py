@@ -24,7 +24,7 @@ def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, 
     assert "asked for 1 GPU, but none is visible on" in cell["cause"]
     assert not [event for event in toy.events() if event["kind"] in ("start", "step")]
     assert "is requeued, to run on another node than" in toy.said()
-    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy("retry", "--executor", "slurm", "--yes")
     (script,) = [path for path in toy.runs.glob(".slurm/*/submission.sh") if "--exclude" in path.read_text()]
     assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()
 
@@ -41,7 +41,7 @@ def test_site_and_user_defaults_for_slurm_programs_are_ignored(
     cluster.run("scontrol", "update", "partitionname=low", "state=down")
     toy.submit()
     assert "already queued" in toy.submit()
-    toy.gpas("cancel", "post-s1")
+    toy("cancel", "post-s1")
     states = toy.states()
     assert (states["post-s1"], states["pre-s1"]) == ("cancelled", "queued")
     cluster.run("scontrol", "update", "partitionname=low", "state=up")
@@ -52,7 +52,7 @@ def test_site_and_user_defaults_for_slurm_programs_are_ignored(
 
 def asked(toy: SlurmToy) -> dict[str, str]:
     """Return the findings of `gpas doctor --nodes`: name -> detail."""
-    found = json.loads(toy.gpas("doctor", "--nodes", "--json", expect=4).stdout)["findings"]
+    found = toy("doctor", "--nodes", "--json", expect=4).json["findings"]
     return {each["what"]: each["detail"] for each in found}
 
 
@@ -111,7 +111,7 @@ def test_a_python_missing_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path
     toy.submit()
     toy.until(lambda states: states["pre-gpas-s1"] in ("failed", "cancelled"))
     assert "/no/such/python: No such file or directory" in toy.status()["pre-gpas-s1"]["cause"]
-    assert "pre-gpas-s1 has no attempt" in toy.gpas("logs", "pre-gpas-s1").stdout
+    assert "pre-gpas-s1 has no attempt" in toy("logs", "pre-gpas-s1").out
 
 
 def test_a_cell_cancelled_with_scancel_while_it_waits_for_another_stays_cancelled(
@@ -131,6 +131,6 @@ def test_a_cell_cancelled_with_scancel_while_it_waits_for_another_stays_cancelle
     assert toy.states() == {"pre-gpas-s1": "cancelled"}
     assert "0 jobs submitted" in toy.submit()
     accounted.run("scontrol", "update", "partitionname=low", "state=up")
-    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy("retry", "--executor", "slurm", "--yes")
     toy.finish()
     toy.trained_once(texts=1)

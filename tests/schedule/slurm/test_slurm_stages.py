@@ -24,7 +24,7 @@ def names(toy: SlurmToy) -> dict[str, str]:
 
 def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
-    plan = toy.gpas("plan").stdout
+    plan = toy("plan").out
     assert "text/*.txt is tokenised first" in plan
     preview = toy.submit("--dry-run")
     assert "afterok:<job id of gpas-small-" in preview
@@ -36,7 +36,7 @@ def test_text_is_tokenised_by_one_job_before_the_trainings(cluster: Cluster, tmp
     toy.finish()
     assert sorted(fact["stage"] for fact in toy.facts()) == ["pretrain", "pretrain", "tokenise"]
     trained = [path for path in toy.attempts() if "pretrain" in (path / "attempt.json").read_text()]
-    log = toy.gpas("logs", "pre-s1").stdout
+    log = toy("logs", "pre-s1").out
     assert log.index("==> tokenise ") < log.index("==> pretrain "), "the text's log comes first"
     assert not any('"detail"' in (path / "journal.jsonl").read_text() for path in trained)  # only one job tokenised
     assert "no job to start" in toy.submit()
@@ -46,9 +46,9 @@ def test_cancelling_cells_mentions_that_their_tokenisation_continues(cluster: Cl
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     toy.edit("grids:", "resources:\n  tokenise: {sbatch: [--hold]}\ngrids:")
     toy.submit()
-    (text,) = json.loads(toy.gpas("status", "--json").stdout)["texts"]
+    (text,) = toy("status", "--json").json["texts"]
     assert text["job"] in cluster.run("squeue", "-h", "-r", "-o", "%i %r")
-    said = toy.gpas("cancel", "pre-s1", "pre-gpas-s1").stdout
+    said = toy("cancel", "pre-s1", "pre-gpas-s1").out
     assert f"tokenising text/*.txt continues, because other cells may use it; `scancel {text['job']}` stops it" in said
 
 
@@ -74,11 +74,11 @@ def test_an_unavailable_text_cancels_the_jobs_that_need_it(cluster: Cluster, tmp
     for cell in toy.status().values():
         assert cell["cause"].startswith("tokenising text/*.txt failed (")
         assert Path(cell["cause"].rpartition("; ")[2]).is_file()
-    assert "tokenising text/*.txt: failed" in toy.gpas("status").stdout
+    assert "tokenising text/*.txt: failed" in toy("status").out
     until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
     assert "no job to start" in toy.submit()
     (tmp_path / "away").rename(text)
-    toy.gpas("retry", "--executor", "slurm", "--yes")
+    toy("retry", "--executor", "slurm", "--yes")
     toy.finish()
     assert sorted(fact["stage"] for fact in toy.facts()) == ["pretrain", "pretrain", "tokenise", "tokenise"]
 
@@ -107,7 +107,7 @@ def test_a_failed_training_cancels_later_stages_until_a_retry(cluster: Cluster, 
     until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
     assert "no job to start" in toy.submit()
     toy.edit("setup: ['exit 3']", "setup: []")
-    toy.gpas("retry", "pre-gpas-s1", "--executor", "slurm", "--yes")
+    toy("retry", "pre-gpas-s1", "--executor", "slurm", "--yes")
     done = {"pre-s1": "failed", "pre-gpas-s1": "done", "pre-fixed-s1": "done"}
     toy.until(lambda states: states == done, 120)
     assert len(toy.attempts()) == 2
@@ -161,7 +161,7 @@ def test_stages_of_a_plugin_wait_for_their_prerequisites(
         seen = observe(toy.runs, fact["key"])
         assert seen.cause == f"its tuning of {fact['grid']}/{fact['name']} failed (as asked)"
     (toy.folder / "fail-tuning").unlink()
-    assert "4 jobs submitted" in toy.gpas("retry", "--executor", "slurm", "--yes").stdout
+    assert "4 jobs submitted" in toy("retry", "--executor", "slurm", "--yes").out
     toy.finish()
     kinds = Counter(fact["stage"] for fact in toy.facts())
     assert kinds == {"pretrain": 2, "tuning": 4, "scoring": 2}

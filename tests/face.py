@@ -1,0 +1,253 @@
+"""The `gpas` command in this process, and projects whose cells have made-up attempts, so that nothing is trained."""
+
+import gc
+import io
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from attempts import attempt_at, make_attempt
+
+from gpas_cli.__main__ import main
+from gpas_cli.cli import console, selection
+from gpas_cli.events import Event, Layers, Outcome, Started, Step, event_of
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.schedule.local.run import LocalRun
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.structure import to_mapping
+
+TESTS = Path(__file__).parent
+HOST = socket.gethostname()
+FAKE_JOB = (sys.executable, "-S", "-P", str(TESTS / "fake_job.py"))
+EXPERIMENTS = """\
+version: 1
+default: small
+sizes:
+  toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}
+corpora:
+  notes: {source: files, path: "text/*.txt", tokenizer: bpe, layout: pack, length: 12, eval_tokens: 20}
+grids:
+  small:
+    title: Small
+    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
+    axes:
+      norm: [pre, post]
+      gate: [none, gpas]
+      seed: [1, 2]
+    table: {rows: [norm, gate], columns: size, against: {gate: none}}
+  shares:
+    title: Cells of small, and two of its own
+    include: [{grid: small, where: {norm: pre}}]
+    base: {size: toy, data: notes, optim: {lr: 1e-3, warmup: 1, steps: 4, batch: 2}}
+    axes:
+      norm: [lns]
+      gate: [none]
+      seed: [1, 2]
+claims:
+  gate-lowers:
+    statement: The gate lowers the perplexity of every scheme.
+    grids: [small]
+    subject: {gate: gpas}
+    against: {gate: "none"}
+    by: [norm]
+    expect: lower
+"""
+TINY = """\
+version: 1
+sizes:
+  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
+grids:
+"""
+BASE = "{size: tiny, data: quickstart, optim: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}}"
+
+FOUR = """\
+  tiny:
+    base: BASE
+    axes: {gate: [none, gpas], seed: [1, 2]}
+    table: {title: Tiny, rows: [gate], columns: size, against: {gate: none}}
+"""
+
+
+def tiny(grids: str) -> str:
+    """Return an experiments file with these grids, in which BASE stands for a network of three layers."""
+    return TINY + grids.replace("BASE", BASE)
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def run_main(words: Sequence[str]) -> int:
+    """Run `gpas` with these words in this process, and return its exit code."""
+    selection.experiments.cache_clear()
+    console.STATE.config, console.STATE.as_json = None, False
+    gc.freeze()  # a search through what the command did not make takes most of a second
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpas", *words])
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # otherwise the program is `python -m pytest`
+        patch.setattr(gc, "freeze", lambda: None)  # with which `main` would spare what the command made
+        with pytest.raises(SystemExit) as ended:
+            main()
+    code = ended.value.code
+    del ended
+    gc.collect()  # as when a process ends: connections to the database are closed
+    return int(code or 0)
+
+
+def gpas(folder: Path, *words: str, expect: int | None = 0, environment: Mapping[str, str] = os.environ) -> Said:
+    """Run a command in `folder` to its end; its exit code must be `expect`, None for any."""
+    out, err = io.StringIO(), io.StringIO()
+    own = mock.patch.dict(os.environ, dict(environment), clear=True)
+    with chdir(folder), own, redirect_stdout(out), redirect_stderr(err):
+        code = run_main(words)
+    said = Said(code, out.getvalue(), err.getvalue())
+    assert expect is None or said.code == expect, (words, said.out + said.err)
+    assert "Traceback" not in said.err, said.err
+    return said
+
+
+class Face:
+    """A project in `folder`; call it with the words of a command."""
+
+    def __init__(self, folder: Path, experiments: str = EXPERIMENTS):
+        self.folder = folder
+        (folder / "text").mkdir(parents=True)
+        self.write_text()
+        self.declare(experiments)
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def write_text(self) -> None:
+        """Write what the corpus `notes` reads."""
+        for name in range(1, 6):  # whose names put one of them into the validation text
+            (self.folder / f"text/{name:02}.txt").write_text(f"gate norm depth scale loss {name} " * 320)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of its commands."""
+        return dict(os.environ)
+
+    def declare(self, text: str) -> None:
+        """Replace the experiments file."""
+        (self.folder / "experiments.yaml").write_text(text)
+
+    def edit(self, old: str, new: str, count: int = -1) -> None:
+        """Replace a part of the experiments file."""
+        text = (self.folder / "experiments.yaml").read_text()
+        assert old in text
+        self.declare(text.replace(old, new, count))
+
+    def __call__(self, *words: str, expect: int | None = 0) -> Said:
+        """Run a command to its end; its exit code must be `expect`, None for any."""
+        return gpas(self.folder, *words, expect=expect, environment=self.environment())
+
+    def entries(self, *grids: str) -> list[Entry]:
+        """Return the cells that these grids declare now, by default those of `small`."""
+        return expand(load(self.folder / "experiments.yaml"), list(grids or ["small"]))
+
+    def cells(self) -> list[Entry]:
+        """Return the cells of all grids."""
+        experiments = load(self.folder / "experiments.yaml")
+        return expand(experiments, list(experiments.grids))
+
+    def entry(self, name: str, grid: str = "small") -> Entry:
+        return next(entry for entry in self.entries(grid) if entry.name == name)
+
+    def attempt(self, name: str, *events: tuple[str, dict[str, Any]], log: str = "") -> AttemptDir:
+        """Create the next attempt at a cell's pretraining, with these events in its journal."""
+        return self.recorded(self.entry(name), *events, log=log)
+
+    def recorded(self, entry: Entry, *events: tuple[str, dict[str, Any]], log: str = "") -> AttemptDir:
+        """Create the next attempt at an entry's pretraining, with these events in its journal."""
+        known = [event_of({"kind": kind, **fields}) for kind, fields in events]
+        return attempt_at(self.runs, entry, known, log=log, code="c0de")
+
+    def waiting(self, entry: Entry) -> AttemptDir:
+        """Create an attempt at an entry's pretraining that has not started."""
+        (job,) = stage_jobs([entry]).values()
+        return make_attempt(self.runs, job.key, to_mapping(job.record()))
+
+    def trained(self, entry: Entry, perplexity: float, host: str = HOST, cause: str = "", stop: int = 40) -> AttemptDir:
+        """Create a training of 40 updates that ends with `perplexity`; with a `cause`, one that failed at `stop`."""
+        events: list[Event] = [
+            Started(stage="pretrain", key=entry.key, host=host, device="cpu", precision="fp32", code="c0de")
+        ]
+        for step in (1, *range(10, stop + 1, 10)):
+            loss = perplexity / 10 + 4 / step
+            layers = entry.cell.model.size.layers
+            variance = [0.1 * (1 + layer) * perplexity for layer in range(layers + 1)]
+            events += [
+                Step(step=step, loss=loss, lr=1e-3, grad_norm=1.0, steps=40, tokens=step, memory=4e8),
+                Layers(step=step, values={"activation_variance": variance, "gate": [0.1] * layers}),
+            ]
+        metrics = {} if cause else {"perplexity": perplexity, "loss": perplexity / 10}
+        outcome = Outcome(outcome="failed" if cause else "done", step=stop, cause=cause, metrics=metrics)
+        return attempt_at(self.runs, entry, [*events, outcome], log="printed by the job\n")
+
+    def train_all(self) -> dict[str, AttemptDir]:
+        """Create a training of every cell; their perplexities are 101, 102 and so on. Return name -> attempt."""
+        return {entry.name: self.trained(entry, 101.0 + i) for i, entry in enumerate(self.cells())}
+
+    def ended(self, name: str, outcome: str, perplexity: float | None = None, cause: str = "") -> AttemptDir:
+        """Create an attempt at a cell that ended with this outcome."""
+        metrics = (
+            {} if perplexity is None else {"perplexity": perplexity, "perplexity_reference": perplexity, "loss": 1.5}
+        )
+        return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
+
+
+@pytest.fixture
+def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
+    """Return a project without attempts, which is the current folder; its jobs are fakes."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setitem(LocalRun.__init__.__kwdefaults__, "command", FAKE_JOB)
+    made = Face(tmp_path / "project")
+    monkeypatch.chdir(made.folder)
+    return made
+
+
+def step(number: int, **more: Any) -> dict[str, Any]:
+    """Return the fields of a step event."""
+    usual = {"steps": 4, "loss": 5.0 - number / 4, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 1234.5}
+    return {"step": number, **usual, **more}
+
+
+def end(outcome: str, **more: Any) -> dict[str, Any]:
+    """Return the fields of an outcome event."""
+    return {"outcome": outcome, "step": 4, "cause": "", "metrics": {}, **more}
+
+
+START = {"host": "there", "device": "cpu", "threads": 2, "precision": "fp32", "parameters": 1000, "code": "c0de",
+         "git": {"commit": "a" * 40, "dirty": False}, "environment": {"torch": "2.9", "gpu": ""}}  # fmt: skip
+TRAINED = (
+    ("start", START),
+    ("phase", {"name": "training", "resumed_from": 0}),
+    ("data", {"fingerprint": "f00d", "validation_fingerprint": "beef"}),
+    ("step", step(2)),
+    ("layers", {"step": 2, "values": {"gate": [0.1, 0.2], "activation_variance": [1.0, 2.0]}}),
+    ("spike", {"step": 3, "of": "loss", "value": 9.0, "usual": 4.0}),
+    ("step", step(4)),
+    ("evaluation", {"step": 4, "loss": 1.5, "perplexity": 4.48, "bits_per_byte": 0.7}),
+    ("checkpoint", {"step": 4, "path": "step-00000004"}),
+)
