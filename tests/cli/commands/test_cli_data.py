@@ -10,10 +10,10 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
-import face
 import psutil
 import pytest
 from face import Face
+from face import gpas as run
 from rich.console import Console
 
 from gpas_cli.cli.views.progress import pace, tokenise_view
@@ -58,7 +58,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def gpas(folder: Path, *words: str) -> tuple[int, str, str]:
-    said = face.gpas(folder, "data", *words, expect=None)
+    said = run(folder, "data", *words, expect=None)
     return said.code, said.out, said.err
 
 
