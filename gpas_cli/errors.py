@@ -98,8 +98,10 @@ def nearest(given: object, valid: Iterable[str]) -> str:
 
 
 def closest(given: object, valid: Iterable[str]) -> str:
-    """Return the valid name closest to `given`, "" if none is close."""
-    return "".join(difflib.get_close_matches(str(given).lower(), list(valid), n=1, cutoff=0.6))
+    """Return the valid name closest to `given` or the only one that begins with it, "" if there is none."""
+    word, valid = str(given).lower(), list(valid)
+    longer = [name for name in valid if len(word) > 2 and name.startswith(word)]
+    return "".join(difflib.get_close_matches(word, valid, n=1, cutoff=0.6) or (longer if len(longer) == 1 else []))
 
 
 def first_line(error: BaseException) -> str:

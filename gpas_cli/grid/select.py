@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpas_cli.errors import GpasError, UnknownCell, nearest
+from gpas_cli.errors import GpasError, UnknownCell, closest, nearest
 from gpas_cli.grid.document import Label, resolve, same, spelled
 from gpas_cli.grid.entry import Entry
 from gpas_cli.spec import parse
@@ -113,7 +113,8 @@ def _parse(text: str, entries: Sequence[Entry]) -> _Filter:
     valid = list(dict.fromkeys(value for entry in entries for value in _values(entry, name)))
     for part in wanted:
         if not any(_equals(part, value) for value in valid):
-            raise GpasError(f"--where {text}: no cell has {name} '{part}'; {nearest(part, map(spelled, valid))}")
+            hint = f"write --where {part}" if "=" in part else nearest(part, map(spelled, valid))
+            raise GpasError(f"--where {text}: no cell has {name} '{part}'; {hint}")
     return _Filter(name, wanted, match[2] == "!=")
 
 
@@ -174,5 +175,7 @@ def _nearest_name(entries: Sequence[Entry], query: str) -> str:
     names = list(dict.fromkeys(entry.name for entry in entries))
     if not entries:
         return "there are no cells"
-    hint = nearest(query, ids if "/" in query else names)
-    return hint if hint.startswith("did") else f"there are {listed(names, 8)}"
+    if close := closest(query, ids if "/" in query else names):
+        return f"did you mean '{close}'?"
+    grid = closest(query, dict.fromkeys(entry.grid for entry in entries))
+    return f"there is a grid '{grid}'" if grid else f"there are {listed(names, 8)}"

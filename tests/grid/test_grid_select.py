@@ -49,6 +49,7 @@ def test_select(where: list[str], count: int) -> None:
         (["gate=gpsa"], "no cell has gate 'gpsa'; did you mean 'gpas'?"),
         (["seed=4"], "no cell has seed '4'; valid: 1, 2, 3"),
         (["seed=true"], "no cell has seed 'true'"),
+        (["gate=gpas,seed=1"], "no cell has gate 'seed=1'; write --where seed=1"),
         (["optim.warmup=61"], "no cell has optim.warmup '61'; valid: 60"),
         (["optim.warmpu=60"], "no axis or field 'optim.warmpu'; did you mean 'optim.warmup'?"),
         (["x=1"], "no axis or field 'x'; valid: norm, gate, seed, size, data, optim.lr, or a field such as optim.lr"),

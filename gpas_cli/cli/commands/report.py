@@ -15,7 +15,7 @@ import typer
 from gpas_cli.cli.commands.logs import CellLog
 from gpas_cli.cli.commands.status import observed
 from gpas_cli.cli.console import say
-from gpas_cli.cli.options import Names, Where
+from gpas_cli.cli.options import Where, complete_grid
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.cli.views.states import ends
 from gpas_cli.errors import GpasError
@@ -36,6 +36,12 @@ from gpas_cli.words import byte_size, count, listed
 _DEFAULT = Path("report.html")
 
 
+_Started = Annotated[
+    list[str] | None,
+    typer.Argument(help="Grids; by default those that have been started.", autocompletion=complete_grid),
+]
+
+
 _LOG_LINES = 60  # of a cell on a page that is served
 
 
@@ -46,7 +52,7 @@ _NICENESS = 10  # added to the niceness, so that the page does not slow down job
 
 
 def report(
-    names: Names = None,
+    names: _Started = None,
     where: Where = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = _DEFAULT,
 ) -> None:
@@ -141,7 +147,7 @@ def _log_tail(entry: Entry, lines: int) -> list[str]:
 
 
 def serve(
-    names: Names = None,
+    names: _Started = None,
     where: Where = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = _PORT,
     refresh: Annotated[

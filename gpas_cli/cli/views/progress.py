@@ -159,7 +159,7 @@ def result(status: StageStatus) -> str:
     if found:
         metric, value = found
         return f": {metric.words} {metric.shown(value)}"
-    if status.state == "interrupted" and status.outcome and status.progress and not status.cause:
+    if status.state in ("interrupted", "cancelled") and status.outcome and status.progress and not status.cause:
         saved = status.progress.saved
         return ": nothing to save yet" if saved is None else f": saved at update {saved}"
     return f": {status.cause or status.evidence}" if status.state != "done" else ""

@@ -119,7 +119,7 @@ class _Stored:
 def _cell_curves(stored: _Stored, entry: Entry, over: str, selection: Selection) -> list[CellCurve]:
     """Return the curves of the cell's last stage that recorded any."""
     for stage in _stages(entry, selection):
-        blank = CellCurve(entry, over, ())
+        blank = CellCurve(entry, over, (), stage=stage.key)
         found = [run for run in _stage_curves(stored, stage.key, blank, selection) if run.points or run.matrix]
         if found:
             return found

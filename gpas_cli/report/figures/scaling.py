@@ -210,7 +210,7 @@ def _methods(entries: Sequence[Entry]) -> dict[str, str]:
 def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1) -> _Point:
     return _Point(
         method=method,
-        norm=entry.cell.model.scheme,
+        norm=str(entry.axes.get("norm", entry.cell.model.scheme)),
         gated=entry.cell.model.gate is not None,
         size=str(entry.axes["size"]),
         parameters=parameters(entry.cell),
@@ -228,10 +228,12 @@ def _by_method(points: Sequence[_Point]) -> Iterator[tuple[str, list[_Point]]]:
 def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Sequence[Law]) -> Figure:
     """Return the plot: points of each method, and its law as a line with a band."""
     lines: list[Line] = []
-    schemes = list(SCHEMES)
+    norms = list(dict.fromkeys(point.norm for point in points))
+    if set(norms) <= SCHEMES.keys():
+        norms = list(SCHEMES)  # each has its colour in every figure
     for (method, own), law in zip(_by_method(points), laws, strict=True):
         look: dict[str, Any] = {
-            "colour": schemes.index(own[0].norm) if own[0].norm in schemes else len(schemes),
+            "colour": norms.index(own[0].norm),
             "style": 0 if own[0].gated else 1,
         }
         pairs = tuple(sorted((getattr(point, over), point.loss) for point in own))

@@ -32,8 +32,9 @@ class CellCurve:
 
     over: the axis that is averaged, usually `seed`. step: the update at which a curve by layer was recorded.
     matrix: the rows of a heat map, from the lowest. columns: the x of its columns, by default 1, 2, ...
-    method: the title of the cell's method, "" to derive it from the cell's labels; method_axes: the axes whose labels
-    this title replaces. variant: labels that distinguish several curves of one cell: (("layer", 3),).
+    stage: the key of the stage that recorded it, "" for other curves. method: the title of the cell's method, "" to
+    derive it from the cell's labels; method_axes: the axes whose labels this title replaces. variant: labels that
+    distinguish several curves of one cell: (("layer", 3),).
     """
 
     entry: Entry
@@ -44,6 +45,7 @@ class CellCurve:
     step: int | None = None
     matrix: tuple[tuple[float, ...], ...] = ()
     columns: tuple[float, ...] = ()
+    stage: str = ""
     method: str = ""
     method_axes: tuple[str, ...] = ()
     variant: tuple[tuple[str, Label], ...] = ()
@@ -130,13 +132,15 @@ def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False
 def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     """Return a series for each set of runs that differ only on the averaged axis, in declared order.
 
-    A cell that several grids share counts once.
+    A cell that several grids share counts once, and so does a stage that cells of a series share.
     """
     # Reversed twice, so that the first of equal cells is kept.
     distinct = list({(run.entry.cell.key, run.variant): run for run in reversed(runs)}.values())[::-1]
     groups: dict[tuple[str, frozenset[tuple[str, Label]]], list[CellCurve]] = {}
     for run in distinct:
-        groups.setdefault((run.entry.grid, frozenset(run.labels.items())), []).append(run)
+        group = groups.setdefault((run.entry.grid, frozenset(run.labels.items())), [])
+        if not run.stage or run.stage not in [other.stage for other in group]:
+            group.append(run)
     titles = scheme_titles([run.entry for run in distinct])
     labels = [group[0].labels for group in groups.values()]
     axes = dict.fromkeys(axis for mapping in labels for axis in mapping)

@@ -207,6 +207,11 @@ def _scores(table: Table) -> Iterator[Note]:
         titles = ", ".join(task_title(task) for task in tasks if any(score.task == task for score in mine))
         shots = "" if table.metric.name in BY_TEXT else f", {by[1]}-shot"
         yield Note("scores", f"{titles}: scored by {by[0]}{shots}")
+    sections = [s.entry.cell.parameters(kind) for s in table.statuses for kind in ("downstream", "texts")]
+    limits = sorted({section.limit for section in sections if found and section and section.limit})
+    if limits:
+        what = "documents of each text" if table.metric.name in BY_TEXT else "questions of each task"
+        yield Note("scores", f"limit: only the first {' or '.join(map(str, limits))} {what} were scored")
     for task in tasks:
         for what in ("task_version", "examples"):
             counts = Counter(getattr(score, what) for score in [*found, *others] if score.task == task)

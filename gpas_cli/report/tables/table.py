@@ -385,16 +385,16 @@ def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
     for entry in alike[1:]:
         if {**entry.axes, spec.over: None} == usual:
             continue
-        axes = sorted(entry.axes.keys() | first.axes.keys())
-        differing = [axis for axis in axes if entry.axes.get(axis) != first.axes.get(axis) and axis != spec.over]
-        if differing:
+        if differing := sorted({axis for axis, _ in entry.axes.items() ^ first.axes.items()} - {spec.over}):
             raise GpasError(
                 f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
                 f"{', '.join(differing)}; add it to the rows, or select cells with --where"
             )
-    seeds = [entry.axes.get(spec.over) for entry in alike]
-    if len(set(seeds)) < len(seeds):
-        raise GpasError(f"table '{spec.title}': {first.id} occurs twice; a cell counts once for each {spec.over}")
+    seen: dict[object, str] = {}
+    for entry in alike:
+        if (other := seen.setdefault(entry.axes.get(spec.over), entry.id)) != entry.id:
+            both = f"{other} and {entry.id} are in the same table cell and have the same {spec.over}"
+            raise GpasError(f"table '{spec.title}': {both}; select cells with --where")
 
 
 def marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:

@@ -97,6 +97,12 @@ def test_a_cell_of_two_grids_counts_once_and_equal_titles_name_their_grid() -> N
     assert series[0].colour != series[1].colour
 
 
+def test_a_training_that_cells_with_other_stages_share_is_one_run() -> None:
+    scored = replace(entry(downstream={"tasks": ["piqa"]}), axes=entry().axes)
+    (series,) = make_series([run(one, 1.0, stage=one.cell.stages[0].key) for one in (entry(), scored)])
+    assert len(series.runs) == 1
+
+
 def test_a_title_is_printable() -> None:
     (series,) = make_series([run(entry(axes={"norm": "a\x1b[31m\nb"}), 1.0)])
     assert series.title == "a\\x1b[31m b"
@@ -280,6 +286,13 @@ def test_our_losses_are_means_over_seeds_at_the_recorded_tokens() -> None:
     assert points.points[0][0] == pytest.approx(flops_per_token(first) * 1e9)
     assert len(law.band) > 10
     assert made.missing == ()
+
+
+def test_schemes_of_ones_own_have_colours_of_their_own() -> None:
+    entries = [entry("pre"), replace(entry("lns"), axes={**entry("lns").axes, "norm": "mine"})]
+    results = {key: made for one in entries for key, made in result(one, 20.0).items()}
+    made = scaling(entries, Recorded(tuple(entries), results=results), {})
+    assert len({line.colour for line in made.panels[0].lines}) == 2
 
 
 def test_two_sizes_have_no_law_and_say_so() -> None:

@@ -32,8 +32,9 @@ def table_of(
     outcome: str = "done",
     states: dict[str, tuple[str, float | None]] | None = None,
     columns: str = "task",
+    limit: int = 0,
 ) -> Table:
-    lone = entry(**NINE)
+    lone = entry(**(NINE | {"downstream": {"tasks": ["poster"], "limit": limit}}))
     metrics = metrics_of({(one.task, one.metric): one.value for one in scores}, _POSTER)
     found = result(lone, 20.0) | {
         key: replace(own, scores=scores, outcome=outcome)
@@ -86,6 +87,11 @@ def test_footnotes_name_the_harness_the_shots_and_what_guessing_scores() -> None
         "BoolQ: scored by lm_eval 0.4.13, 5-shot",
     ]
     assert texts(table, "scores")[2].startswith("guessing scores MMLU 25, WinoG 50,")
+
+
+def test_a_limit_is_noted() -> None:
+    limited = table_of(score("piqa"), limit=100)
+    assert "limit: only the first 100 questions of each task were scored" in texts(limited, "scores")
 
 
 def test_skipped_questions_are_noted_beside_the_accuracy() -> None:

@@ -327,6 +327,13 @@ def test_refusals_name_what_is_wrong(changes: dict[str, object], message: str) -
         build([entry("pre"), entry("mix")], {}, {}, spec(**changes))
 
 
+def test_two_cells_with_the_same_seed_in_one_place_are_both_named() -> None:
+    one = entry()
+    other = replace(entry(optim={"lr": 5e-4, "warmup": 1, "steps": 10}), name="twin", axes=one.axes)
+    with pytest.raises(GpasError, match=f"{one.id} and {other.id} are in the same table cell and have the same seed"):
+        build([one, other], {}, {}, spec())
+
+
 def test_nothing_to_show() -> None:
     with pytest.raises(GpasError, match="there are no cells to show"):
         build([], {}, {}, spec())
