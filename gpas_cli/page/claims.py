@@ -11,9 +11,10 @@ from typing import Any
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, ClaimJson, ClaimPartJson, claim_json
+from gpas_cli.report.claims.verdict import ClaimJson, ClaimPartJson, claim_json
 from gpas_cli.report.papers import load
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.words import count, listed
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units

@@ -247,17 +247,11 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
 
     A grid is considered for the published tables that it names, so that other grids cost nothing.
     """
-    entries: dict[str, list[Entry]] = {name: [] for name in names if name in experiments.grids}
-    for entry in known.entries:
-        if entry.grid in entries:
-            entries[entry.grid].append(entry)
+    grids = {name: experiments.grids[name] for name in names if name in experiments.grids}
+    cells = {name: (grid, [entry for entry in known.entries if entry.grid == name]) for name, grid in grids.items()}
     parts = [part for source in SOURCES for number in numbers(source) for part in printed(source, number)]
     for part in (part for part in parts if part.tables):
-        own = {
-            name: (experiments.grids[name], cells)
-            for name, cells in entries.items()
-            if is_published_beside(experiments.grids[name], part)
-        }
+        own = {name: one for name, one in cells.items() if is_published_beside(one[0], part)}
         served = serving(part, own) if own else None
         if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
             made = with_declared(served, known.states, known.results)

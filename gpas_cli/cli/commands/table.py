@@ -332,13 +332,8 @@ def _served_parts(
 
 def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tuple[Grid, Sequence[Entry]]]:
     declared = experiments().grids
-    every = expand(experiments(), list(names or declared))
-    chosen = {id(entry) for entry in (select(every, where) if where else every)}
-    by_grid: dict[str, list[Entry]] = {name: [] for name in names or declared}
-    for entry in every:
-        if id(entry) in chosen:
-            by_grid[entry.grid].append(entry)
-    return {name: (declared[name], entries) for name, entries in by_grid.items()}
+    chosen = select(expand(experiments(), list(names or declared)), where or ())
+    return {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
 
 
 def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:

@@ -20,9 +20,10 @@ from gpas_cli.grid.document import spelled
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules
 from gpas_cli.report.claims.evaluate import SIGN
 from gpas_cli.report.claims.sequential import SEQUENTIAL, ClaimEvidence, PartEvidence
-from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict, VerdictWord
+from gpas_cli.report.claims.verdict import Part, Verdict, VerdictWord
 from gpas_cli.report.papers import load
 from gpas_cli.report.tables.entry_status import STATE_NAMES
+from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.words import count, listed, verb
 
 _STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.states import COLOURS
 from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, StageCost, basis, described, size_label
@@ -265,10 +266,7 @@ def _money(guess: Estimate, price: float) -> str:
     return f"at {price:g} per GPU-hour: about {price * guess.gpu_hours:,.0f}"
 
 
-_COLOURS = {
-    "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
-    "failed": "red", "cancelled": "yellow", "unknown": "red", "invalid": "red", "new": "bold",
-}  # fmt: skip
+_COLOURS = {**COLOURS, "invalid": "red", "new": "bold"}
 _WORDS = {"invalid": "cannot run here"}
 _MOST_LISTED = 24  # cells; of more, only the number in each state is shown
 

@@ -23,10 +23,9 @@ from gpas_cli.grid.select import select
 from gpas_cli.project import Project
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence, assess
-from gpas_cli.report.claims.verdict import UNDECIDED
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.state.locks import locked
-from gpas_cli.statistics.sequential import fewest, log_evidence, possible
+from gpas_cli.statistics.sequential import UNDECIDED, fewest, log_evidence, possible
 from gpas_cli.statistics.stats import aggregate, unit
 
 _LOCK_NAME = "added-seeds.lock"  # in the run directories; held while the file of added seeds is written

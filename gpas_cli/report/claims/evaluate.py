@@ -30,13 +30,14 @@ from gpas_cli.grid.document import Label
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.claims.measure import Group, groups
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
-from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
+from gpas_cli.report.claims.verdict import Part, Verdict
 from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import remedies
+from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 _LEVEL = 0.95

@@ -13,9 +13,9 @@ from itertools import takewhile
 
 from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.report.claims.measure import Pair
-from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Part, Verdict
+from gpas_cli.report.claims.verdict import Part, Verdict
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.statistics.sequential import Evidence, decide, evidence
+from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED, Evidence, decide, evidence
 from gpas_cli.statistics.stats import holm
 
 _SEED = "seed"  # the axis whose labels can be added to

@@ -14,11 +14,8 @@ from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Pair
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
+from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.words import count
-
-SUPPORTED = "supported"
-CONTRADICTED = "contradicted"
-UNDECIDED = "undecided"
 
 _LARGEST_LOG = math.log(sys.float_info.max)
 

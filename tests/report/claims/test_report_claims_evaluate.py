@@ -16,10 +16,11 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.report import query
 from gpas_cli.report.claims.evaluate import evaluate, is_inside, sign_test, t_test
 from gpas_cli.report.claims.measure import Measured, _effect, measure
-from gpas_cli.report.claims.verdict import CONTRADICTED, SUPPORTED, UNDECIDED, Verdict
+from gpas_cli.report.claims.verdict import Verdict
 from gpas_cli.report.quantities import feature_fault
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 
 INF = math.inf
 Numbers = Mapping[tuple[str, str], Sequence[float | str | None]]
