@@ -10,6 +10,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from gpas_cli.errors import GpasError
 from gpas_cli.page.content import Content
 from gpas_cli.page.document import Document, to_html, to_json, to_mapping
@@ -77,8 +79,6 @@ class LivePage:
         return time.monotonic() < last.taken + max(self.refresh, IDLE_SHARE * last.seconds)
 
     def _take(self) -> _Snapshot:
-        from sqlalchemy.exc import SQLAlchemyError
-
         began = time.thread_time()
         try:
             content = self.collect()
@@ -95,8 +95,6 @@ class LivePage:
 
     def cell(self, name: str) -> bytes | None:
         """Return what is shown when the cell is opened, as JSON; None if there is no such cell or it cannot be read."""
-        from sqlalchemy.exc import SQLAlchemyError
-
         try:
             with self._collecting:
                 found = self.details(name)

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import pandas as pd
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Experiments
@@ -17,6 +19,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring, select
 from gpas_cli.project import Project
+from gpas_cli.report import query
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
@@ -25,9 +28,6 @@ from gpas_cli.report.recorded import Recorded, recorded, stage_keys
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.report.tables.entry_status import is_supported
 from gpas_cli.report.tables.table import Table, TableCell, build
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
 _Where: TypeAlias = str | Sequence[str]
@@ -59,8 +59,6 @@ class Results:
         state: as in `gpas status`, of the first stage without a result. attempt to cause: of the last stage that has a
         result; `ended` is a time in UTC.
         """
-        import pandas as pd
-
         with self._recorded(of, where) as known:
             rows = [{**_labels(entry), "state": _state(entry, known), **_facts(entry, known)}
                     for entry in known.entries]  # fmt: skip
@@ -89,10 +87,8 @@ class Results:
         name: "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss", "eval_perplexity", ... Where several
         attempts have an update, the latest one counts. Raises GpasError with the nearest name if no cell has the curve.
         """
-        from gpas_cli.report.query import curves
-
         with self._recorded(of, where) as known:
-            found = curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
+            found = query.curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
             points = {key: [{"step": step, "value": value} for step, value in curve] for key, curve in found.items()}
             return _curve_frame(name, points, known, ("step", "value"))
 
@@ -102,10 +98,8 @@ class Results:
         layer: from 1; the number after the last layer is the final norm. name: "activation_variance", "gate",
         "grad_norm", "weight_norm", ... Raises GpasError with the nearest name if no cell has such a curve.
         """
-        from gpas_cli.report.query import layer_curves
-
         with self._recorded(of, where) as known:
-            found = layer_curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
+            found = query.layer_curves(known.engine, stage_keys(known.entries), name) if known.engine else {}
             points = {
                 key: [{"step": step, "layer": layer + 1, "value": value}
                       for step, values in curve for layer, value in sorted(values.items())]
@@ -204,8 +198,6 @@ def _facts(entry: Entry, known: Recorded) -> dict[str, Any]:
 
 def _frame(rows: Sequence[Mapping[str, Any]], known: Recorded, columns: Sequence[str]) -> pd.DataFrame:
     """Return a frame with the columns of the labels and `columns`, also if there are no rows."""
-    import pandas as pd
-
     axes = dict.fromkeys(_axis(axis) for entry in known.entries for axis in entry.axes)
     return pd.DataFrame(list(rows), columns=["grid", "cell", "key", *axes, *columns])
 
@@ -223,9 +215,7 @@ def _curve_frame(
         for entry in known.entries for stage in entry.cell.stages for point in points.get(stage.key, ())
     ]  # fmt: skip
     if not rows and known.engine is not None:
-        from gpas_cli.report.query import curve_names
-
-        over_updates, by_layer = curve_names(known.engine, stage_keys(known.entries))
+        over_updates, by_layer = query.curve_names(known.engine, stage_keys(known.entries))
         others, where = (by_layer, "by layer ") if "layer" in columns else (over_updates, "")
         if others and name not in others:
             raise GpasError(f"no curve '{name}' {where}is recorded; {nearest(name, others)}")
@@ -233,8 +223,6 @@ def _curve_frame(
 
 
 def _table_frame(table: Table) -> pd.DataFrame:
-    import pandas as pd
-
     rows = []
     for row in table.rows:
         labels = dict(zip(table.spec.rows, row.key, strict=True))
@@ -271,8 +259,6 @@ _CLAIM_COLUMNS = (
 
 def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
     """Return one row for each part of each claim; a claim without parts has one row."""
-    import pandas as pd
-
     rows = [row for claim in claims for row in _claim_rows(claim)]
     return pd.DataFrame(rows, columns=list(_CLAIM_COLUMNS)).astype({"needed": "Int64", "n": "Int64"})
 

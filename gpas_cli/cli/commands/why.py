@@ -28,6 +28,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
 from gpas_cli.origin.provenance import AttemptProvenance, Difference, Provenance, trace_number
+from gpas_cli.report import query
 from gpas_cli.report.papers.layouts import is_printed_name
 from gpas_cli.report.recorded import recorded
 from gpas_cli.report.tables.paper_table import paper_table
@@ -185,11 +186,9 @@ def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
 
     Raises GpasError for a cell without attempts.
     """
-    from gpas_cli.report.query import stage
-
     keys: dict[str, None] = {}
     for entry in found:
-        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or stage(engine, s.key)]
+        own = [s.key for s in entry.cell.stages if attempts(project().runs, s.key) or query.stage(engine, s.key)]
         if not own:
             raise GpasError(_not_run(entry))
         keys |= dict.fromkeys(own)

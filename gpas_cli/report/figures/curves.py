@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import Label, same
@@ -63,10 +64,16 @@ def curves(
     """Return the curves of the cells that have recorded them; `averaged` returns the averaged axis of an entry."""
     if engine is None:
         return []
+    from gpas_cli.report import query
+
+    # Only the ends of curves if nothing else is drawn.
+    until = query.LAST if selection.over_layers and not selection.at else None
     found: list[CellCurve] = []
     for start in range(0, len(entries), _ENTRIES_AT_ONCE):
         part = entries[start : start + _ENTRIES_AT_ONCE]
-        stored = _Stored(engine, [stage.key for entry in part for stage in _stages(entry, selection)], selection)
+        keys = [stage.key for entry in part for stage in _stages(entry, selection)]
+        read_layers = partial(query.layer_curves, engine, keys, until=until)
+        stored = _Stored(cache(partial(query.curves, engine, keys)), cache(read_layers))
         found += (run for entry in part for run in _cell_curves(stored, entry, averaged(entry), selection))
     return found
 
@@ -88,32 +95,11 @@ def _stages(entry: Entry, selection: Selection) -> list[Stage]:
     return [stage for stage in reversed(entry.cell.stages) if stage.declared.trains or not by_update]
 
 
-class _Stored:
-    """The curves of some stages, each read from the database once for all of them."""
+class _Stored(NamedTuple):
+    """Return the curves of some stages called a name, by stage key. Each is read from the database once."""
 
-    def __init__(self, engine: Engine, keys: Sequence[str], selection: Selection) -> None:
-        self._engine = engine
-        self._keys = keys
-        self._last = selection.over_layers and not selection.at
-        self._curves: dict[str, dict[str, Curve]] = {}
-        self._layer_curves: dict[str, dict[str, LayerCurve]] = {}
-
-    def curve(self, key: str, name: str) -> Curve:
-        """Return a curve of a stage, [] if it has none."""
-        from gpas_cli.report.query import curves as read
-
-        if name not in self._curves:
-            self._curves[name] = read(self._engine, self._keys, name)
-        return self._curves[name].get(key, [])
-
-    def layer_curve(self, key: str, name: str) -> LayerCurve:
-        """Return a curve by layer of a stage, [] if it has none; only its end if nothing else is drawn."""
-        from gpas_cli.report.query import LAST, layer_curves
-
-        if name not in self._layer_curves:
-            until = LAST if self._last else None
-            self._layer_curves[name] = layer_curves(self._engine, self._keys, name, until=until)
-        return self._layer_curves[name].get(key, [])
+    curves: Callable[[str], Mapping[str, Curve]]
+    layer_curves: Callable[[str], Mapping[str, LayerCurve]]
 
 
 def _cell_curves(stored: _Stored, entry: Entry, over: str, selection: Selection) -> list[CellCurve]:
@@ -131,11 +117,11 @@ def _stage_curves(stored: _Stored, key: str, blank: CellCurve, selection: Select
     start = selection.start
     first = start * blank.entry.cell.optim.updates if start < 1 else start
     if not (quantity.by_layer or quantity.per_layer):
-        points = over_updates(stored.curve(key, quantity.recorded_as), quantity.scale)
-        marks = stored.curve(key, quantity.spikes) if quantity.spikes else []
+        points = over_updates(stored.curves(quantity.recorded_as).get(key, []), quantity.scale)
+        marks = stored.curves(quantity.spikes).get(key, []) if quantity.spikes else []
         yield replace(blank, points=_from(points, first), marks=_from(over_updates(marks, quantity.scale), first))
         return
-    recorded = stored.layer_curve(key, quantity.recorded_as)
+    recorded = stored.layer_curves(quantity.recorded_as).get(key, [])
     if not recorded:
         return
     last, _ = recorded[-1]
@@ -146,7 +132,7 @@ def _stage_curves(stored: _Stored, key: str, blank: CellCurve, selection: Select
     elif quantity.spans:
         # The last recorded values over n = 1, 2, ... layers, by layer.
         spans = range(1, blank.entry.cell.model.size.layers + 1)
-        read = [stored.layer_curve(key, quantity.recorded_over(n)) for n in spans]
+        read = [stored.layer_curves(quantity.recorded_over(n)).get(key, []) for n in spans]
         rows = tuple(tuple(value for _, value in sorted(of[-1][1].items())) if of else () for of in read)
         yield replace(blank, step=last, matrix=rows)
     elif selection.map:
