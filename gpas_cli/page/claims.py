@@ -11,10 +11,9 @@ from typing import Any
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.verdict import ClaimJson, ClaimPartJson, claim_json
+from gpas_cli.report.claims.verdict import WORDS, ClaimJson, ClaimPartJson, claim_json
 from gpas_cli.report.papers import load
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.words import count, listed
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units
@@ -43,13 +42,13 @@ def _remarks(claim: ClaimJson) -> list[str]:
     """Return what is said of the whole claim: the claimed range if its parts share it, verdicts of parts, a reason."""
     counts = Counter(part["verdict"] for part in claim["parts"])
     verdicts = [f"{counts[word]} of {len(claim['parts'])} parts {word}"
-                for word in (SUPPORTED, CONTRADICTED, UNDECIDED) if counts[word]]  # fmt: skip
+                for word in WORDS if counts[word]]  # fmt: skip
     several = len(claim["parts"]) > 1
     return [text for text in (_common_range(claim), ", ".join(verdicts) if several else "", claim["reason"]) if text]
 
 
 def _part_remarks(part: ClaimPartJson, claim: ClaimJson) -> list[str]:
-    further = part["needed"] if part["verdict"] == UNDECIDED else None
+    further = part["needed"] if part["verdict"] == "undecided" else None
     remark = part["reason"] or (f"about {count(further, 'more seed')} would decide" if further else "")
     return [text for text in ("" if _common_range(claim) else _claimed(part), remark) if text]
 

@@ -20,7 +20,7 @@ from gpas_cli.grid.document import spelled
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules
 from gpas_cli.report.claims.evaluate import SIGN
 from gpas_cli.report.claims.sequential import SEQUENTIAL, ClaimEvidence, PartEvidence
-from gpas_cli.report.claims.verdict import Part, Verdict, VerdictWord
+from gpas_cli.report.claims.verdict import WORDS, Part, Verdict, VerdictWord
 from gpas_cli.report.papers import load
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
@@ -86,7 +86,7 @@ def _summary(verdicts: Sequence[Verdict]) -> Text:
     if not verdicts:
         return Text("No claim matches these grids, this source and this size.")
     counts = Counter(verdict.verdict for verdict in verdicts)
-    words = ", ".join(f"{counts[word]} {word}" for word in (SUPPORTED, CONTRADICTED, UNDECIDED))
+    words = ", ".join(f"{counts[word]} {word}" for word in WORDS)
     return Text(
         f"{count(len(verdicts), 'claim')}: {words}. `gpas claims NAME` shows the parts, the seeds and the command; "
         "`gpas run claims NAME --until decided` runs what is missing and adds seeds."

@@ -17,6 +17,7 @@ from gpas_cli.spec.downstream import MOST_SKIPPED, SKIPPED, skipped_note
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.words import count
 
+WORDS = (SUPPORTED, CONTRADICTED, UNDECIDED)
 _LARGEST_LOG = math.log(sys.float_info.max)
 
 
@@ -156,7 +157,7 @@ class Verdict:
 
     def counts(self) -> dict[str, int]:
         """Return the number of parts by verdict."""
-        return {word: sum(part.verdict == word for part in self.parts) for word in (SUPPORTED, CONTRADICTED, UNDECIDED)}
+        return {word: sum(part.verdict == word for part in self.parts) for word in WORDS}
 
 
 VerdictWord = Annotated[str, ("supported", "contradicted", "undecided")]
