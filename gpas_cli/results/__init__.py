@@ -23,11 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.results.frames import Cells, Results
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Cells", "Results", "cells", "claims", "curves", "layer_curves", "metrics", "open", "table"]
 

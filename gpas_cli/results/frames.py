@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Experiments
@@ -28,6 +26,9 @@ from gpas_cli.report.recorded import Recorded, recorded, stage_keys
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.report.tables.entry_status import is_supported
 from gpas_cli.report.tables.table import Table, TableCell, build
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Cells: TypeAlias = "str | Iterable[str] | pd.DataFrame | None"
 _Where: TypeAlias = str | Sequence[str]
@@ -59,6 +60,8 @@ class Results:
         state: as in `gpas status`, of the first stage without a result. attempt to cause: of the last stage that has a
         result; `ended` is a time in UTC.
         """
+        import pandas as pd
+
         with self._recorded(of, where) as known:
             rows = [{**_labels(entry), "state": _state(entry, known), **_facts(entry, known)}
                     for entry in known.entries]  # fmt: skip
@@ -198,6 +201,8 @@ def _facts(entry: Entry, known: Recorded) -> dict[str, Any]:
 
 def _frame(rows: Sequence[Mapping[str, Any]], known: Recorded, columns: Sequence[str]) -> pd.DataFrame:
     """Return a frame with the columns of the labels and `columns`, also if there are no rows."""
+    import pandas as pd
+
     axes = dict.fromkeys(_axis(axis) for entry in known.entries for axis in entry.axes)
     return pd.DataFrame(list(rows), columns=["grid", "cell", "key", *axes, *columns])
 
@@ -223,6 +228,8 @@ def _curve_frame(
 
 
 def _table_frame(table: Table) -> pd.DataFrame:
+    import pandas as pd
+
     rows = []
     for row in table.rows:
         labels = dict(zip(table.spec.rows, row.key, strict=True))
@@ -259,6 +266,8 @@ _CLAIM_COLUMNS = (
 
 def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
     """Return one row for each part of each claim; a claim without parts has one row."""
+    import pandas as pd
+
     rows = [row for claim in claims for row in _claim_rows(claim)]
     return pd.DataFrame(rows, columns=list(_CLAIM_COLUMNS)).astype({"needed": "Int64", "n": "Int64"})
 
