@@ -77,25 +77,24 @@ found.append({
     "text": words.decode(network.generate(**words("gate norm", return_tensors="pt"), max_new_tokens=4)[0]),
 })
 """
-GENERATE = f"{LOAD}\nfound = []\nfor folder in sys.argv[1:]:\n{indent(LOOK, '    ')}\nprint(json.dumps(found))"
-SAVE = (
-    LOAD
-    + """
-network, words = load(sys.argv[1])
+SAVE = """
+said.clear()
 ids = torch.tensor([[5, 9, 40, 41, 7, 8]])
 before = network(ids).logits
-network.save_pretrained(sys.argv[2])
-words.save_pretrained(sys.argv[2])
-again, words = load(sys.argv[2])
+network.save_pretrained(f"{folder}-again")
+words.save_pretrained(f"{folder}-again")
+again, words = load(f"{folder}-again")
 same = network.generation_config.to_dict() == again.generation_config.to_dict()
 network.train()
 with torch.enable_grad():
     network(ids, labels=ids).loss.backward()
-trained = all(weight.grad is not None for weight in network.parameters())
-print(json.dumps({"said": said, "equal": bool((again(ids).logits == before).all()), "class": type(again).__name__,
-                  "generation": same, "ids": words("gate norm").input_ids, "trained": trained}))
+found[-1]["saved"] = {
+    "said": list(said), "equal": bool((again(ids).logits == before).all()), "class": type(again).__name__,
+    "generation": same, "trained": all(weight.grad is not None for weight in network.parameters()),
+}
 """
-)
+SCRIPT = f"{LOAD}\nfound = []\nfor folder in sys.argv[1:]:\n{indent(LOOK + SAVE, '    ')}\nprint(json.dumps(found))"
+CLASSES = {name: "LlamaForCausalLM" if name == "plain" else "GpasForCausalLM" for name in CELLS}
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +103,13 @@ def seen(room: Room) -> dict[str, Any]:
     for name, values in CELLS.items():
         room.export(room.cell(**values), f"remote-{name}")
     folders = [room.folder / "out" / f"remote-{name}" for name in CELLS]
-    return dict(zip(CELLS, run_alone(room.folder, GENERATE, *folders), strict=True))
+    return dict(zip(CELLS, run_alone(room.folder, SCRIPT, *folders), strict=True))
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_greedy_generation_is_the_argmax_of_repeated_passes(seen: dict[str, Any], name: str) -> None:
     report = seen[name]
-    assert report["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+    assert report["class"] == CLASSES[name]
     assert report["one"] == report["uncached"] == report["alone"]
     assert len({tuple(row[-12:]) for row in report["alone"]}) > 1
     assert report["beams"] > 0
@@ -134,23 +133,20 @@ def test_it_loads_without_a_warning_and_knows_its_special_tokens(seen: dict[str,
     assert report["last"] < 1e-5
 
 
-@pytest.mark.parametrize("name", ["mix", "plain"])
-def test_the_code_in_the_model_card_runs(room: Room, name: str) -> None:
-    out = room.folder / "out" / f"card-{name}"
-    room.export(room.cell(**CELLS[name]), out.name)
-    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    script = f"import os, json\nos.chdir({str(out.parent)!r})\n{code}\nprint(json.dumps(type(model).__name__))"
-    assert run_alone(room.folder, script) == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
+def test_the_code_in_the_model_card_runs(room: Room) -> None:
+    names = ("mix", "plain")
+    script = f"import os, json\nfound = []\nos.chdir({str(room.folder / 'out')!r})\n"
+    for name in names:
+        room.export(room.cell(**CELLS[name]), f"card-{name}")
+        card = (room.folder / f"out/card-{name}/README.md").read_text()
+        script += card.split("```python\n")[1].split("```")[0] + "found.append(type(model).__name__)\n"
+    assert run_alone(room.folder, f"{script}print(json.dumps(found))") == [CLASSES[name] for name in names]
 
 
-@pytest.mark.parametrize("name", ["mix", "plain"])
-def test_saved_by_transformers_and_loaded_again_it_is_the_same_and_can_be_trained(room: Room, name: str) -> None:
-    room.export(room.cell(**CELLS[name]), f"saved-{name}")
-    out = room.folder / "out"
-    report = run_alone(room.folder, SAVE, out / f"saved-{name}", out / f"saved-{name}-again")
-    assert report["said"] == []
-    assert report["equal"]
-    assert report["generation"]
-    assert report["trained"]
-    assert report["class"] == ("LlamaForCausalLM" if name == "plain" else "GpasForCausalLM")
-    assert (out / f"saved-{name}-again/modeling_gpas.py").exists() == (name != "plain")
+@pytest.mark.parametrize("name", CELLS)
+def test_saved_by_transformers_and_loaded_again_it_is_the_same_and_can_be_trained(
+    seen: dict[str, Any], room: Room, name: str
+) -> None:
+    same = {"said": [], "equal": True, "generation": True, "trained": True, "class": CLASSES[name]}
+    assert seen[name]["saved"] == same
+    assert (room.folder / f"out/remote-{name}-again/modeling_gpas.py").exists() == (name != "plain")
