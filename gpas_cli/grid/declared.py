@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -88,7 +88,8 @@ class TableSpec:
 
     rows: the axes of the rows. columns: the axis of the columns, `task` for one column per downstream
     task, or `text` for one per text.
-    value: the metric. over: the axis to average over. against: the labels of the row that differences refer to.
+    value: the metric. over: the axis to average over. best: the axis of which each table cell shows the best mean over
+    the seeds, "" for none. against: the labels of the row that differences refer to.
     published: source -> name of that source's table, printed beside our numbers.
     """
 
@@ -97,8 +98,14 @@ class TableSpec:
     columns: str = "size"
     value: str = "perplexity"
     over: str = "seed"
+    best: str = ""
     against: dict[str, str] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
+
+    def tuned(self, axis: str) -> TableSpec:
+        """Return the table in which each cell is the best of `axis`, which then has neither rows nor columns."""
+        columns = TableSpec.columns if self.columns == axis else self.columns
+        return replace(self, best=axis, rows=tuple(name for name in self.rows if name != axis), columns=columns)
 
 
 @dataclass(frozen=True)

@@ -304,13 +304,14 @@ def _read_table(part: Part, title: str) -> TableSpec | None:
     if part.node is None:
         return None
     before = len(part.problems)
-    parts = part.entries(("title", "rows", "columns", "value", "over", "against", "published"))
+    parts = part.entries(("title", "rows", "columns", "value", "over", "best", "against", "published"))
     table = TableSpec(
         title=parts["title"].sentence(title),
         rows=parts["rows"].texts() or TableSpec.rows,
         columns=parts["columns"].text(TableSpec.columns),
         value=parts["value"].text(TableSpec.value),
         over=parts["over"].text(TableSpec.over),
+        best=parts["best"].text(TableSpec.best),
         against=parts["against"].text_mapping(),
         published=parts["published"].text_mapping(),
     )

@@ -123,12 +123,21 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     path = ("grids", grid.name, "table")
     table = grid.table
     assert table is not None
-    named = {"rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against)}
+    named = {
+        "rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against),
+        "best": (table.best,) if table.best else (),
+    }  # fmt: skip
     for part, names in named.items():
         valid = [*labels, *MEASURED_COLUMNS] if part == "columns" else list(labels)
         for name in names:
             if name not in valid and (message := _no_axis(grid, name, valid)):
                 problems.append(Problem((*path, part), message, str(_place(grid, part))))
+    if table.best in (*table.rows, table.columns, table.over):
+        message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"
+        problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))
+    elif len(labels.get(table.best, (None, None))) < 2:
+        message = f"'{table.best}' has one value; the best of an axis needs several"
+        problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))
     for name in table.against:
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -12,6 +11,7 @@ import typer
 
 from gpas_cli.cli.commands.explain import identity_bounds_of
 from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, offer, offer_list
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
@@ -20,7 +20,8 @@ from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios, recorded_quantities
-from gpas_cli.report.figures.figure import Figure, PlotJson, as_json, make_figure, with_growth
+from gpas_cli.report.figures.envelope import envelope as envelope_of
+from gpas_cli.report.figures.figure import PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import (
     FigureSpec,
     PaperFigure,
@@ -33,44 +34,8 @@ from gpas_cli.report.figures.paper_figures import (
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
 from gpas_cli.report.figures.series import CellCurve
-from gpas_cli.report.figures.terminal_plot import Plot
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed
-
-_FILES = (".svg", ".png")  # of the files for a path without a suffix
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where figures go: files, the terminal, JSON. The last two write files only if `out` names them."""
-
-    out: Sequence[Path] | None
-    terminal: bool
-    as_json: bool
-    title: str | None = None
-    size: tuple[float, float] | None = None
-
-    def places(self, usual: Path) -> list[Path]:
-        """Return the files or folders that were asked for, by default `usual`."""
-        return list(self.out or ([] if self.as_json or self.terminal else [usual]))
-
-    def files(self, usual: Path) -> list[Path]:
-        """Return the files to write; a path without a suffix stands for one in each of `_FILES`."""
-        files = [
-            path.with_name(path.name + suffix)
-            for path in self.places(usual)
-            for suffix in ([""] if path.suffix else _FILES)
-        ]
-        check_formats(files)
-        return files
-
-    def print(self, plots: Sequence[Figure]) -> None:
-        """Print plots as text, if that was asked for."""
-        for one in plots if self.terminal else ():
-            if one.is_empty:
-                raise GpasError(f"{one.title}: no such curve has been recorded")
-            say(Plot(one))
-
 
 _WHAT = (
     f"A curve over updates ({', '.join(one.name for one in OVER_UPDATES)}) "
@@ -138,6 +103,14 @@ _ScalingLaws = Annotated[
         help="Draw the loss over parameters and training FLOPs, published and ours, with fitted power laws.",
     ),
 ]
+_Envelope = Annotated[
+    str,
+    typer.Option(
+        "--envelope",
+        metavar="AXIS",
+        help="Draw the metric of the grid's table over this axis of numbers, with the best of each method marked.",
+    ),
+]
 _Terminal = Annotated[
     bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
 ]
@@ -180,6 +153,7 @@ def figure(
     grid: _GridOption = "",
     toy: _Toy = False,
     scaling: _ScalingLaws = False,
+    envelope: _Envelope = "",
     terminal: _Terminal = False,
     out: _Out = None,
     title: _Title = None,
@@ -208,6 +182,9 @@ def figure(
         raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
     if scaling:
         _draw_scaling(names, where, output)
+        return
+    if envelope:
+        _draw_envelope(names, where, envelope, output)
         return
     selection = _selection(what, at, layers, start, heat_map)
     _plot(names, where, selection, _labels(against), output, every_run=every_run, growth=growth)
@@ -323,6 +300,30 @@ def _require_comparable(runs: Sequence[CellCurve], selection: Selection) -> None
     if selection.quantity.name == "loss" and len(kinds) > 1:
         one = f"choose cells of one, such as --where objective.kind={kinds[0]}"
         raise GpasError(f"training losses of the objectives {listed(kinds, 3)} cannot be compared; {one}")
+
+
+def _draw_envelope(names: Sequence[str] | None, where: Sequence[str] | None, axis: str, output: Output) -> None:
+    """Draw the metric of a grid over one of its axes."""
+    paths = output.files(Path("envelope"))
+    chosen = entries(names, where)
+    spec = experiments().grids[chosen[0].grid].table_spec
+    title = output.title if output.title is not None else spec.title
+    with recorded_of(chosen, database=False) as known:
+        made, missing = envelope_of(known, axis, spec.value, spec.over, title)
+    if made.is_empty:
+        raise GpasError(f"none of the {count(len(chosen), 'cell')} has a number yet; `gpas status` shows them")
+    output.print([made])
+    if paths:
+        save(Sheet((made,)), paths, output.size)
+        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+    if output.as_json:
+        cells = [entry.id for entry in chosen if entry.id not in missing]
+        print_json(filled(FigureJson, **as_json(made), what=spec.value, files=paths, cells=cells, missing=missing))
+        return
+    for line in made.lines:
+        say(line.title)
+    if missing:
+        say(f"{count(len(missing), 'cell')} of {len(chosen)} without a result.")
 
 
 class _LawJson(TypedDict):

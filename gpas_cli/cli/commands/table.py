@@ -17,7 +17,7 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.grid.declared import Grid
+from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
@@ -81,6 +81,12 @@ _Value = Annotated[
         autocompletion=offer(lambda: METRICS),
     ),
 ]
+_Best = Annotated[
+    str,
+    typer.Option(
+        "--best", metavar="AXIS", help="Show per table cell the best of this axis, such as optim.lr, by the mean."
+    ),
+]
 _Missing = Annotated[
     bool,
     typer.Option("--missing", help="Print the cells without a number, and the command that runs them with its cost."),
@@ -106,6 +112,7 @@ def table(
     published_only: _PublishedOnly = False,
     source: _Source = None,
     value: _Value = None,
+    best: _Best = "",
     missing: _Missing = False,
     external: _External = None,
     form: _Format = "rich",
@@ -127,13 +134,13 @@ def table(
     if settings and (missing or any(SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
     if published_only or source is not None or any(SEPARATOR in name for name in names) or (paper and not names):
-        if value or external:
-            raise GpasError("--value and --external are for the tables of grids: gpas table GRID")
+        if value or external or best:
+            raise GpasError("--value, --best and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
     names = list(dict.fromkeys(names)) or [experiments().default]
     made = [
-        _make(name, varied_entries([name, *settings], where), paper, external or (), value or (), form)
+        _make(_spec(name, paper, best), varied_entries([name, *settings], where), external or (), value or (), form)
         for name in names
     ]
     if missing:
@@ -167,11 +174,13 @@ def _print_papers(
         print_paper_tables(sections, form)
 
 
-def _make(
-    name: str, chosen: Sequence[Entry], paper: bool, external: Sequence[str], values: Sequence[str], form: str
-) -> Table:
+def _spec(name: str, paper: bool, best: str) -> TableSpec:
     spec = experiments().grids[name].table_spec
-    spec = spec if paper else replace(spec, published={})
+    spec = spec.tuned(best) if best else spec
+    return spec if paper else replace(spec, published={})
+
+
+def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str) -> Table:
     with recorded_of(chosen, database=bool(external)) as known:
         if values:
             return by_metrics(known, spec, values)

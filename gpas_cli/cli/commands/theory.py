@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.figure import Output
 from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import AsJson, Cell
 from gpas_cli.cli.selection import find_cells
 from gpas_cli.cli.views.columns import Columns

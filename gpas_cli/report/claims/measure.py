@@ -20,8 +20,7 @@ from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.labels import stage_kinds, usual_label
 from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
 from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.tables.entry_status import EntryStatus, entry_status
-from gpas_cli.report.tables.paper_table import by_variant
+from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric

@@ -93,7 +93,7 @@ class Line:
     colour: int = 0
     style: int = 0
     shade: float | None = None
-    form: Literal["line", "points", "joined"] = "line"
+    form: Literal["line", "points", "joined", "best"] = "line"  # best: a star
     in_legend: bool = True
 
 

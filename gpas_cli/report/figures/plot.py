@@ -270,8 +270,10 @@ def _draw_line(axes: Any, line: Line, figure: Figure) -> Any:
     if line.band:
         xs, low, high = zip(*line.band, strict=True)
         axes.fill_between(xs, low, high, color=own["color"], alpha=0.12, linewidth=0)
-    if line.form == "points":
+    if line.form in ("points", "best"):
         own["linestyle"] = ""
+    if line.form == "best":
+        own |= {"marker": "*", "markersize": 9.0}
     drawn = {**own, "marker": ""} if line.form == "line" else own
     axes.plot(*zip(*line.points, strict=True), **drawn)
     # A line through points that are drawn by themselves has their marker in the legend.

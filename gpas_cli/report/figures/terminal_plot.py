@@ -180,7 +180,7 @@ def _curves(figure: Figure) -> list[_Curve]:
             for x, y in points
             if (x > 0 or not figure.log_x) and math.isfinite(y)
         )
-        joined = not isinstance(one, Line) or one.form != "points"
+        joined = not isinstance(one, Line) or one.form not in ("points", "best")
         colour = _COLOURS[one.colour % len(_COLOURS)] if one.shade is None else _shade(one.shade)
         if placed:
             found.append(_Curve(one.title, placed, colour, bool(one.style), joined))

@@ -1,17 +1,21 @@
-"""The status of one entry of a table cell: the number that it contributes, or why there is none."""
+"""The entries of each table cell, and their status: the number that each contributes, or why there is none."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import fmean
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.document import Label
+from gpas_cli.grid.declared import TableSpec
+from gpas_cli.grid.document import Label, identity
 from gpas_cli.grid.entry import Entry
+from gpas_cli.report.labels import RowKey, measured_labels
 from gpas_cli.report.result import PARTIAL, Result
-from gpas_cli.spec.stage import Metric, called
+from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, called
 
 States = Mapping[str, tuple[str, float | None]]
 Results = Mapping[str, Result]
@@ -99,6 +103,69 @@ def is_supported(result: Result, states: States) -> bool:
         return False
     state, _ = states.get(result.key, (result.outcome, None))
     return state == result.outcome
+
+
+def group(entries: Sequence[Entry], spec: TableSpec) -> dict[RowKey, dict[Label, list[Entry]]]:
+    """Return the entries by row key and column label. An entry is in the column of each of its tasks or texts."""
+    groups: dict[RowKey, dict[Label, list[Entry]]] = {}
+    # Grids that include one another may have the same cell twice.
+    for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
+        row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
+        own = [entry.axes[spec.columns]] if spec.columns in entry.axes else []
+        for label in measured_labels(entry.cell, spec.value) if spec.columns in MEASURED_COLUMNS else own:
+            row.setdefault(label, []).append(entry)
+    for columns in groups.values():
+        for alike in columns.values():
+            _refuse_mixture(alike, spec)
+    return groups
+
+
+def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
+    """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
+    first = alike[0]
+    free = (spec.over, spec.best)
+    usual = {**first.axes, **dict.fromkeys(free)}
+    for entry in alike[1:]:
+        if {**entry.axes, **dict.fromkeys(free)} == usual:
+            continue
+        if differing := sorted({axis for axis, _ in entry.axes.items() ^ first.axes.items()} - {*free}):
+            raise GpasError(
+                f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
+                f"{', '.join(differing)}; add it to the rows, or select cells with --where"
+            )
+    seen: dict[object, str] = {}
+    for entry in alike:
+        if (other := seen.setdefault(tuple(entry.axes.get(axis) for axis in free), entry.id)) != entry.id:
+            both = f"{other} and {entry.id} are in the same table cell and have the same {spec.over}"
+            raise GpasError(f"table '{spec.title}': {both}; select cells with --where")
+
+
+def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
+    """Return the entries that differ only in the axis `over` together, in declared order."""
+    found: dict[Hashable, list[Entry]] = {}
+    for entry in entries:
+        own = frozenset((axis, identity(label)) for axis, label in entry.axes.items() if axis != over)
+        found.setdefault(own, []).append(entry)
+    return list(found.values())
+
+
+def best_variant(
+    statuses: Sequence[EntryStatus], over: str, what: Metric
+) -> tuple[tuple[EntryStatus, ...], tuple[EntryStatus, ...]]:
+    """Return the statuses of the variant with the best mean, and the others.
+
+    One with a diverged run comes after those without. If no variant has a number, it is the first one.
+    """
+    sign = -1 if what.better == "higher" else 1
+    by_id = {status.entry.id: status for status in statuses}
+    variants = [[by_id[entry.id] for entry in one] for one in by_variant([status.entry for status in statuses], over)]
+
+    def rank(own: Sequence[EntryStatus]) -> tuple[bool, float]:
+        numbers = [sign * one.value for one in own if one.value is not None]
+        return any(one.state == "diverged" for one in own), fmean(numbers or [math.inf])
+
+    variants.sort(key=rank)
+    return tuple(chain(*variants[:1])), tuple(chain(*variants[1:]))
 
 
 def missing_numbers(statuses: Sequence[EntryStatus], over: str) -> str:

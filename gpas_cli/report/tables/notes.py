@@ -87,6 +87,28 @@ def _reading(table: Table) -> Iterator[Note]:
         yield Note("marks", f"bold: best of its column; underlined: second best{rest}")
 
 
+def _tuned(table: Table) -> Iterator[Note]:
+    """Note which value of the axis `best` each cell shows, and which of them are the last of those that were tried."""
+    axis = table.spec.best
+    chosen: dict[str, list[str]] = {}
+    for row, i, cell in _shown_cells(table) if axis else ():
+        if cell.summary is not None:
+            at = "" if edge_of(cell, axis) is None else f", the {edge_of(cell, axis)} of those tried"
+            chosen.setdefault(f"{spelled(cell.statuses[0].entry.axes[axis])}{at}", []).append(place(table, row, i))
+    if chosen:
+        each = "; ".join(f"{value}: {', '.join(places)}" for value, places in chosen.items())
+        yield Note("best", f"each cell is the best {axis}, by its mean: {each}")
+
+
+def edge_of(cell: TableCell, axis: str) -> str | None:
+    """Return "lowest" or "highest" if the value that a cell shows ends the range of an axis of numbers, else None."""
+    values = [run.entry.axes[axis] for run in cell.runs]
+    if not all(isinstance(value, int | float) for value in values):
+        return None
+    own = values[0]
+    return "lowest" if own == min(values) else "highest" if own == max(values) else None
+
+
 def _diverged(table: Table) -> Iterator[Note]:
     part = [
         place(table, row, i)
@@ -419,6 +441,6 @@ def _word(value: Any) -> str:
 
 # In the order in which their notes are printed.
 _MAKERS = (
-    *(_reading, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _externals, _overrides),
+    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _externals, _overrides),
     *(_sources, _unserved, _compared, _remarks, _deviations, _unstated, _budgets, _gains),
 )

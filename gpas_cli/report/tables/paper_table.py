@@ -10,21 +10,17 @@ recipe) all, and the best is shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from math import inf
-from statistics import fmean
 
 from gpas_cli.grid.declared import Grid, TableSpec
-from gpas_cli.grid.document import identity
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import RowKey, facts, stage_kinds
 from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations, fit
 from gpas_cli.report.result import METRICS, metric
-from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status
+from gpas_cli.report.tables.entry_status import Results, States, best_variant, by_variant, entry_status
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import (
     Column,
@@ -262,7 +258,7 @@ def _cell(
         label = next((label for label in _tasks(entry) if base_name(label) == task), task)
         name = what.recorded_as(label) if label else what.name
         every.append(entry_status(entry, entry.axes.get(spec.over), what, name, states, results))
-    statuses, others = _best_variant(every, spec.over, what)
+    statuses, others = best_variant(every, spec.over, what)
     beside = {}
     if printed.value is not None:
         unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
@@ -281,15 +277,6 @@ def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None)
     return Column(label, part.headings[index], what or _compared_metric(cells[0]), sources)
 
 
-def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
-    """Return the entries that differ only in the axis `over` together, in declared order."""
-    found: dict[Hashable, list[Entry]] = {}
-    for entry in entries:
-        own = frozenset((axis, identity(label)) for axis, label in entry.axes.items() if axis != over)
-        found.setdefault(own, []).append(entry)
-    return list(found.values())
-
-
 def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
     """Return the entries for a number of `table` that all of them match; if there are none, with the reason."""
     fits = [(*fit(variant[0], table), variant) for variant in by_variant(entries, over)]
@@ -303,17 +290,6 @@ def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: st
         f"{len(variants)} cells of {entries[0].grid} match it and differ in {listed(sorted(axes - {over}), _NAMED)}"
     )
     return [], f"{reason}; select one with --where"
-
-
-def _best_variant(
-    statuses: Sequence[EntryStatus], over: str, what: Metric
-) -> tuple[tuple[EntryStatus, ...], tuple[EntryStatus, ...]]:
-    """Return the statuses of the variant with the best mean, the first one if none has a number, and the others."""
-    sign = -1 if what.better == "higher" else 1
-    by_id = {status.entry.id: status for status in statuses}
-    variants = [[by_id[entry.id] for entry in one] for one in by_variant([status.entry for status in statuses], over)]
-    variants.sort(key=lambda own: fmean([sign * one.value for one in own if one.value is not None] or [inf]))
-    return tuple(chain(*variants[:1])), tuple(chain(*variants[1:]))
 
 
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -142,6 +142,7 @@ class _TableCellJson(TypedDict):
     status: Annotated[str, "why numbers are missing, empty if none are"]
     published: Annotated[dict[str, _PublishedNumberJson], From("printed")]
     runs: Annotated[list[_TableRunJson], From("statuses")]
+    others: Annotated[list[_TableRunJson], "runs of the other settings, where the best of several is shown"]
 
 
 class _TableRowJson(TypedDict):

@@ -23,7 +23,6 @@ from gpas_cli.report.labels import (
     facts,
     label_title,
     measured,
-    measured_labels,
     row_title,
     scheme_titles,
     stage_kinds,
@@ -33,7 +32,15 @@ from gpas_cli.report.papers import PublishedCell, PublishedTable, published
 from gpas_cli.report.papers.recipes import Deviation, deviations
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import ExternalNetwork, metric, recorded_metric
-from gpas_cli.report.tables.entry_status import EntryStatus, Results, States, entry_status, missing_numbers
+from gpas_cli.report.tables.entry_status import (
+    EntryStatus,
+    Results,
+    States,
+    best_variant,
+    entry_status,
+    group,
+    missing_numbers,
+)
 from gpas_cli.report.tables.external import Externals, external_rows
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.spec.downstream import task_title
@@ -247,9 +254,15 @@ class _Builder:
         if not self.entries:
             raise self._error("there are no cells to show")
         axes = list(dict.fromkeys(axis for entry in self.entries for axis in entry.axes))
-        for axis in (*spec.rows, *([] if self.measured_on else [spec.columns])):
+        for axis in filter(None, (*spec.rows, "" if self.measured_on else spec.columns, spec.best)):
             if axis not in axes:
                 raise self._error(f"no cell has an axis '{axis}'; {nearest(axis, axes)}")
+        if spec.best == spec.over:
+            raise self._error(f"best: the mean is over '{spec.best}'; name another axis")
+        if spec.best and len({entry.axes.get(spec.best) for entry in self.entries}) < 2:
+            raise self._error(f"best: the cells have one value of '{spec.best}'; the best of an axis needs several")
+        if spec.best and not self.what.better:
+            raise self._error(f"best: of {self.what.name} neither lower nor higher is better")
         for axis in spec.against:
             if axis not in spec.rows:
                 raise self._error(f"against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
@@ -280,7 +293,10 @@ class _Builder:
             name = self.what.recorded_as(str(label) if usual is None else usual)
             seed = entry.axes.get(self.spec.over)
             statuses.append(entry_status(entry, seed, self.what, name, self.states, self.results))
-        return with_summary(TableCell(tuple(statuses)), self.spec.over)
+        if not self.spec.best:
+            return with_summary(TableCell(tuple(statuses)), self.spec.over)
+        own, others = best_variant(statuses, self.spec.over, self.what)
+        return with_summary(TableCell(own, others=others), self.spec.over)
 
     def _compared(
         self, row: Sequence[TableCell], base: Sequence[TableCell] | None, labels: Sequence[Label]
@@ -293,7 +309,7 @@ class _Builder:
                 cell = table.cell(self._labels(own, label))
                 if cell is not None and cell.value is not None:
                     published_base = table.cell(self._labels(other, label)) if other.statuses else None
-                    differing = deviations([status.entry for status in own.statuses], table)
+                    differing = deviations([run.entry for run in own.runs], table)
                     printed[name] = Printed(cell, cell.minus(published_base), differing)
             found.append(replace(own, delta=stats.paired(own.values, other.values) if base else None, printed=printed))
         return found
@@ -361,40 +377,6 @@ def ranked(rows: Sequence[Row], metric_of: Callable[[int, int], Metric]) -> list
 
 
 T = TypeVar("T")
-
-
-def group(entries: Sequence[Entry], spec: TableSpec) -> dict[RowKey, dict[Label, list[Entry]]]:
-    """Return the entries by row key and column label. An entry is in the column of each of its tasks or texts."""
-    groups: dict[RowKey, dict[Label, list[Entry]]] = {}
-    # Grids that include one another may have the same cell twice.
-    for entry in {(entry.cell.key, frozenset(entry.axes.items())): entry for entry in entries}.values():
-        row = groups.setdefault(tuple(entry.axes.get(axis) for axis in spec.rows), {})
-        own = [entry.axes[spec.columns]] if spec.columns in entry.axes else []
-        for label in measured_labels(entry.cell, spec.value) if spec.columns in MEASURED_COLUMNS else own:
-            row.setdefault(label, []).append(entry)
-    for columns in groups.values():
-        for alike in columns.values():
-            _refuse_mixture(alike, spec)
-    return groups
-
-
-def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
-    """Raise GpasError if entries of one table cell differ in more than the averaged axis: their mean has no meaning."""
-    first = alike[0]
-    usual = {**first.axes, spec.over: None}
-    for entry in alike[1:]:
-        if {**entry.axes, spec.over: None} == usual:
-            continue
-        if differing := sorted({axis for axis, _ in entry.axes.items() ^ first.axes.items()} - {spec.over}):
-            raise GpasError(
-                f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
-                f"{', '.join(differing)}; add it to the rows, or select cells with --where"
-            )
-    seen: dict[object, str] = {}
-    for entry in alike:
-        if (other := seen.setdefault(entry.axes.get(spec.over), entry.id)) != entry.id:
-            both = f"{other} and {entry.id} are in the same table cell and have the same {spec.over}"
-            raise GpasError(f"table '{spec.title}': {both}; select cells with --where")
 
 
 def marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:

@@ -6,9 +6,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from report_cells import entry, quickstart, result, spec, valued
+from report_cells import OPTIM, entry, quickstart, result, spec, valued
 
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.entry import Entry
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.notes import gains, notes
@@ -484,3 +485,52 @@ def test_one_metric_has_no_second_column() -> None:
     known = Recorded((small,), {}, result(small, 40.0))
     table = beside_published(known, spec(published={"gpas": "table2_perplexity@71m"}))
     assert [column.metric.name for column in table.columns] == ["perplexity"]
+
+
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+def swept(gate: str) -> list[Entry]:
+    """Return two seeds of Pre-LN at each of three learning rates."""
+    return [
+        entry("pre", gate, seed, axes={"optim.lr": lr}, optim={**OPTIM, "lr": lr}) for lr in RATES for seed in (1, 2)
+    ]
+
+
+def test_the_best_of_an_axis_is_shown_and_compared_with_the_best_of_the_base() -> None:
+    base, gated = swept("none"), swept("gpas")
+    results = {**valued(base, [40.0, 42.0, 30.0, 32.0, 35.0, 37.0]), **valued(gated, [39, 41, 34, 36, 28, 31])}
+    table = build([*base, *gated], {}, results, spec(columns="optim.lr").tuned("optim.lr"))
+    assert [column.title for column in table.columns] == ["71m"]
+    first, second = column(table)
+    assert (first.summary.mean, second.summary.mean) == (31.0, 29.5)
+    assert second.delta.mean == -1.5  # seeds are paired, whatever their rates
+    assert (first.mark, second.mark) == ("second", "best")
+    assert note(table, "best") == (
+        "each cell is the best optim.lr, by its mean: 0.003: Pre-LN 71m; "
+        "0.01, the highest of those tried: Pre-LN + GPAS 71m"
+    )
+    assert len(first.others) == 4
+
+
+def test_a_setting_with_a_diverged_run_is_not_the_best() -> None:
+    cells = swept("none")
+    results = valued(cells[:4], [40.0, 42.0, 50.0, 52.0])
+    results |= {**result(cells[4], 10.0), **result(cells[5], outcome="diverged")}
+    (cell,) = column(build(cells, {}, results, spec(against={}).tuned("optim.lr")))
+    assert cell.summary.mean == 41.0
+    (unfinished,) = column(build(cells, {}, valued(cells[:2], [40.0, 42.0]), spec(against={}).tuned("optim.lr")))
+    assert unfinished.status == "2/6 variants"
+
+
+@pytest.mark.parametrize(
+    ("best", "message"),
+    [
+        ("optim.rl", "no cell has an axis 'optim.rl'; did you mean 'optim.lr'"),
+        ("size", "best: the cells have one value of 'size'"),
+        ("seed", "best: the mean is over 'seed'; name another axis"),
+    ],
+)
+def test_a_best_of_nothing_is_refused(best: str, message: str) -> None:
+    with pytest.raises(GpasError, match=message):
+        build(swept("none"), {}, {}, replace(spec(), best=best))

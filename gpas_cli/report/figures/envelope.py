@@ -1,0 +1,86 @@
+"""A metric over an axis of numbers, such as the learning rate: a line per method, with its best value marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.document import identity
+from gpas_cli.grid.entry import Entry
+from gpas_cli.report.figures.figure import Figure, Line
+from gpas_cli.report.figures.series import CellCurve, Series, make_series
+from gpas_cli.report.labels import stage_kinds, usual_label
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.result import metric
+from gpas_cli.report.tables.entry_status import entry_status
+from gpas_cli.spec.stage import Metric
+
+_LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is logarithmic
+
+
+def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> tuple[Figure, list[str]]:
+    """Return the plot of the metric `value` over `axis`, and the ids of the cells that have no number yet.
+
+    over: the axis that is averaged. A run that diverged has no point. Raises GpasError for an axis that is none of
+    numbers, or has fewer than two, and for a metric of which neither lower nor higher is better.
+    """
+    entries = known.entries
+    what = metric(value, stage_kinds(entries))
+    labels = [entry.axes.get(axis) for entry in entries]
+    if axis not in (axes := dict.fromkeys(name for entry in entries for name in entry.axes)):
+        raise GpasError(f"no cell has an axis '{axis}'; {nearest(axis, axes)}")
+    numbers = {label for label in labels if isinstance(label, int | float) and not isinstance(label, bool)}
+    if len(numbers) < 2 or len(numbers) < len(set(labels)):
+        raise GpasError(f"--envelope {axis}: the cells need at least two values of it, all numbers")
+    if not what.better:
+        raise GpasError(f"--envelope: of {what.name} neither lower nor higher is better")
+    runs, missing = _runs(known, axis, what, over)
+    series = make_series(runs)
+    log_x = min(numbers) > 0 and max(numbers) / min(numbers) > _LOG_RANGE
+    stars = [(own, star) for own in series if (star := _best(own, axis, what))]
+    return Figure(
+        title,
+        axis,
+        what.heading,
+        tuple(replace(own, title=star.title) for own, star in stars),
+        lines=tuple(star for _, star in stars),
+        log_x=log_x,
+        note="stars: the best mean of each; runs that diverged have no point",
+    ), missing
+
+
+def _runs(known: Recorded, axis: str, what: Metric, over: str) -> tuple[list[CellCurve], list[str]]:
+    """Return a curve over `axis` for each set of cells that differ in it alone, and the cells without a number."""
+    groups: dict[Hashable, list[Entry]] = {}
+    for entry in {entry.id: entry for entry in known.entries}.values():
+        own = frozenset((name, identity(label)) for name, label in entry.axes.items() if name != axis)
+        groups.setdefault((entry.grid, own), []).append(entry)
+    runs, missing = [], []
+    for alike in groups.values():
+        points = []
+        for entry in sorted(alike, key=lambda entry: float(str(entry.axes[axis]))):
+            usual = usual_label(entry.cell, what)
+            name = what.recorded_as("" if usual is None else usual)
+            status = entry_status(entry, None, what, name, known.states, known.results)
+            if status.value is not None and math.isfinite(status.value):
+                points.append((float(str(entry.axes[axis])), status.value))
+            elif status.state != "diverged":
+                missing.append(entry.id)
+        if points:
+            runs.append(CellCurve(alike[0], over, tuple(points), method_axes=(axis,)))
+    return runs, missing
+
+
+def _best(series: Series, axis: str, what: Metric) -> Line | None:
+    """Return the mark of the best mean of a series."""
+    sign = -1 if what.better == "higher" else 1
+    means = [(x, at.mean) for x, at in series.mean()]
+    if not means:
+        return None
+    x, y = min(means, key=lambda point: sign * point[1])
+    words = f"{series.title}: best {what.shown(y)} at {axis} {x:g}"
+    look: dict[str, Any] = {"colour": series.colour, "style": series.style, "shade": series.shade}
+    return Line(words, ((x, y),), form="best", in_legend=False, **look)
