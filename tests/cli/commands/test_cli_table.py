@@ -91,7 +91,8 @@ def test_a_papers_table_with_our_numbers(face: Face) -> None:
     assert "LNS + GPAS,71m,71M,perplexity" in narrow
     assert "Pre + GPAS,71m" not in narrow
     assert (
-        "--value, --best and --external are for the tables of grids" in face("table", "gpas:2", "--value", "loss", expect=2).err
+        "--value, --best and --external are for the tables of grids"
+        in face("table", "gpas:2", "--value", "loss", expect=2).err
     )
 
 
