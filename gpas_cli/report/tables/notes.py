@@ -146,21 +146,13 @@ def _unfinished(table: Table) -> Iterator[Note]:
 def _withheld(table: Table) -> Iterator[Note]:
     withheld = [s for s in table.statuses if s.withheld is not None]
     gone = [s for s in withheld if s.state == "missing" or (s.withheld and s.withheld.gone)]
-    for why, found, remedy in (
-        (
-            "the run directories are gone",
-            gone,
-            "restore the directories, or run the cells again with `gpas run grid`",
-        ),
-        (
-            "the run directories no longer contain them",
-            [s for s in withheld if s not in gone],
-            "`gpas status` shows the evidence, `gpas sync` updates the database",
-        ),
-    ):
+    changed = [s for s in withheld if s not in gone]
+    again = "restore the directories, or run the cells again with `gpas run grid`"
+    evidence = "`gpas status` shows the evidence, `gpas sync` updates the database"
+    for found, why, remedy in ((gone, "are gone", again), (changed, "no longer contain them", evidence)):
         if found:
             names = listed(list(dict.fromkeys(s.entry.name for s in found)), _NAMED)
-            yield Note("withheld", f"not shown, because {why}: the numbers of {names}; {remedy}")
+            yield Note("withheld", f"not shown, because the run directories {why}: the numbers of {names}; {remedy}")
 
 
 def _differences(table: Table) -> Iterator[Note]:
