@@ -230,12 +230,26 @@ def _add(tar: tarfile.TarFile, name: str, content: Member) -> str:
     """Add a file and return its sha256. A journal that grows meanwhile is cut at its size when it was opened."""
     info = tarfile.TarInfo(name)
     info.mode = 0o644
-    if isinstance(content, Path):
-        with open_regular(content) as file:
-            content = file.read(os.fstat(file.fileno()).st_size)
-    info.size = len(content)
-    tar.addfile(info, io.BytesIO(content))
-    return hashlib.sha256(content).hexdigest()
+    with open_regular(content) if isinstance(content, Path) else io.BytesIO(content) as file:
+        info.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        read = _Read(file)
+        tar.addfile(info, read)  # type: ignore[arg-type]  # of a file it only calls `read`
+    return read.digest.hexdigest()
+
+
+class _Read:
+    """A file and the sha256 of what has been read of it: a journal may be larger than the memory."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        content = self.file.read(size)
+        self.digest.update(content)
+        return content
 
 
 @contextmanager

@@ -37,8 +37,11 @@ def downgrade():
 
 
 def scripts() -> ScriptDirectory:
-    with session.open_engine("sqlite://").connect() as connection:
-        return ScriptDirectory.from_config(session.alembic_config(connection))
+    engine = session.open_engine("sqlite://")
+    with engine.connect() as connection:
+        found = ScriptDirectory.from_config(session.alembic_config(connection))
+    engine.dispose()
+    return found
 
 
 def test_the_head_is_the_last_script() -> None:

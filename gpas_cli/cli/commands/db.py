@@ -12,6 +12,7 @@ import typer
 from gpas_cli.cli.console import confirm, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
+from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
@@ -192,11 +193,18 @@ def merge(
     Example: [bold]gpas db merge /mnt/other-cluster/gpas[/bold]
     """
     asked = Merge(project().runs, run_directories(source), checkpoints, dry_run)
-    stages = list(asked.stages())
+    stages: list[MergedStage] = []
+    problem = ""
+    with working("comparing the stages") as show:
+        for stage in asked.stages():
+            stages.append(stage)
+            show(f"{count(len(stages), 'stage')} compared, the last {stage.name or stage.key}")
+        if not dry_run:
+            show("reading the journals into the database")
+            problem = ingest(project())
     for line in _merge_lines(stages, dry_run):
         say(line)
-    if not dry_run:
-        warn(ingest(project()))
+    warn(problem)
     if as_json:
         print_json(MergedJson(schema=1, stages=stages))
     if any(stage.problem for stage in stages):

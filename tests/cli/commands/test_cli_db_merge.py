@@ -36,6 +36,7 @@ def test_results_come_with_all_attempts_and_their_origin(face: Face) -> None:
     face.ended("pre-s1", "failed", cause="no luck")
     said = face("db", "merge", str(there))
     assert said.out.startswith("Copied 1 stage with 2 attempts: small/pre-s1\n")
+    assert said.err == "1 stage compared, the last small/pre-s1\n"  # in a log, the next line follows after seconds
     copied = attempts(face.runs, done.key)
     assert [attempt.read_attempt().number for attempt in copied] == [1, 2, 3]
     assert sorted(path.name for path in copied[2].path.iterdir()) == [
