@@ -27,6 +27,7 @@ TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the 
 # Columns of a table that are not an axis of its grid: one for each task or text of a later stage, or each corpus.
 MEASURED_COLUMNS = ("task", "text", "corpus")
 CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its corpora
+CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.convergence` derives from curves
 EXTERNAL = "external"  # no stage of a cell either: the scores of an external network
 
 
@@ -197,6 +198,9 @@ STAGE_KINDS: dict[str, StageKind] = {
                 # Counted by report/query.py: each is an event of the training, by the rule of train/observe.py.
                 Metric("loss_spikes", "spikes of the loss", digits=1),
                 Metric("gradient_spikes", "spikes of the gradient norm", digits=1),
+                Metric("updates_to", "updates to the base's final training loss", digits=0),
+                Metric("tokens_to", "tokens to the base's final training loss", digits=0),
+                Metric("speedup", "updates of the base to its final training loss, over ours", better="higher"),
                 Metric("train_seconds", "training time", digits=0, unit="s"),
                 Metric("relative_flops", "layers in an update over all layers", digits=3),
                 Metric("computed_flops", "FLOPs of an update over those with all layers", digits=3),

@@ -22,6 +22,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
+from gpas_cli.report.figures.curves import has_labels
 from gpas_cli.report.papers.layouts import (
     SEPARATOR,
     USUAL,
@@ -42,6 +43,7 @@ from gpas_cli.report.tables.table import Table, beside_published, build, by_metr
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.report.tables.terminal import Drawn
 from gpas_cli.schedule.scheduler import choose, scheduler_named
+from gpas_cli.spec.stage import CONVERGENCE
 
 _SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # those of `render`, and rich for terminals
@@ -181,7 +183,14 @@ def _spec(name: str, paper: bool, best: str) -> TableSpec:
 
 
 def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str) -> Table:
-    with recorded_of(chosen, database=bool(external)) as known:
+    converges = any(name in CONVERGENCE for name in (*values, spec.value))
+    if converges and spec.best:
+        raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
+    with recorded_of(chosen, database=bool(external) or converges) as known:
+        if converges:
+            from gpas_cli.report.convergence import with_convergence  # imports SQLAlchemy
+
+            known = with_convergence(known, lambda entry: has_labels(entry, spec.against), spec.against, spec.title)
         if values:
             return by_metrics(known, spec, values)
         if spec.published and not external and form != "latex":  # a page has no room for a further column per size

@@ -21,6 +21,7 @@ from gpas_cli.report.labels import stage_kinds, usual_label
 from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
+from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
@@ -216,6 +217,11 @@ def groups(comparison: Comparison, known: Recorded) -> list[Group]:
     Raises GpasError if two cells are subjects, or two are bases, for the same seed.
     """
     entries = [entry for entry in known.entries if entry.grid in comparison.grids]
+    if comparison.value.metric in CONVERGENCE:
+        from gpas_cli.report.convergence import with_convergence  # imports SQLAlchemy
+
+        own = replace(known, entries=tuple(entries))
+        known = with_convergence(own, lambda e: comparison.is_base(e.axes), comparison.against, comparison.mark)
     if comparison.across is None:
         return _plain(comparison, entries, known)
     axis, first, second = comparison.across

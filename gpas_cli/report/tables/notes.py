@@ -18,7 +18,7 @@ from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
 from gpas_cli.spec.model import remark
-from gpas_cli.spec.stage import MEASURED_COLUMNS
+from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS
 from gpas_cli.words import abbreviated, count, listed
 
 _SIGNIFICANT = 0.05
@@ -80,6 +80,8 @@ def _reading(table: Table) -> Iterator[Note]:
         paired = f", the mean over the {over}s that both have" if several else ""
         interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in compared) else ""
         yield Note("delta", f"in parentheses: difference from the same row with {against}{paired}{interval}")
+    if any(column.metric.name in CONVERGENCE for column in table.columns):
+        yield Note("delta", "training losses are means over 5 % of the updates; a speed-up of 0: never reached")
     if any(map(significant, compared)):
         yield Note("delta", f"* paired t test over {over}s, two-sided p < {_SIGNIFICANT:g}, per cell, uncorrected")
     if any(cell.mark for cell in cells):
