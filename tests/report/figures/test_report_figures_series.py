@@ -290,7 +290,7 @@ def test_our_losses_are_means_over_seeds_at_the_recorded_tokens() -> None:
 
 def test_schemes_of_ones_own_have_colours_of_their_own() -> None:
     entries = [entry("pre"), replace(entry("lns"), axes={**entry("lns").axes, "norm": "mine"})]
-    results = {key: made for one in entries for key, made in result(one, 20.0).items()}
+    results = {key: made for one in entries for key, made in result(one, metrics={"loss": 3.0}).items()}
     made = scaling(entries, Recorded(tuple(entries), results=results), {})
     assert len({line.colour for line in made.panels[0].lines}) == 2
 
