@@ -83,11 +83,13 @@ def _printed() -> list[str]:
 
 
 def _conditions() -> list[str]:
-    """Return the conditions AXIS=LABEL that some cell fulfils."""
+    """Return the conditions AXIS=LABEL that some cell fulfils, also where cells need a plugin, which is not run."""
     from gpas_cli.grid.document import spelled
+    from gpas_cli.grid.expand import Expansion
 
-    found = (f"{axis}={spelled(label)}" for entry in _every_entry() for axis, label in entry.axes.items())
-    return list(dict.fromkeys(found))
+    expansion = Expansion(experiments())
+    cells = [labels for grid in experiments().grids.values() for labels in expansion.names(grid).values()]
+    return list(dict.fromkeys(f"{axis}={spelled(label)}" for labels in cells for axis, label in labels.items()))
 
 
 def _executors() -> list[str]:

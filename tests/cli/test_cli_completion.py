@@ -96,6 +96,7 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
         ("table spike:", "spike:2"),
         ("table --value perpl", "perplexity"),
         ("figure --paper gpas-3", "gpas-3a"),
+        ("figure --against gate=g", "gate=gpas"),
         ("claims gate", "gate-lowers"),
         ("plan --executor sl", "slurm"),
         ("plan --gpu H10", "H100"),
@@ -112,3 +113,13 @@ def test_each_kind_of_name_is_offered(face: Face, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
     found = face().out.split()
     assert offered.replace("KEY", face.entry("pre-s1").key) in found if offered else not found
+
+
+def test_labels_are_offered_without_running_a_plugin(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    face.edit("version: 1", "version: 1\nplugins: [mine.py]", 1)
+    face.edit("norm: [pre, post]", "norm: [pre, mine]")
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
+    monkeypatch.setenv("_GPAS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "gpas\nstatus\n--where\nnorm=m")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert face().out.split() == ["norm=mine"]

@@ -12,7 +12,7 @@ import typer
 from gpas_cli.cli.commands.explain import identity_bounds_of
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.drawing import Output
-from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, offer, offer_list
+from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, complete_where, offer, offer_list
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, filled
@@ -68,6 +68,7 @@ _Against = Annotated[
         "--against",
         metavar="AXIS=LABEL",
         help="Draw ratios to the cells with this label that are otherwise equal: gate=none. Repeat for more axes.",
+        autocompletion=complete_where,
     ),
 ]
 _EveryRun = Annotated[
