@@ -123,7 +123,7 @@ def test_different_spellings_of_a_schedule_have_one_key(one: dict[str, Any], oth
         ({"schedule": "wsd", "timescale": 9}, r"optim\.timescale: .* schedule is wsd; inverse-sqrt reads it"),
         ({"schedule": "wsd", "dekay": 0.2}, r"optim\.dekay: unknown key 'dekay'; did you mean 'decay'\?"),
         ({"schedule": "wsd", "decay": 0}, r"optim\.decay: 0.0 is too small; it must be greater than 0"),
-        ({"schedule": "wsd", "decay": "last"}, r"optim\.decay: unknown value 'last'; valid: last-stage"),
+        ({"schedule": "wsd", "decay": "last"}, r"optim\.decay: unknown value 'last'; did you mean 'last-stage'"),
         ({"schedule": "wsd", "decay": "last-stage"}, r"optim\.decay: last-stage needs a depth with stages"),
         ({"schedule": "wsd", "decay": 0.9}, r"optim\.decay: 90 updates leave none at the peak .* schedule: linear"),
         (
