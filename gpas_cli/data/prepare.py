@@ -316,8 +316,8 @@ def _require_rows(data: Data, name: str, needed: int, present: int) -> None:
     if data.mixture and not data.repeat and needed > present:
         times = f"{needed / max(1, present):,.1f}"
         raise DataError(
-            f"data.mixture: {name} has {present:,} rows of {data.length} tokens, and the run reads {needed:,}, {times} "
-            f"times as many; add `repeat: true` to the mixture, give {name} less weight, or add text to it"
+            f"data.mixture: {name} has {present:,} rows of {data.length} tokens, and the run reads up to {needed:,}, "
+            f"{times} times as many; add `repeat: true` to the mixture, give {name} less weight, or add text to it"
         )
 
 

@@ -81,6 +81,13 @@ class Rows(ABC):
         """Return rows by number: [n] -> [n, width]."""
         return self.read(indices)[0]
 
+    def _checked(self, indices: Ints) -> Ints:
+        """Return row numbers, all of which exist."""
+        indices = np.asarray(indices, np.int64)
+        if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
+            raise IndexError(f"row {indices.min()} or {indices.max()} of {len(self)}")
+        return indices
+
 
 class MixedRows(Rows):
     """The rows of the corpora of a mixture, one corpus after another: `parts` by name, with the `weights` of tokens."""
@@ -100,6 +107,7 @@ class MixedRows(Rows):
         return self.read(indices)[1]
 
     def read(self, indices: Ints) -> tuple[Ints, Ints]:
+        indices = self._checked(indices)
         out = np.empty((len(indices), self.width), np.int64)
         sizes = np.empty(len(indices), np.int64)
         numbers = np.searchsorted(self.firsts, indices, "right") - 1
@@ -165,9 +173,7 @@ class _ShardRows(Rows):
         """Return where the row starts in the concatenated ids, and its size."""
 
     def read(self, indices: Ints) -> tuple[Ints, Ints]:
-        indices = np.asarray(indices, np.int64)
-        if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
-            raise IndexError(f"row {indices.min()} or {indices.max()} of {len(self)}")
+        indices = self._checked(indices)
         out = np.full((len(indices), self.width), self.pad_id or 0, np.int64)
         sizes = np.empty(len(indices), np.int64)
         for number, index in enumerate(indices.tolist()):

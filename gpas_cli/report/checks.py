@@ -12,7 +12,7 @@ from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import feature_fault, state_metric
 from gpas_cli.report.result import metric
 from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
-from gpas_cli.spec.stage import PRETRAIN, StageKind
+from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, StageKind
 from gpas_cli.words import listed
 
 _COMPARED_SCORES = ("loss", "perplexity")  # that every objective has, each under a name of its own
@@ -35,6 +35,9 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
     except GpasError as error:
         yield _problem(grid, str(error), "value")
         return
+    if what.name in CONVERGENCE:
+        message = f"is derived when it is asked for: gpas table {grid.name} --value {what.name}"
+        yield _problem(grid, message, "value")
     if what.stage != PRETRAIN and what.stage not in _stages_of(grids, grid):
         message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
         yield _problem(grid, message, "value")
@@ -110,6 +113,9 @@ def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Com
     if fault := feature_fault(comparison.value, kinds):
         yield _claim_problem(claim, comparison, fault, "value")
         return
+    if comparison.value.metric in CONVERGENCE and not comparison.against:
+        message = f"'{comparison.value.metric}' compares a cell with its base; add `against`"
+        yield _claim_problem(claim, comparison, message, "value")
     needed = state_metric(comparison.value, kinds).stage
     for name in comparison.grids:
         grid = experiments.grids.get(name)

@@ -79,6 +79,9 @@ def test_rows_are_those_of_the_corpora(texts: Path) -> None:
     first = np.array([0, len(small), len(small) - 1])
     alone = [small.tokens(np.array([0])), rows.parts["large"].tokens(np.array([0])), small.tokens(first[2:])]
     assert rows.tokens(first).tolist() == np.concatenate(alone).tolist()
+    for outside in (-1, len(rows)):
+        with pytest.raises(IndexError):
+            rows.read(np.array([0, outside]))
 
 
 def test_weights_of_a_thousandth_are_exact() -> None:
@@ -103,7 +106,9 @@ def test_another_weight_tokenises_nothing_and_gives_other_rows(texts: Path) -> N
 def test_a_corpus_that_runs_out_is_repeated_only_if_told_to(texts: Path) -> None:
     rows = len(made(texts).validation), len(made(texts).train)
     assert min(rows) > 0
-    message = r"data.mixture: small has \d+ rows of 16 tokens, and the run reads 300, .* times as many; add `repeat"
+    message = (
+        r"data.mixture: small has \d+ rows of 16 tokens, and the run reads up to 300, .* times as many; add `repeat"
+    )
     with pytest.raises(DataError, match=message):
         made(texts, repeat=False)
     enough = {"small": 0.001, "large": 0.999}

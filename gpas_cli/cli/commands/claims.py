@@ -14,6 +14,7 @@ from gpas_cli.grid.claim import Claim
 from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimsJson, Verdict, claim_json
+from gpas_cli.spec.stage import CONVERGENCE
 
 complete_claim = offer(lambda: all_claims(experiments()))
 
@@ -56,6 +57,7 @@ def claims(
 def _verdicts(chosen: list[Claim]) -> list[Verdict]:
     declared = experiments().grids
     grids = [grid for claim in chosen for grid in claim.grids if grid in declared]
-    curves = any(comparison.value.curve for claim in chosen for comparison in claim.comparisons)
+    values = [comparison.value for claim in chosen for comparison in claim.comparisons]
+    curves = any(value.curve or value.metric in CONVERGENCE for value in values)
     with recorded_of(entries(list(dict.fromkeys(grids))), database=curves) as known:
         return [evaluate(claim, known) for claim in chosen]

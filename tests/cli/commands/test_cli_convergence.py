@@ -1,0 +1,71 @@
+"""`gpas table --value speedup`, `--best` and claims about a speed-up, in a project with recorded curves."""
+
+from pathlib import Path
+
+import pytest
+from face import FOUR, Face, gpas, tiny
+
+CLAIMS = """\
+claims:
+  faster:
+    statement: The gate reaches the base's loss sooner.
+    grids: [tiny]
+    subject: {gate: gpas}
+    against: {gate: none}
+    value: speedup
+    expect: higher
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Face:
+    """Return a project in which the gate lowers the loss from 10 to 9, and with it all of the curve."""
+    made = Face(tmp_path / "project", tiny(FOUR) + CLAIMS)
+    for entry in made.cells():
+        made.trained(entry, 90.0 if entry.axes["gate"] == "gpas" else 100.0 + entry.axes["seed"])
+    return made
+
+
+def test_a_method_that_is_below_its_base_from_the_start_is_as_many_times_faster(project: Face) -> None:
+    base, gated = project("table", "--value", "speedup", "--value", "updates_to", "--json").json["rows"]
+    assert [cell["mean"] for cell in base["cells"]] == [1.0, 40.0]
+    speedup, updates = gated["cells"]
+    assert (speedup["mean"], updates["mean"]) == (4.0, 10.0)
+    assert speedup["delta"]["n"] == 2
+    said = project("table", "--value", "speedup").out
+    assert "training losses are means over 5 % of the updates; a speed-up of 0: never reached" in said
+
+
+def test_a_claim_about_a_speed_up_is_judged_by_curves(project: Face) -> None:
+    (claim,) = project("claims", "faster", "--json").json["claims"]
+    (part,) = claim["parts"]
+    assert part["n"] == 2
+    assert part["effect"] == 3.0  # four times as fast: at update 10 of 40, the first after the window of the mean
+
+
+def test_what_is_derived_is_neither_declared_nor_tuned(project: Face) -> None:
+    project.edit(
+        "    against: {gate: none}\n    value: speedup\n    expect: higher",
+        "    value: speedup\n    expect: {above: 1}",
+    )
+    assert "'speedup' compares a cell with its base; add `against`" in project("plan", expect=2).err
+    project.declare(tiny(FOUR).replace("title: Tiny,", "title: Tiny, value: speedup,"))
+    assert "is derived when it is asked for: gpas table tiny --value speedup" in project("plan", expect=2).err
+    project.declare(tiny(FOUR).replace("seed: [1, 2]", "seed: [1, 2], optim.lr: [1e-3, 2e-3]"))
+    said = gpas(project.folder, "table", "--best", "optim.lr", "--value", "speedup", expect=2).err
+    assert "--best optim.lr chooses by a result of the training" in said
+
+
+def test_the_best_of_an_axis_and_its_envelope(tmp_path: Path) -> None:
+    project = Face(tmp_path / "project", tiny(FOUR).replace("seed: [1, 2]", "seed: [1, 2], optim.lr: [1e-3, 2e-3]"))
+    for entry in project.cells():
+        project.trained(entry, 100.0 + entry.axes["seed"] + (10.0 if entry.axes["optim.lr"] == 1e-3 else 0.0))
+    base, gated = project("table", "--best", "optim.lr", "--json").json["rows"]
+    assert [row["cells"][0]["mean"] for row in (base, gated)] == [101.5, 101.5]
+    assert {run["name"] for run in base["cells"][0]["others"]} == {"tiny/s1-lr0.001", "tiny/s2-lr0.001"}
+    drawn = project("figure", "tiny", "--envelope", "optim.lr", "--json").json
+    assert [line["points"] for line in drawn["lines"]] == [[[0.002, 101.5]], [[0.002, 101.5]]]
+    said = project("figure", "tiny", "--envelope", "optim.lr", "-o", "rates.svg").out
+    assert "Pre-LN: best 101.50 at optim.lr 0.002" in said
+    assert (project.folder / "rates.svg").is_file()
+    assert "did you mean 'optim.lr'" in project("figure", "tiny", "--envelope", "optim.rl", expect=2).err
