@@ -21,7 +21,7 @@ def init(
     directory: Annotated[Path, typer.Argument(help="The directory to write to.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing experiments.yaml.")] = False,
 ) -> None:
-    """Write experiments.yaml, which declares every experiment of the paper, and a .gitignore for results.
+    """Write experiments.yaml, which declares the experiments of the papers, and a .gitignore for results.
 
     Example: [bold]gpas init my-reproduction[/bold]
     """

@@ -76,7 +76,9 @@ def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> 
         return replace(part, reason=f"{group.unpaired[0].id} has no base in {', '.join(comparison.grids)}")
     effects = list(part.effects().values())
     if not effects:
-        return replace(part, reason=part.left_out())
+        alone = len(part.pairs) == 1 and comparison.test != EACH_RUN
+        lone = f"one {comparison.over} is declared, and a test needs two or more" if alone else ""
+        return replace(part, reason=part.left_out() or lone)
     if comparison.test == EACH_RUN:
         return _each_run(part)
     low, high = part.bounds()

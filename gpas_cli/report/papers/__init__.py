@@ -89,6 +89,12 @@ class PublishedTable:
     sizes: Mapping[str, str] = field(default_factory=dict)
     no_cells: str = "no grid declares such a cell"
 
+    @property
+    def digits(self) -> int:
+        """The most digits after the point that the source prints of a number."""
+        values = (value for row in self.rows for value in row.values if value is not None)
+        return max((len(str(value).partition(".")[2].removesuffix("0")) for value in values), default=0)
+
     def cell(self, labels: CellLabels) -> PublishedCell | None:
         """Return the published cell of ours with these labels, None if there is none."""
         column, row = self._column(labels), self._row(labels)

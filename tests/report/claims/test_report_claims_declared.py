@@ -71,7 +71,7 @@ def test_every_comparison_finds_its_cells_and_bases(claim: Claim) -> None:
         assert found == {(axis, label) for axis, wanted in labels.items() for label in wanted}
     for part in verdict.parts:
         assert part.pairs, (part.title, part.reason)
-        assert not part.reason
+        assert part.reason in ("", "one seed is declared, and a test needs two or more")
         # A published run that diverged has no number.
         assert part.published is not None or not part.comparison.published or claim.name in WITH_DIVERGED, part.title
 
