@@ -43,7 +43,11 @@ class Submitter:
             self._fd = locks.hold(self._path("lock"))
         self._beaten = time.monotonic()
         about = SubmitterRecord(id=self.id, host=self.host, pid=self.pid, time=self.since, boot=locks.boot_id())
-        write_record(self._path("json"), about)
+        try:
+            write_record(self._path("json"), about)
+        except BaseException:  # a full disk
+            self.close()
+            raise
 
     @property
     def author(self) -> Author:

@@ -240,3 +240,13 @@ def test_a_job_that_has_ended_leaves_the_claim_of_its_retry(runs: Path) -> None:
     assert read_claim(runs, KEYS[0]).submission == "retried"
     release_claim(runs, KEYS[0], "retried", 1)
     assert read_claim(runs, KEYS[0]) is None
+
+
+def test_a_submitter_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gpas_cli.state.claims.write_record", full)
+    with pytest.raises(OSError, match="No space left"):  # and the test's own check finds no open descriptor
+        ClaimSet(tmp_path)
+    assert list((tmp_path / ".submitters").iterdir()) == []
