@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpas_cli.grid.document import Label, Node
+from gpas_cli.grid.document import Label, Node, identity
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import TOKENISE
@@ -68,6 +68,10 @@ class Entry:
     def key(self) -> str:
         """The content key of the cell's last stage."""
         return self.cell.key
+
+    def labels_without(self, *axes: str) -> Hashable:
+        """Return its labels on the other axes: cells that differ only in `axes` have the same."""
+        return frozenset((axis, identity(label)) for axis, label in self.axes.items() if axis not in axes)
 
     def resources_of(self, stage: Stage) -> Resources:
         """Return the resources of a stage's job, by default the training's.

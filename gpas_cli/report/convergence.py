@@ -7,12 +7,11 @@ recorded updates. A network that never gets there has infinitely many updates an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.document import identity
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.query import curves
 from gpas_cli.report.recorded import Recorded
@@ -38,10 +37,10 @@ def with_convergence(
     }
     losses = curves(known.engine, done, "loss") if known.engine else {}
     smooth = {key: smoothed(curve, done[key].last_step or curve[-1][0]) for key, curve in losses.items() if curve}
-    bases = {_position(entry, axes): entry.cell.stages[0].key for entry in known.entries if is_base(entry)}
+    bases = {entry.labels_without(*axes): entry.cell.stages[0].key for entry in known.entries if is_base(entry)}
     results = dict(known.results)
     for entry in known.entries:
-        base, key = bases.get(_position(entry, axes), ""), entry.cell.stages[0].key
+        base, key = bases.get(entry.labels_without(*axes), ""), entry.cell.stages[0].key
         if key in smooth and base in smooth:
             target = smooth[base][-1][1]
             updates = reached(smooth[key], target)
@@ -74,8 +73,3 @@ def reached(curve: Sequence[tuple[int, float]], target: float) -> float:
         if low <= target:
             return before + (step - before) * (high - target) / (high - low)
     return math.inf
-
-
-def _position(entry: Entry, axes: Collection[str]) -> Hashable:
-    """Return what a cell and its base have in common."""
-    return frozenset((axis, identity(label)) for axis, label in entry.axes.items() if axis not in axes)

@@ -207,8 +207,7 @@ def ratios(runs: Sequence[CellCurve], against: Mapping[str, Label]) -> list[Cell
 
 def _position(run: CellCurve, against: Mapping[str, Label]) -> tuple[object, ...]:
     """Return what a curve and its divisor have in common."""
-    labels = frozenset((axis, label) for axis, label in run.entry.axes.items() if axis not in against)
-    return run.entry.grid, labels, run.variant
+    return run.entry.grid, run.entry.labels_without(*against), run.variant
 
 
 def has_labels(entry: Entry, labels: Mapping[str, Label | Sequence[Label]], *, named: bool = False) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.document import identity
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import CellCurve, Series, make_series
@@ -56,8 +55,7 @@ def _runs(known: Recorded, axis: str, what: Metric, over: str) -> tuple[list[Cel
     """Return a curve over `axis` for each set of cells that differ in it alone, and the cells without a number."""
     groups: dict[Hashable, list[Entry]] = {}
     for entry in {entry.id: entry for entry in known.entries}.values():
-        own = frozenset((name, identity(label)) for name, label in entry.axes.items() if name != axis)
-        groups.setdefault((entry.grid, own), []).append(entry)
+        groups.setdefault((entry.grid, entry.labels_without(axis)), []).append(entry)
     runs, missing = [], []
     for alike in groups.values():
         points = []

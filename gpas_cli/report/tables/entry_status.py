@@ -11,7 +11,7 @@ from statistics import fmean
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import TableSpec
-from gpas_cli.grid.document import Label, identity
+from gpas_cli.grid.document import Label
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import RowKey, measured_labels
 from gpas_cli.report.result import PARTIAL, Result
@@ -144,8 +144,7 @@ def by_variant(entries: Sequence[Entry], over: str) -> list[list[Entry]]:
     """Return the entries that differ only in the axis `over` together, in declared order."""
     found: dict[Hashable, list[Entry]] = {}
     for entry in entries:
-        own = frozenset((axis, identity(label)) for axis, label in entry.axes.items() if axis != over)
-        found.setdefault(own, []).append(entry)
+        found.setdefault(entry.labels_without(over), []).append(entry)
     return list(found.values())
 
 

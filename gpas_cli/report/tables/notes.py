@@ -95,14 +95,15 @@ def _tuned(table: Table) -> Iterator[Note]:
     chosen: dict[str, list[str]] = {}
     for row, i, cell in _shown_cells(table) if axis else ():
         if cell.summary is not None:
-            at = "" if edge_of(cell, axis) is None else f", the {edge_of(cell, axis)} of those tried"
+            edge = _edge_of(cell, axis)
+            at = f", the {edge} of those tried" if edge else ""
             chosen.setdefault(f"{spelled(cell.statuses[0].entry.axes[axis])}{at}", []).append(place(table, row, i))
     if chosen:
         each = "; ".join(f"{value}: {', '.join(places)}" for value, places in chosen.items())
         yield Note("best", f"each cell is the best {axis}, by its mean: {each}")
 
 
-def edge_of(cell: TableCell, axis: str) -> str | None:
+def _edge_of(cell: TableCell, axis: str) -> str | None:
     """Return "lowest" or "highest" if the value that a cell shows ends the range of an axis of numbers, else None."""
     values = [run.entry.axes[axis] for run in cell.runs]
     if not all(isinstance(value, int | float) for value in values):
