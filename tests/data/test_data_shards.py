@@ -402,12 +402,19 @@ def test_a_process_waiting_for_a_builder_continues_once_its_part_exists(make_cac
     said: list[str] = []
     seen: list[Totals] = []
 
+    waits = threading.Event()
+
+    def notify(message: str) -> None:
+        said.append(message)
+        waits.set()
+
     def wait() -> None:
-        found.append(len(cache.ensure("train", lambda t: t.documents >= 15, said.append, progress=seen.append)))
+        found.append(len(cache.ensure("train", lambda t: t.documents >= 15, notify, progress=seen.append)))
 
     with disk.locked(cache.folder / "train"):
         thread = threading.Thread(target=wait)
         thread.start()
+        assert waits.wait(timeout=20)  # the shards appear once it waits, or it would find them and not wait
         for path in sorted((other.folder / "train").glob("0000[01].*"), key=lambda p: p.suffix == ".json"):
             disk.write(cache.folder / "train" / path.name, path.read_bytes())
         thread.join(timeout=20)
