@@ -259,6 +259,12 @@ def real(task: str) -> Path:
          ("sympathetic", "like a person who was unable to help", "incredulous"), [2, 0, 1]),
         ("piqa", "Question: dresser\nAnswer:",
          ("replace drawer with bobby pin", "finish, woodgrain with  bobby pin"), [0, 1, 1]),
+        ("hellaswag", "Cheerleading: They get into formation, then begin dancing and flipping as male cheerleaders "
+         "join them. They all continue dancing and flipping, doing hand springs. When they", (
+             "are done, they shake hands and walk away, but cheers are heard all around as they're finished.",
+             "are finished, they jump up and down happily and walk off the stage, exhausted.",
+             "are done, a male cheerleader is crowned and an instant replay is shown.",
+             "come down from their workout, they all stop to bow and applaud, then they continue dancing."), [3, 1, 3]),
         ("winogrande", "", ("always got the harder cases.",) * 2, [1, 0, 0]),
         ("boolq_closed_book", "Question: is house tax and property tax are same?\nAnswer:", ("no", "yes"), [0, 1, 1]),
     ],

@@ -20,6 +20,8 @@ from gpas_cli.evaluate.tasks.forms import ANSWER_FORMAT, Doc, FormError
 _NUMBERED = re.compile(r"(Answer|Solution|Option|Ending)(\d+): ?")
 _LETTERS = "ABCDEFGH"
 _TASK = re.compile(r"Please [^:]*(?:question|sentence): ?", re.IGNORECASE)
+# The last sentence of a context from ActivityNet has no end, that of one from WikiHow has: 3,243 and 6,799 questions.
+_CONTINUED = re.compile(r"(.*[.!?]) +([^.!?]+)", re.DOTALL)
 _FORMAT = re.compile(rf"\s+{ANSWER_FORMAT}\s*")
 
 
@@ -114,8 +116,11 @@ def _social_iqa(question: str, choices: Sequence[str], answer: int) -> Doc:
 
 
 def _hellaswag(question: str, choices: Sequence[str], answer: int) -> Doc:
+    """Return the document with the sentence that the endings continue as ctx_b: the prompt begins it with a capital."""
     activity, _, context = question.partition(": ")
-    return {"activity_label": activity, "ctx_a": context, "ctx_b": "", "endings": list(choices), "label": str(answer)}
+    continued = _CONTINUED.fullmatch(context)
+    first, last = continued.groups() if continued else (context, "")
+    return {"activity_label": activity, "ctx_a": first, "ctx_b": last, "endings": list(choices), "label": str(answer)}
 
 
 def _own(question: str, choices: Sequence[str], answer: int) -> Doc:
