@@ -109,7 +109,7 @@ class Expansion:
     experiments: Experiments
     problems: list[Problem] = field(default_factory=list)
     expanded: dict[str, list[Entry]] = field(default_factory=dict)
-    reported: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[tuple[str, tuple[str | int, ...], str]] = field(default_factory=set)
     made_resources: dict[tuple[str, str, str], Resources] = field(default_factory=dict)  # by grid, size and kind of job
 
     def grid(self, name: str) -> list[Entry]:
@@ -210,8 +210,9 @@ class Expansion:
 
     def report(self, problem: Problem) -> None:
         """Add a problem once per position and message, however many cells share it."""
-        if (problem.where, problem.message) not in self.reported:
-            self.reported.add((problem.where, problem.message))
+        key = (problem.where, problem.path[-1:], problem.message)  # all settings of a missing recipe have one place
+        if key not in self.reported:
+            self.reported.add(key)
             self.problems.append(problem)
 
     def named(self, grid: Grid, cells: Iterable[tuple[Draft, Cell]]) -> list[Entry]:

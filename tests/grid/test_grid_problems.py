@@ -240,6 +240,11 @@ def test_all_mistakes_of_a_file_at_once() -> None:
     assert [line.split(": ")[0] for line in complaints(text)] == ["e.yaml:5:51", "e.yaml:4:70", "e.yaml:6:60"]
 
 
+def test_all_settings_of_a_missing_recipe_are_named_at_once() -> None:
+    text = "version: 1\ngrids:\n  a: {base: {size: 71m, data: quickstart, optim.steps: 9}, axes: {seed: [1, 2]}}\n"
+    assert [line.split(": ")[1] for line in complaints(text)] == ["optim.lr", "optim.warmup"]
+
+
 def test_a_misspelt_section_is_read_so_that_only_its_name_is_reported() -> None:
     text = (
         HEAD.replace("grids:", "gridz:") + "  a: {base: {size: quickstart, data: quickstart}, axess: {norm: [pre]}}\n"
