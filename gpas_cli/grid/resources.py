@@ -100,9 +100,11 @@ def read_resources(
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
     parts = part.entries()
     known = (*sizes, ALL, *kinds)
+    settings = {each.name for each in fields(Resources)}
     for name, child in (*site.items(), *parts.items()):
         if name not in known:
-            child.report(f"no size or stage '{name}'; {nearest(name, known)}", child.key)
+            hint = f"write {ALL}: {{{name}: ...}}" if name in settings else nearest(name, known)
+            child.report(f"no size or stage '{name}'; {hint}", child.key)
         elif name not in kinds:
             child.instance(Resources)
     by_size: dict[str, Resources] = {}

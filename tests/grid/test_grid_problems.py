@@ -215,6 +215,7 @@ TOP = {
         "corpora.a.mixture.cc: unknown data 'cc'; ",
     ),
     "resources": ("version: 1\nresources: {71m: {gpu: 1}}\n", "2:19", "did you mean 'gpus'?"),
+    "resources of no size": ("version: 1\nresources: {cpus: 1}\n", "2:13", "'cpus'; write all: {cpus: ...}"),
     "resources of no stage": ("version: 1\nresources: {importanse: {cpus: 1}}\n", "2:13", "did you mean 'importance'?"),
     "resources of a stage": ("version: 1\nresources: {importance: {cpu: 1}}\n", "2:26", "did you mean 'cpus'?"),
     "value of a stage": ("version: 1\nresources: {tokenise: {cpus: 0}}\n", "2:30", "0 is too small"),

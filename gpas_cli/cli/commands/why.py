@@ -23,6 +23,7 @@ from gpas_cli.cli.views.number import (
     scores_table,
     skipped_notes,
 )
+from gpas_cli.cli.views.states import evidence
 from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
@@ -35,6 +36,7 @@ from gpas_cli.report.tables.paper_table import paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name
 from gpas_cli.spec.stage import called
 from gpas_cli.state.attempt import conclude
+from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.records import Imported
 from gpas_cli.store.refresh import results_of
@@ -196,7 +198,10 @@ def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:
 
 
 def _not_run(entry: Entry) -> str:
-    return f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it"
+    (status,) = cell_statuses(project().runs, [entry], jobs=True)
+    if status.state == "missing":
+        return f"{entry.id} has not been run; `gpas run grid {entry.grid}` runs it"
+    return f"{entry.id} has no attempt yet; it is {status.state}: {evidence(status)}"
 
 
 def _print(stage: Provenance) -> None:

@@ -80,6 +80,8 @@ def test_an_element_removed_with_scancel_while_it_waits_stays_cancelled(site: Si
     cell = site.gpas("status", "small", "--json").json["cells"][2]
     assert (cell["state"], cell["cause"]) == ("cancelled", "cancelled in SLURM")
     assert cell["evidence"] == "SLURM 8_2 CANCELLED (removed from the queue before it started)"
+    said = site.gpas("why", cell["name"], expect=2).err
+    assert "has no attempt yet; it is cancelled: SLURM 8_2 CANCELLED (removed from the queue" in said
     assert "0 jobs submitted" in site.submit().out
     site.programs.put("squeue", "")  # the controller has forgotten the whole array
     queue_of(site, seen=time.time() - 100)
