@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from command_list import COMMANDS
 from face import TRAINED, Face
 from postgres_server import needs_server, new_database, running_server
 from scored import finish_cells, finish_external, score
+
+from gpas_cli import results
 
 CLAIMS = """\
   gates-open:
@@ -66,6 +69,9 @@ OTHERS = {
     *("cancel", "retry", "rerun", "forget", "theory stability", "theory norms", "theory length"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }
+FRAMES: dict[str, tuple[str, ...]] = {  # of the notebook's interface, with the arguments of each
+    "cells": (), "metrics": (), "curves": (), "layer_curves": (), "table": ("small",), "claims": (),
+}  # fmt: skip
 OPTIONS = {path.removeprefix("gpas "): {o for p in command.params for o in p.opts} for path, command in COMMANDS}
 
 
@@ -101,6 +107,12 @@ def test_both_databases_give_the_same_output(
                 assert said[0].code in (0, 3), call
                 assert said[0] == said[1], call
                 assert files[0] == files[1], call
+    for name, call in FRAMES.items():
+        frames = []
+        for url in ("sqlite:///gpas.db", postgres_url):
+            monkeypatch.setenv("GPAS_DB", url)
+            frames.append(getattr(results.open(face.folder), name)(*call))
+        pd.testing.assert_frame_equal(*frames)
 
 
 def _written(folder: Path) -> Iterator[Path]:
