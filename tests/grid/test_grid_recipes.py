@@ -28,6 +28,7 @@ TABLE = {
 # grid/cell: global clipping, clipping of the gates. Everything else on C4 is not clipped.
 CLIPPED = {
     "table2/1b-sandwich-gpas": (0.0, 0.01),
+    "gpas-clipping/clip-gates0.01": (0.0, 0.01),
     "table3/sandwich-gpas": (0.0, 0.01),
     "table3-poster/sandwich-gpas": (0.0, 0.01),
     "appendix-7b/pre": (1.0, 0.0),

@@ -189,6 +189,7 @@ UNPRINTED = {
     ("table4-position", "gpas"): 1,  # a gate on the skip path only
     ("spike-table7", "spike_no_more"): 2,  # diverged
     ("spike-table2", "spike_no_more"): 2,  # diverged
+    ("spike-table3", "spike_no_more"): 10,  # diverged, and the averages
     ("quickstart-raptr", "raptr"): 2,  # equal work and layer drop are in Tables 2 and 7
     ("raptr-ul2", "raptr"): 3,  # the stages 6-12-18-24 are in Table 4
 }

@@ -162,12 +162,17 @@ def _claim(verdict: Verdict) -> Iterator[RenderableType]:
 
 def _parts(parts: Sequence[Part]) -> Columns:
     """Return a table of the parts, with the published effects and the adjusted p values if there are any."""
+    sources = list(dict.fromkeys(source for part in parts for source in part.printed))
     rows: list[dict[str, Cell]] = [
         {
             "part": part.title or "all", "verdict": _styled(part.verdict), "claimed": _claimed_text(part),
             "effect": _effect_text(part, part.effect),
             "95 % interval": " to ".join(_effect_text(part, end) for end in part.interval or ()),
-            "published": _effect_text(part, part.published), "seeds": f"{part.n}/{len(part.pairs)}",
+            **{
+                _source_title(source) if place else "published": _effect_text(part, part.printed.get(source))
+                for place, source in enumerate(sources)
+            },
+            "seeds": f"{part.n}/{len(part.pairs)}",
             "test": _TESTS.get(part.test, part.test), "p": _p_text(part.p),
             "p (Holm)": _p_text(part.adjusted if len(parts) > 1 else None),
             "more seeds": part.needed_text,

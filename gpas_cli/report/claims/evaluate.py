@@ -71,7 +71,7 @@ def _part(comparison: Comparison, group: Group, titles: Mapping[Label, str]) -> 
     words = [label_title(axis, label, titles) or f"no {axis}" for axis, label in group.labels.items()]
     title = ", ".join(filter(None, (comparison.says, *words)))
     beside = _published(comparison, group)
-    part = Part(comparison, group.labels, title, group.pairs, test=comparison.test, published=beside)
+    part = Part(comparison, group.labels, title, group.pairs, test=comparison.test, printed=beside)
     if group.unpaired and not group.pairs:
         return replace(part, reason=f"{group.unpaired[0].id} has no base in {', '.join(comparison.grids)}")
     effects = list(part.effects().values())
@@ -167,21 +167,21 @@ def _whole(claim: Claim, parts: Sequence[Part]) -> str:
     return SUPPORTED if parts and complete and all(holds) else UNDECIDED
 
 
-def _published(comparison: Comparison, group: Group) -> float | None:
-    """Return the effect that the source states, or that its table's numbers give."""
-    if comparison.printed is not None or not group.pairs or comparison.across is not None:
-        return comparison.printed
+def _published(comparison: Comparison, group: Group) -> dict[str, float]:
+    """Return the effect that each source's table gives, by source; under "" the one that the text states."""
+    if comparison.printed is not None:
+        return {"": comparison.printed}
+    found: dict[str, float] = {}
+    if comparison.across is not None or not group.pairs:
+        return found
     own, base = group.pairs[0].own, group.pairs[0].base
     for source, name in comparison.published.items():
         table = published(source, name)
         value = table.value(_facts(own.status.entry, comparison))
-        if base is None or value is None:
-            return value
-        other = table.value(_facts(base.status.entry, comparison))
-        if other is None:
-            return None
-        return round(value - other, 6) if comparison.compare == "difference" else value / other
-    return None
+        other = table.value(_facts(base.status.entry, comparison)) if base else 0.0
+        if value is not None and other is not None:
+            found[source] = value / other if comparison.logarithmic else round(value - other, 6)
+    return found
 
 
 def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:

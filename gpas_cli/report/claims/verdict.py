@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
 from gpas_cli.documents import DocumentJson, From, NumberJson, filled
@@ -29,7 +29,7 @@ class Part:
     p: two-sided, for the side of the claimed interval on which the effect is; adjusted: by Holm over the parts. needed:
     further seeds with which the test would decide with a probability of 80 %, if effect and spread stay, None for more
     than thousands; needed_range: the same at the ends of the 80 % interval of the effect in standard deviations.
-    published: the effect in the source.
+    printed: the effect in each source, by source; under "" the one that the text states.
     """
 
     comparison: Comparison
@@ -45,8 +45,13 @@ class Part:
     inside: float | None = None
     needed: int | None = None
     needed_range: tuple[int | None, int | None] = (None, None)
-    published: float | None = None
+    printed: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+
+    @property
+    def published(self) -> float | None:
+        """The effect in the first source that has one."""
+        return next(iter(self.printed.values()), None)
 
     @property
     def n(self) -> int:
@@ -199,6 +204,7 @@ class ClaimPartJson(TypedDict):
     needed_range: Annotated[tuple[int | None, int | None], "the same at the ends of the effect's 80 % interval"]
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
+    published_by: Annotated[dict[str, float], "the same by source, of all that have one", From("printed")]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]
     seeds: list[_ClaimSeedJson]
 

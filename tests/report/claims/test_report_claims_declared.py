@@ -8,14 +8,14 @@ from functools import cache
 from typing import Any
 
 import pytest
-from report_cells import entry, result
+from report_cells import DIFFERING, entry, result
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Mark, Node, read_document
-from gpas_cli.grid.entry import Declared
+from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.readers import root_of
@@ -26,7 +26,10 @@ from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, se
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.sequential import ClaimEvidence, assess
 from gpas_cli.report.claims.verdict import Verdict
-from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.figures.paper_figures import FigureSpec, declared_figures, request
+from gpas_cli.report.labels import facts
+from gpas_cli.report.papers import SOURCES, published, tables
+from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Recorded
 
 CLAIMS = [claim for sizes in paper_claims().values() for claim in sizes]
@@ -91,7 +94,18 @@ def test_each_says_where_it_is_made(claim: Claim) -> None:
         ("lns-lowers-perplexity", {"130m": -0.97, "1b": -1.31}),
         ("spikes-cost-perplexity", {"WikiText, embed plain": 1.29, "LAMBADA, embed detach": 1.35}),
         ("larger-rates-are-better", {"WikiText": -0.78, "LAMBADA": -0.56}),
-        ("large-rates-need-large-shortcuts", {"lower at 1e-3, gpt-350m": -1.87, "higher at 1e-4, gpt-1.7b": 0.24}),
+        ("large-rates-need-large-shortcuts", {"lower at 1e-3, WikiText": -1.87, "higher at 1e-4, LAMBADA": 4.65}),
+        ("both-conditions-lower-perplexity", {"WikiText, embed scaled, gpt-1.7b": 1.87}),
+        ("accuracy-follows-perplexity-at-13b", {"3e-4 against 1e-4, ARC-c": 2.3, "against vanilla, PIQA": 0.27}),
+        ("lns-beats-mix-after-finetuning", {"average": 1.8, "ARC-e": 3.56}),
+        ("lns-wins-all-tasks-but-one", {"MMLU, Pre-LN": -2.15}),
+        ("raptr-below-stacking", {"6-8-10-12": -0.03, "6-9-12": -0.02}),
+        (
+            "stages-beat-equal-work-in-bert-large",
+            {"than training all layers, depth stacking, optim.steps 100000": -0.06},
+        ),
+        ("raptr-matches-ul2-with-less-work", {"the loss is at most that of the baseline": 0.0}),
+        ("stacking-depends-on-its-stages", {"": -0.02}),
         ("stop-gradient-is-needed", {"gains less than 1 %": 21.34 / 21.35, "worse than GPAS": 21.34 / 20.35}),
         ("identity-and-tanh-at-350m", {"better at 350M, tanh": -0.26, "not better at 1B": 0.24}),
     ],
@@ -100,6 +114,61 @@ def test_the_published_effects_are_those_of_the_papers(name: str, effects: dict[
     paper = next(claim for claim in paper_claims()[name] if not claim.toy)
     published = {part.title: part.published for part in evaluate(paper, cells()).parts}
     assert {title: published[title] for title in effects} == pytest.approx(effects)
+
+
+def test_the_effects_of_two_sources_stand_side_by_side() -> None:
+    paper, toy = paper_claims()["gpas-lowers-perplexity"]
+    printed = {part.title: part.printed for part in evaluate(paper, cells()).parts}
+    assert printed["Pre-LN, 1b"] == {"gpas": -0.67, "poster": -0.42}
+    printed = {part.title: part.printed for part in evaluate(toy, cells()).parts}
+    assert printed["LNS"] == {"gpas": -1.77, "poster": -1.9}
+
+
+# Settings of whole grids that the papers state for these runs alone.
+OWN_RECIPES = {
+    "curse-figure1": {"optim.steps"},  # "trained for 10,000 steps", Figure 1
+    "curse-figure5": {"optim.steps"},
+    "raptr-bert-layerdrop": {"optim.steps"},  # as many updates as have the work of the paths
+}
+
+
+def strays(source: str, one: Entry) -> set[str]:
+    """Return the settings in which a cell differs from the recipe of its paper that is nearest to it.
+
+    Axes of its grid are left out, which the paper varies too, and tables of other networks, whose recipes say nothing
+    about it.
+    """
+    found = [
+        {each.setting for each in deviations([one], table)} - {*one.axes, *DIFFERING[source]}
+        for table in (published(source, name) for name in tables(source))
+        if any("optim.batch" in of.settings_of(table.in_own_words(facts(one))) for of in recipes(table))
+    ]
+    return min(found, key=len) - OWN_RECIPES.get(one.grid, set())
+
+
+@pytest.mark.parametrize("claim", [one for one in CLAIMS if not one.toy], ids=lambda claim: claim.name)
+def test_a_claim_is_judged_on_cells_of_its_papers_recipe(claim: Claim) -> None:
+    for part in evaluate(claim, cells()).parts:
+        compared = {one.status.entry.id: one.status.entry for pair in part.pairs for one in pair.measured}
+        assert not set().union(*(strays(claim.source.paper, one) for one in compared.values())), part.title
+        for source, name in part.comparison.published.items():
+            for side in ([pair.own for pair in part.pairs], [pair.base for pair in part.pairs if pair.base]):
+                entries = [each.status.entry for one in side for each in (one, *one.others)]
+                differing = deviations(entries, published(source, name)) if entries else ()
+                assert {one.setting for one in differing} <= DIFFERING[source], (part.title, source)
+
+
+def test_a_cell_of_another_paper_strays_from_the_recipe() -> None:
+    other = next(one for one in cells().entries if one.id == "figure7/lns")
+    assert strays("curse_of_depth", other) == {"norm.apply"}
+
+
+@pytest.mark.parametrize("figure", declared_figures().values(), ids=lambda figure: figure.name)
+def test_a_figure_is_drawn_from_cells_of_its_papers_recipe(figure: FigureSpec) -> None:
+    (source,) = (name for name in SOURCES if name.startswith(figure.name.partition("-")[0]))
+    entries = request(figure, shipped()).entries
+    assert entries
+    assert {one.id: strays(source, one) for one in entries} == {one.id: set() for one in entries}
 
 
 def test_selection() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_cells import entry, quickstart, result, spec, valued
+from report_cells import DIFFERING, entry, quickstart, result, spec, valued
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.grid import Entry
@@ -235,17 +235,8 @@ def test_settings_name_ours_where_they_differ() -> None:
 
 
 TABLES = [f"{source}:{number}" for source in SOURCES for number in numbers(source)]
-# How the shipped cells differ from the papers' recipes; each is a note below the table.
-DIFFERING = {
-    "gpas": {"optim.mean_rows", "optim.clip_over"},
-    "poster": {"optim.mean_rows"},
-    "curse_of_depth": {"optim.mean_rows", "optim.warmup", "init.embed_std"},
-    "spike_no_more": {"precision", "dropout"},
-    "raptr": {"optim.lr"},
-}
 # Numbers without a cell: their published tables, and why.
 UNSERVED = {
-    "spike_no_more table3_accuracy": "no grid scores the 13B networks at these tasks",
     "spike_no_more table9_bleu": "translation with an encoder and a decoder is not implemented",
     **{f"raptr table{i}_accuracy": "BERT is not finetuned on GLUE here" for i in (1, 5, 6, 7)},
     **{f"raptr table{i}_scores": "no grid scores UL2's networks at tasks" for i in (3, 4, 8)},
