@@ -224,7 +224,7 @@ def inputs_of(modules: Iterable[nn.Module], reduce: _Map = lambda x: x) -> Itera
 
 def deviation(x: Tensor) -> float:
     """Return the standard deviation around 0 (Assumption 1) over all tokens and features."""
-    return x.square().mean().sqrt().item()
+    return x.detach().square().mean().sqrt().item()
 
 
 def readings(sublayer: SubLayer, x: Tensor) -> tuple[Surroundings, Surroundings]:
@@ -266,9 +266,11 @@ def _gate_factor(gate: GpasGate) -> float:
     return 1.0 if gate.stop_gradient else abs(1 - gate.value().item())
 
 
-def attention_numbers(module: nn.Module, size: Size, length: int) -> AttentionSigmas:
-    """Return the measured standard deviations of an attention's matrices."""
-    sigmas = [_sigma(module, f"{name}_proj") for name in ("q", "k", "v", "o")]
+def attention_numbers(
+    module: nn.Module, size: Size, length: int, sigma: Callable[[Tensor], float] = deviation
+) -> AttentionSigmas:
+    """Return the standard deviations of an attention's matrices."""
+    sigmas = [sigma(module.get_parameter(f"{name}_proj.weight")) for name in ("q", "k", "v", "o")]
     return AttentionSigmas(size.hidden, size.heads, length, *sigmas)
 
 
@@ -283,10 +285,6 @@ def feed_forward_numbers(
         return FeedForwardSigmas(size.hidden, size.ffn, up, down, slope=_SLOPES.get(model.family.ffn, 1.0))
     gate = sigma(module.get_parameter("gate_proj.weight"))
     return FeedForwardSigmas(size.hidden, size.ffn, gate, down, sigma_v=up)
-
-
-def _sigma(module: nn.Module, name: str) -> float:
-    return deviation(module.get_parameter(f"{name}.weight").detach())
 
 
 def sublayer_inputs(network: Llama, tokens: Tensor) -> Iterator[tuple[SubLayer, SubLayer, Tensor, Tensor]]:

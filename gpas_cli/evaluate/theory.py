@@ -48,6 +48,7 @@ from gpas_cli.evaluate.bounds import (
     stream_gradients,
     sublayer_inputs,
 )
+from gpas_cli.evaluate.depth_bounds import DepthBound, StageGap, depth_bound, stage_gap
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.init import draw, initialise, standard_deviations
 from gpas_cli.model.llama import Llama, SubLayer, build, observed_inputs
@@ -202,11 +203,14 @@ class Preserved:
 
 @dataclass(frozen=True)
 class Theory:
-    """The results of `gpas explain --bounds` for a cell. `gates`: the origin of the gates' values, "" without gates."""
+    """The results of `gpas explain --bounds` for a cell. `depth`: None where The Curse of Depth derives no bound.
+    `gates`: the origin of the gates' values, "" without gates."""
 
     sample: str
     length: int
     layers: tuple[LayerBounds, ...]
+    depth: DepthBound | None
+    stages: StageGap
     gates: str
     preserved: tuple[Preserved, ...]
 
@@ -237,24 +241,41 @@ def examine(
     `notify` is called with each step. Raises GpasError if the network does not fit into memory and, unless `force`,
     if it would take half of the free memory or more than MAX_SECONDS.
     """
+    _check_attention(cell)
+    with suitable_threads(cell.model.size):
+        notify("building the network in float64")
+        network, sample = _network_and_text(cell, cache, root, force=force)
+        layers = tuple(bounds_of(network, sample, notify))
+        depth, stages = depth_bound(network, sample.tokens), stage_gap(network, sample.tokens, sample.targets)
+        gates = ""
+        preserved = list[Preserved]()
+        if cell.model.gate is not None:
+            gates = _take_gates(network, trained)
+            preserved = _preserved_gradients(network, sample)
+    return Theory(sample.origin, sample.tokens.shape[1], layers, depth, stages, gates, tuple(preserved))
+
+
+def depth_theory(cell: Cell, cache: Path, root: Path) -> tuple[DepthBound | None, StageGap]:
+    """Return `Theory.depth` and `Theory.stages`. Raises GpasError as `examine`, except for a long time."""
+    _check_attention(cell)
+    with suitable_threads(cell.model.size):
+        network, sample = _network_and_text(cell, cache, root)
+        return depth_bound(network, sample.tokens), stage_gap(network, sample.tokens, sample.targets)
+
+
+def _check_attention(cell: Cell) -> None:
     if not cell.objective.causal:
         raise GpasError(
             f"the bounds are for causal attention; objective {cell.objective.kind} has bidirectional attention"
         )
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is for queries and keys without norms; family.qk_norm is not none")
-    with suitable_threads(cell.model.size):
-        notify("building the network in float64")
-        network, device = initial_network(cell, force=force)
-        text = own_text(cell, cache, root) or random_text(cell)
-        sample = replace(text, tokens=text.tokens.to(device), targets=text.targets.to(device))
-        layers = tuple(bounds_of(network, sample, notify))
-        gates = ""
-        preserved = list[Preserved]()
-        if cell.model.gate is not None:
-            gates = _take_gates(network, trained)
-            preserved = _preserved_gradients(network, sample)
-    return Theory(sample.origin, sample.tokens.shape[1], layers, gates, tuple(preserved))
+
+
+def _network_and_text(cell: Cell, cache: Path, root: Path, *, force: bool = True) -> tuple[Llama, Sample]:
+    network, device = initial_network(cell, force=force)
+    text = own_text(cell, cache, root) or random_text(cell)
+    return network, replace(text, tokens=text.tokens.to(device), targets=text.targets.to(device))
 
 
 def identity_bounds(

@@ -19,9 +19,11 @@ from gpas_cli.evaluate.bounds import (
     stream_gradients,
     sublayer_inputs,
 )
+from gpas_cli.evaluate.depth_bounds import _constant, depth_bound, stage_gap
 from gpas_cli.evaluate.theory import LayerBounds, Sample, bounds_of
 from gpas_cli.model.layers import FFN_ACTIVATIONS
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import _PRESETS
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
@@ -200,3 +202,122 @@ def test_gradients_of_the_stream_are_autograds() -> None:
     embedding = torch.zeros_like(model.model.embed_tokens.weight)
     embedding.index_add_(0, text.tokens.flatten(), gradients[0][0])
     assert torch.allclose(embedding, model.model.embed_tokens.weight.grad, rtol=1e-12, atol=0)
+
+
+def through_all_but_the_last(model: Llama, tokens: Tensor) -> float:
+    """Return log10 of |dy/dx_1|, from the whole Jacobian."""
+    x = model.model.embed_tokens(tokens).detach()
+    places = model.model.positions(x)
+
+    def layers(x: Tensor) -> Tensor:
+        for block in model.model.blocks()[:-1]:
+            x = block(x, places)
+        return x
+
+    jacobian = torch.autograd.functional.jacobian(layers, x).reshape(x.numel(), x.numel())
+    return math.log10(torch.linalg.matrix_norm(jacobian, 2).item())
+
+
+@pytest.mark.parametrize("norm", ["pre", {"scheme": "lns", "apply": "scale"}])
+def test_bounds_of_the_curse_of_depth_as_printed(norm: object) -> None:
+    """Equations 25, 36, 37 and 35, or 54 and 55, with one sigma for all matrices."""
+    model = network(norm=norm, init={"embed_std": 0.5})
+    sigma, d, ffn, h, s, d_head = 0.05, 32, 80, 2, 10, 16
+    with torch.no_grad():
+        for name, parameter in model.model.layers.named_parameters():
+            if "proj" in name:
+                parameter.copy_(parameter.sign() * sigma)
+    found = depth_bound(model, sample().tokens)
+    assert found is not None
+    root = 2 * d * h * (math.sqrt(s) + 2 + 1 / math.sqrt(s))
+    a = sigma**2 / (math.sqrt(d) + math.sqrt(ffn)) ** 2
+    a += root * sigma**2 * (d * math.sqrt(d_head) + 1 + math.sqrt(d_head / d))
+    b = root * sigma**4 * d * math.sqrt(d_head)
+    products = [1.0, 1.0]
+    square = found.layers[0].stream_std ** 2
+    for layer in found.layers:
+        scale = 1 if norm == "pre" else layer.layer
+        x, middle = layer.stream_std * scale, (layer.middle_std if norm == "pre" else layer.stream_std) * scale
+        first = 1 + sigma**2 / (middle * (math.sqrt(d) + math.sqrt(ffn)) ** 2)
+        second = 1 + root * sigma**2 / x * (sigma**2 * d * math.sqrt(d_head) + 1 + math.sqrt(d_head / d))
+        assert (layer.feed_forward, layer.attention) == pytest.approx((first, second), rel=1e-9)
+        assert (layer.a, layer.b, layer.joined) == pytest.approx((a, b, 1 + a / x + b / x**2), rel=1e-6)
+        assert layer.grown_std == pytest.approx(math.sqrt(square))
+        square *= 1 + 1 / math.sqrt(scale * square)
+        if layer is not found.layers[-1]:
+            products = [products[0] * first * second, products[1] * layer.joined]
+    assert [found.log10_bound, found.log10_joined] == pytest.approx([math.log10(one) for one in products])
+
+
+@pytest.mark.parametrize("norm", ["pre", "lns"])
+@pytest.mark.parametrize("embed_std", [0.02, 0.6])
+def test_the_curse_of_depths_products_hold_only_by_the_room_that_attention_leaves(norm: str, embed_std: float) -> None:
+    model = network(norm=norm, init={"std": 0.08, "embed_std": embed_std})
+    for layer in model.model.layers:
+        layer.mlp = Linear(layer.mlp)
+    tokens = sample(4).tokens
+    found = depth_bound(model, tokens)
+    assert found is not None
+    assert found.log10_joined > found.log10_bound > through_all_but_the_last(model, tokens) > 0
+    with torch.no_grad():
+        for name, parameter in model.model.layers.named_parameters():
+            if "self_attn" in name:
+                parameter.zero_()
+    found = depth_bound(model, tokens)
+    assert found is not None
+    measured = through_all_but_the_last(model, tokens)
+    assert measured > 20 * found.log10_bound  # (30) divides where (29) multiplies
+    c_ffn = (math.sqrt(32) + math.sqrt(80)) ** 2
+    mended = [
+        1 + (one.feed_forward - 1) * c_ffn**2 * (math.sqrt(one.layer) if norm == "lns" else 1) for one in found.layers
+    ]
+    assert math.log10(math.prod(mended[:-1])) > measured
+
+
+@pytest.mark.parametrize("norm", [norm for norm in SCHEMES if norm not in ("pre", "lns")])
+def test_the_curse_of_depth_has_no_bound_for_other_schemes(norm: str) -> None:
+    assert depth_bound(network(norm=norm), sample().tokens) is None
+    assert depth_bound(network(gate={"stop_gradient": False}), sample().tokens) is None
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+@pytest.mark.parametrize("family", [{}, {"norm": "layernorm", "tied": True}, {"head_transform": True}])
+def test_theorem_4_2_of_raptr(norm: str, family: dict[str, object]) -> None:
+    model, text = network(norm=norm, family=family, init={"std": 0.2}), sample()
+
+    def loss(kept: Sequence[int]) -> float:
+        logits = model(text.tokens, active=ActiveLayers(tuple(kept), (1.0,) * len(kept)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), text.targets.flatten()).item()
+
+    found = stage_gap(model, text.tokens, text.targets)
+    rises = [loss([kept for kept in range(1, 5) if kept != layer]) - loss([1, 2, 3, 4]) for layer in range(1, 5)]
+    assert found.rise == pytest.approx(rises, abs=1e-12)
+    assert found.gap == pytest.approx(abs(sum(rises)) / 4)
+    if "head_transform" in family:
+        assert found.constant is found.bound is None
+        return
+    assert found.bound is not None
+    assert found.bound >= found.gap > 0
+
+
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("size", [1e-4, 0.5, 3.0])
+def test_the_loss_of_a_head_changes_by_at_most_c_times_the_change_of_its_input(kind: str, size: float) -> None:
+    """Condition (1) of theorem G.1, with absolute values."""
+    model = network(family={"norm": kind})
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(1, 500, 32, generator=generator, dtype=torch.float64)
+    change = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    change *= size / change.norm(dim=-1, keepdim=True)
+    change[:, :9] = -(1 + 1e-9) * x[:, :9] / x[:, :9].norm(dim=-1, keepdim=True)  # the opposite direction
+    targets = torch.randint(0, 60, (500,), generator=generator)
+
+    def losses(x: Tensor) -> Tensor:
+        logits = model.lm_head(model.model.norm(x)).flatten(0, 1)
+        return nn.functional.cross_entropy(logits, targets, reduction="none")
+
+    constant = _constant(model, x)
+    assert constant is not None
+    moved = (losses(x + change * x.norm(dim=-1, keepdim=True)) - losses(x)).abs()
+    assert (moved <= constant * change.norm(dim=-1).flatten()).all()
+    assert moved.max() > 0.001 * constant * min(size, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
@@ -10,6 +11,7 @@ import typer
 import yaml
 from rich.text import Text
 
+from gpas_cli.cli.commands.theory import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.console import console, print_json, say, say_fact
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells, project
@@ -34,8 +36,8 @@ _Bounds = Annotated[
     bool,
     typer.Option(
         "--bounds",
-        help="Also compute the upper bounds of Spike No More and how much of the gradient GPAS preserves, at "
-        "initialisation and in float64, beside measured values. Needs torch.",
+        help="Also compute the upper bounds of Spike No More, The Curse of Depth and RaPTr and how much of the "
+        "gradient GPAS preserves, at initialisation and in float64, beside measured values. Needs torch.",
     ),
 ]
 
@@ -104,7 +106,7 @@ def explain(cells: Cells, bounds: _Bounds = False, force: _Force = False, as_jso
     for entry, theory in zip(found, theories, strict=True):
         _print(entry)
         if theory is not None:
-            print_theory(theory)
+            print_theory(entry.cell, theory)
 
 
 def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
@@ -125,7 +127,7 @@ def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
         "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping(),
     }  # fmt: skip
-    return made if theory is None else {**made, "bounds": _as_mapping(theory)}
+    return made if theory is None else {**made, "bounds": _as_mapping(entry.cell, theory)}
 
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:
@@ -191,14 +193,14 @@ def identity_bounds_of(cell: Cell) -> list[float]:
         return identity_bounds(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
 
 
-def _as_mapping(theory: Theory) -> dict[str, Any]:
+def _as_mapping(cell: Cell, theory: Theory) -> dict[str, Any]:
     """Return the fields of `Theory` and the products of equation (7), for `--json`."""
     layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
     totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
-    return {**asdict(theory), "layers": layers, **totals}
+    return {**asdict(theory), "layers": layers, **totals, "remarks": depth_remarks(cell, theory.depth)}
 
 
-def print_theory(theory: Theory) -> None:
+def print_theory(cell: Cell, theory: Theory) -> None:
     """Print the tables with an explanation of each."""
     say(f"  Bounds at initialisation (Spike No More), {theory.length} tokens, {theory.sample}; float64")
     say(_bounds_table(theory.layers))
@@ -208,8 +210,24 @@ def print_theory(theory: Theory) -> None:
     )
     if not all(layer.equation for layer in theory.layers):
         say("  * not the paper's x + f(N(x)): the bound is derived for this layer's equation in the same way")
+    _print_depth(cell, theory)
     if theory.preserved:
         _print_preserved(theory)
+
+
+def _print_depth(cell: Cell, theory: Theory) -> None:
+    say("  Bounds that depend on the depth (The Curse of Depth, RaPTr)")
+    say(depth_table(theory.depth, theory.stages))
+    if theory.depth:
+        inner = theory.layers[:-1]
+        norms = sum(math.log10(one.attention.norm * one.feed_forward.norm) for one in inner)
+        gradient = sum(math.log10(one.gradient_ratio) for one in inner)
+        factors = zip(theory.layers, theory.depth.layers, strict=True)
+        above = sum(one.feed_forward.norm > factor.feed_forward for one, factor in factors)
+        say(f"  through all layers but the last: gradient 10^{gradient:.2f}, product of ||J|| 10^{norms:.2f}; ||J|| of "
+            f"the feed-forward network is above its factor in {above} of {len(theory.layers)} layers")  # fmt: skip
+    for line in (*depth_results(theory.depth, theory.stages), *depth_remarks(cell, theory.depth)):
+        say(f"  {line}")
 
 
 def _print_preserved(theory: Theory) -> None:

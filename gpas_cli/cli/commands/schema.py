@@ -31,6 +31,7 @@ DOCUMENTS = {
     "bench": "cli.commands.bench:MeasuredJson",
     "theory stability": "cli.commands.theory:StabilityJson",
     "theory norms": "cli.commands.theory:NormsJson",
+    "theory depth": "cli.commands.theory:DepthJson",
     "theory length": "cli.commands.theory:LengthJson",
     "table": "report.tables.render:TableJson",
     "figure": "cli.commands.figure:FigureJson",

@@ -6,15 +6,16 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import AsJson, Cell
-from gpas_cli.cli.selection import find_cells
+from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, From, filled
@@ -23,6 +24,9 @@ from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.spec.cell import Cell as SpecCell
 from gpas_cli.words import duration
+
+if TYPE_CHECKING:
+    from gpas_cli.evaluate.depth_bounds import DepthBound, StageGap
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -105,6 +109,16 @@ class LengthJson(DocumentJson):
     cell: str
     points: list[_LengthPointJson]
     exponent: Annotated[float, "of the length in the measured variance"]
+    panels: list[PlotJson]
+
+
+class DepthJson(DocumentJson):
+    """`gpas theory depth --json`. gpas_cli/evaluate/depth_bounds.py explains each number."""
+
+    cell: str
+    depth: Annotated[dict[str, Any] | None, "the bounds of The Curse of Depth, null where it derives none"]
+    stages: Annotated[dict[str, Any], "both sides of RaPTr's theorem 4.2"]
+    remarks: Annotated[list[str], "where the bounds do not apply, and slips in equations that are computed as printed"]
     panels: list[PlotJson]
 
 
@@ -200,13 +214,86 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
     _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[1:])), note)
 
 
+@app.command("depth")
+def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
+    """Compute the bounds of a cell at initialisation that depend on its depth (The Curse of Depth, RaPTr).
+
+    Of the gradient: equations (25), (34) to (37), with LNS (54) and (55). Of the difference that a random layer makes
+    to the loss: theorem 4.2, with both sides.
+
+    Example: [bold]gpas theory depth quickstart-curse/pre-normal-s1[/bold]
+    """
+    (entry,) = find_cells([cell])
+    bound, stages = _computed("depth", entry.cell)
+    drawn = {"Psi / |F|": list(enumerate(stages.relative, start=1))}
+    if bound:
+        drawn["(54) of LNS" if bound.lns else "(25)"] = [(i.layer, i.feed_forward * i.attention) for i in bound.layers]
+    figures = [_figure(f"{name} at initialisation", "layer", name, {name: points}) for name, points in drawn.items()]
+    remarks = depth_remarks(entry.cell, bound)
+    plain = {"depth": bound and asdict(bound), "stages": asdict(stages)}
+    document = filled(DepthJson, cell=entry.id, remarks=remarks, panels=_panels(figures), **plain)
+    note = "\n".join([*depth_results(bound, stages), *remarks])
+    _show(figures, Output(out, terminal, as_json), document, depth_table(bound, stages), note)
+
+
+def depth_table(bound: DepthBound | None, stages: StageGap) -> Columns:
+    """Return the numbers of every layer."""
+    heads = ["layer", "Psi", "Psi / |F|", "loss without"]
+    rows = [[f"{i}"] for i in range(1, len(stages.psi) + 1)]
+    if bound:
+        numbers = ("(40)", "(52) - 1", "(55)") if bound.lns else ("(6)", "(30) - 1", "(35)")
+        heads[1:1] = ["sigma_x", numbers[0], "sigma_x'", numbers[1], "attention", "A (36)", "B (37)", numbers[2]]
+        factors = [replace(one, feed_forward=one.feed_forward - 1) for one in bound.layers]
+        rows = [[f"{number:.4g}" for number in astuple(one)] for one in factors]
+    for row, psi, relative, rise in zip(rows, stages.psi, stages.relative, stages.rise, strict=True):
+        row += [f"{psi:.4g}", f"{relative:.4g}", f"{rise:+.2g}"]
+    return Columns(heads, rows, right=frozenset(heads))
+
+
+def depth_results(bound: DepthBound | None, stages: StageGap) -> list[str]:
+    """Return the bounds in words."""
+    found = []
+    if bound:
+        first, second = ("(54)", "(55)") if bound.lns else ("(25), which is (34),", "(35)")
+        found = [f"The Curse of Depth: |dy/dx_1| through all layers but the last, as printed, is bounded by "
+                 f"10^{bound.log10_bound:.2f} with {first} and 10^{bound.log10_joined:.2f} with {second}."]  # fmt: skip
+    right = f"(1/L) E[sum Psi / |F|] = {stages.stability:.4g}"
+    limit = f"a C that a head with a norm of its own does not have, times {right}"
+    if stages.bound is not None:
+        limit = (f"{stages.bound:.4g} = C times {right}. The paper leaves C open; here it is {stages.constant:.4g} = "
+                 "2 sqrt(2 d) max|g| |Phi|, with g of the final norm and Phi of the head")  # fmt: skip
+    said = f"without a random layer the loss differs by {stages.gap:.3g}, bounded by {limit}."
+    return [*found, f"RaPTr, theorem 4.2: {said}"]
+
+
+def depth_remarks(cell: SpecCell, bound: DepthBound | None) -> list[str]:
+    """Return the slips in the paper's equations, or why it has none for the cell."""
+    if bound is None:
+        scheme = cell.model.norm.title + (" with gates without stop-gradient" if cell.model.gate else "")
+        return [f"The Curse of Depth derives its bounds for Pre-LN (25) and LNS (54), not for {scheme}."]
+    recursion, factor = ("(40)", "(52)") if bound.lns else ("(6)", "(30)")
+    return [
+        f"- {factor} divides by (sqrt d + sqrt d_ffn)^2, by which (29) and Spike No More's (15) multiply: it does not "
+        "bound the feed-forward network, and the products hold only as far as attention's factor leaves room.",
+        "- (36), (37) are not the product multiplied out: A lacks a sigma^2, and B has A's first summand with it.",
+        "- Both summands of attention have sqrt(s) + 2 + 1/sqrt(s), in (33) only the first: the bound is larger.",
+        *(["- (54) divides by l, although (52) and (53) begin with 1/sqrt(l)."] if bound.lns else []),
+        f"- {recursion} has numerators set to 1, after (13) with one covariance for two and (16) without d and 1/s: "
+        "only its growth can be compared with sigma_x.",
+    ]
+
+
 def _computed(law: str, cell: SpecCell) -> Any:
     """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory."""
     try:
         from gpas_cli.evaluate.norm_growth import growths, length_law
+        from gpas_cli.evaluate.theory import depth_theory
     except ImportError as error:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
     with working("building the network in float64"):
+        if law == "depth":
+            here = project()
+            return depth_theory(cell, here.cache, here.config.parent)
         return growths(cell) if law == "norms" else length_law(cell)
 
 

@@ -39,6 +39,7 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
     "claims": [(("claims", "gate-lowers"), Exit.DONE), (("claims",), Exit.DONE)],
     "theory stability": [(("theory", "stability", "--layers", "8", "--dimension", "8"), Exit.DONE)],
     "theory norms": [(("theory", "norms", "pre-gpas-s1"), Exit.DONE)],
+    "theory depth": [(("theory", "depth", "pre-gpas-s1"), Exit.DONE), (("theory", "depth", "post-s1"), Exit.DONE)],
     "theory length": [(("theory", "length", "pre-gpas-s1"), Exit.DONE)],
     "sync": [(("sync",), Exit.DONE)],
     "data prepare": [(("data", "prepare", "--workers", "1"), Exit.DONE)],
