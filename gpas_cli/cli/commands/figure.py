@@ -422,7 +422,12 @@ def draw_figures(
 
     Raises typer.Exit if a figure has nothing to draw.
     """
-    chosen = named(names)
+    chosen = [spec for spec in named(names) if spec.toy or not toy]
+    if missing := [spec.name for spec in named(names) if spec not in chosen]:
+        words = f"no grid at quickstart size has the cells of {listed(missing, 8)}"
+        if not chosen:
+            raise GpasError(f"{words}; leave out --toy")
+        say(f"Left out: {words}.")
     paths = _paths(chosen, output)
     made = list(_made(_requests(chosen, grid, toy)))
     for figure in made:
@@ -481,7 +486,7 @@ def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
     if figure.missing:
         words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
         words.append(f"Run: {figure.command}")
-    if not figure.panels and not figure.note:
+    if not figure.panels and not figure.note and declared_figures()[figure.name].toy:
         words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
     if figure.unrecorded:
         words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")

@@ -6,10 +6,10 @@
     `make`                  what is recorded of them -> `PaperFigure`, plots as data
 
 Keys of a figure in YAML: `title`; `grid` and `where`, the paper's grid and the labels that select its cells; `toy`, the
-grid at quickstart size; `cells`, the labels of the drawn cells in any grid; `methods`, titled groups of cells;
-`panels`; `each`, the axes with a panel for each of their labels; `against`, the labels of the cells that others are
-divided by; `planned`, the number of updates that `at` refers to; `size`, the size that the title names in the paper's
-grid; `y`, the title of the y axis. Keys of a panel:
+grid at quickstart size, if there is one; `cells`, the labels of the drawn cells in any grid; `methods`, titled groups
+of cells; `panels`; `each`, the axes with a panel for each of their labels; `against`, the labels of the cells that
+others are divided by; `planned`, the number of updates that `at` refers to; `size`, the size that the title names in
+the paper's grid; `y`, the title of the y axis. Keys of a panel:
 `title`, `cells`, `what` (one quantity or several), `otherwise` (the quantity to draw of cells that have not recorded
 `what`), `at`, `layers`, `every`, `from`, `log`, as of `Selection`; `growth`, to draw the law by which values grow over
 layers.
@@ -59,10 +59,10 @@ class FigureSpec:
     paper: str
     title: str
     grid: str
-    toy: str
     panels: tuple[Mapping[str, Any], ...]
     where: Mapping[str, Label]
     cells: Mapping[str, Any]
+    toy: str = ""
     methods: tuple[Mapping[str, Any], ...] = ()
     each: str | tuple[str, ...] = ()
     against: Mapping[str, Label] | None = None

@@ -108,6 +108,7 @@ def test_too_few_sizes_for_a_power_law(face: Face) -> None:
         (("--paper", "gpas-2", "g"), "to draw it from other cells, name a grid with --grid"),
         (("--paper", "gpas", "-o", "a.pdf"), "a.pdf is one file, and 8 figures are drawn: name a folder"),
         (("--toy",), "add --paper NAME"),
+        (("--paper", "spike-9", "--toy"), "no grid at quickstart size has the cells of spike-9; leave out --toy"),
     ],
 )
 def test_mistakes_with_options(face: Face, words: tuple[str, ...], message: str) -> None:
