@@ -15,6 +15,8 @@ from typing import Any
 from gpas_cli.errors import Problem
 from gpas_cli.grid.document import WORDS_FOR_BOOLEANS, Label, Mark, Node, mapping, spelled
 from gpas_cli.spec.cell import LATER_STAGES, MODEL_PARTS
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.stage import TRAINING_PARTS
 
 # The key under which a section's mapping names what it extends, if it is not `like`.
@@ -39,10 +41,18 @@ def merge(under: Node, over: Node, section: str = "") -> Node:
     above = _as_mapping(over, section)
     if not isinstance(below.value, dict) or not isinstance(above.value, dict):
         return over
-    merged = dict(below.value)
+    merged = _kept(below.value, above.value) if section == "optim" else dict(below.value)
     for name, node in above.value.items():
         merged[name] = merge(merged[name], node, name if not section else "-") if name in merged else node
     return mapping(merged, over.mark, over.key)
+
+
+def _kept(below: Mapping[str, Node], above: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the settings of a recipe without those of a schedule or optimizer in whose place `above` has another."""
+    left = {name for name in ("schedule", "optimizer") if name in below and name in above}
+    left = {name for name in left if below[name].value != above[name].value}
+    own = {setting for setting, (selector, _) in setting_classes(Optim).items() if selector in left}
+    return {name: node for name, node in below.items() if name not in own}
 
 
 def _as_mapping(node: Node, section: str) -> Node:

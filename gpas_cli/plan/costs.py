@@ -36,7 +36,8 @@ class SizeCost:
     batch: Annotated[int, "rows per update"]
     length: Annotated[int, "tokens per row"]
     updates: int
-    tokens: Annotated[int, "tokens that a cell trains on"]
+    tokens: Annotated[int, "tokens that a cell trains on, with padding"]
+    padded: Annotated[bool, "whether rows are padded: fewer tokens are trained on, and recorded as `train_tokens`"]
     devices: Annotated[int, "GPUs or cores of a job"]
     hours: Annotated[float, "of the longest job"]
     gpu_hours: float
@@ -89,6 +90,7 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeC
         length=cell.data.length,
         updates=cell.optim.updates,
         tokens=cell.optim.trained_rows * cell.data.length,
+        padded=cell.data.layout == "pad",
         devices=max((work.devices for work in works), default=0),
         hours=max((work.hours for work in works), default=0.0),
         **device_hours(works),

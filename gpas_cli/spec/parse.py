@@ -64,7 +64,7 @@ def settings_of(selector: str, classes: Callable[[], Mapping[str, type]]) -> Any
     return dataclasses.field(default=None, metadata={"selector": selector, "classes": classes})
 
 
-def _setting_classes(cls: type) -> dict[str, tuple[str, type]]:
+def setting_classes(cls: type) -> dict[str, tuple[str, type]]:
     """Return the settings that depend on other fields of `cls`: name -> (field that selects them, their dataclass)."""
     found = {}
     for own in _dependent(cls):
@@ -112,7 +112,7 @@ def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
     dependent = {f.name: _build_dependent(f, fields, values, problems) for f in _dependent(cls)}
     for name in values:
         if name not in fields:
-            known = (*fields, *_setting_classes(typing.cast(Any, cls)))
+            known = (*fields, *setting_classes(typing.cast(Any, cls)))
             problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
     hints = _hints(cls)
     kwargs = {}

@@ -8,6 +8,7 @@ from grids import HEAD, cells, grid, read, whole
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.expand import expand
+from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 
@@ -98,6 +99,15 @@ override: [{where: {norm: lns}, set: {optim: {warmup: 10}}, why: to see}]
     pre, lns = (entry.cell.optim for entry in grid(body))
     assert (pre.batch, pre.warmup, pre.lr) == (16, 50, 2e-3)  # recipe, base, base
     assert (lns.batch, lns.warmup, lns.lr) == (16, 10, 4e-3)  # recipe, override, when
+
+
+def test_another_schedule_or_optimizer_than_the_recipes_does_not_have_its_settings() -> None:
+    recipe = "batch: 16, optimizer: adafactor, update_clip: 2, schedule: wsd, decay: 0.4, decay_shape: cosine}"
+    text = whole(cells(optim="[{name: same, decay: 0.2}, {name: other, schedule: inverse-sqrt, optimizer: adam}]"))
+    same, other = (entry.cell.optim for entry in expand(read(text.replace("batch: 16}", recipe))))
+    assert (same.decay_of_rate, same.optimizer) == (WarmupStableDecay(decay=0.2, decay_shape="cosine"), "adafactor")
+    assert (other.decay_of_rate, other.optimizer, other.lr) == (InverseSqrt(), "adam", 1.5e-3)
+    assert other.optimizer_settings is None
 
 
 def test_a_word_replaces_a_section_and_a_mapping_refines_it() -> None:

@@ -26,7 +26,7 @@ from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Si
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.objective import OBJECTIVES, Masked, Spans
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.parse import _setting_classes, own_fields
+from gpas_cli.spec.parse import own_fields, setting_classes
 from gpas_cli.spec.run import Cadence, Monitoring
 
 TEXT = packaged("experiments.yaml").read_text()
@@ -46,7 +46,7 @@ NAMES = {
     "sources": set(SOURCES),
     "precision": set(PRECISIONS),
     **{named.__name__: {field.name for field in own_fields(named)} - UNTOLD for named in SECTIONS},
-    "settings of schedules and optimizers": {name for named in SECTIONS for name in _setting_classes(named)},
+    "settings of schedules and optimizers": {name for named in SECTIONS for name in setting_classes(named)},
     "sizes": set(SIZES),
     "schemes": set(SCHEMES),
     "embeddings": set(EMBEDS),
@@ -56,7 +56,7 @@ NAMES = {
     "objectives": set(OBJECTIVES),
 }
 # A schedule or an optimizer may have settings of its own.
-DEPENDENT = tuple(dict.fromkeys(part for section in SECTIONS for _, part in _setting_classes(section).values()))
+DEPENDENT = tuple(dict.fromkeys(part for section in SECTIONS for _, part in setting_classes(section).values()))
 CHOICES = [
     (section.__name__, field.name, choice)
     for section in (*SECTIONS, *DEPENDENT)

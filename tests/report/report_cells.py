@@ -14,7 +14,7 @@ DIFFERING = {
     "poster": {"optim.mean_rows"},
     "curse_of_depth": {"optim.mean_rows", "optim.warmup", "init.embed_std"},
     "spike_no_more": {"precision", "dropout"},
-    "raptr": {"optim.lr"},
+    "raptr": set(),
 }
 
 

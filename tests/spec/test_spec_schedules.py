@@ -11,7 +11,7 @@ from gpas_cli.spec import parse
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.optim import SCHEDULES, Optim
-from gpas_cli.spec.parse import _setting_classes, own_fields
+from gpas_cli.spec.parse import own_fields, setting_classes
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources, _period_seconds, time_seconds
 
@@ -155,7 +155,7 @@ def test_finetuning_reads_the_same_schedules() -> None:
 @pytest.mark.parametrize("section", [Optim, Finetune])
 def test_settings_of_schedules_and_optimizers_have_names_of_their_own(section: type) -> None:
     """They are written flat in one section: no two of them, and no field of the section, may have one name."""
-    parts = {part for _, part in _setting_classes(section).values()}
+    parts = {part for _, part in setting_classes(section).values()}
     names = [field.name for part in (section, *parts) for field in own_fields(part)]
     assert len(names) == len(set(names))
 

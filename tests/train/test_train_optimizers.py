@@ -17,7 +17,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters, state_bytes
 from gpas_cli.spec.optim import MATRIX, OPTIMIZERS, AdafactorSettings, Optim, OptimizerKind, StateTensor, role
-from gpas_cli.spec.parse import _setting_classes
+from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train import checkpoint
@@ -74,7 +74,7 @@ def test_its_settings_are_in_the_key_and_in_the_recorded_cell(name: str) -> None
     assert len(keys | {cell(optimizer=name).key}) == len(SETTINGS[name]) + 1
     assert cell_from(changed.to_mapping()) == changed
     for other in set(KINDS) - {name}:
-        own = set(_setting_classes(Optim)) & set(SETTINGS[name])
+        own = set(setting_classes(Optim)) & set(SETTINGS[name])
         for setting in own:
             with pytest.raises(
                 InvalidExperiments, match=rf"optim\.{setting}: has no effect: optimizer is {other}; {name} reads it"

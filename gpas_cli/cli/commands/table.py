@@ -389,7 +389,7 @@ def paper_sections(
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
     with recorded_of(chosen, database=False) as known:
         return [
-            published_table(with_ours(part, served.entries) if served else part, unserved=not served)
+            published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
             if served is None or part.quantities
             else made(served, known.states, known.results)
             for part, served in found

@@ -42,7 +42,7 @@ class _EstimateJson(TypedDict):
     longest_hours: Annotated[float, "the longest chain of jobs"]
     wall_hours: Annotated[float | None, "until all have ended; null behind a scheduler"]
     slots: Annotated[int, "jobs at once on this machine"]
-    tokens: float
+    tokens: Annotated[float, "trained ones, with padding, and a third of those that are evaluated"]
     basis: Annotated[list[str], "where the speeds come from"]
 
 
@@ -279,7 +279,7 @@ def _by_size(planned: Plan) -> Columns:
         "cells",
         "batch",
         "updates",
-        "tokens per cell",
+        _tokens(planned.sizes),
         "jobs",
         "longest",
         "total",
@@ -320,10 +320,15 @@ def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
     walls = (_rounded_hours(cost.estimate.wall_hours or 0.0) for cost in costs)
     rows.append((f"on {count(first.machine.number, 'GPU')}", *blank, *walls))
     names = [", ".join(cost.names) for cost in costs]
-    recipe = ("parameters", "cells", "batch", "updates", "tokens per cell")
-    headers = ("size", *recipe, "GPUs", "MFU", *names)
-    droppable = ("parameters", "updates", "cells", "tokens per cell", "batch")
+    tokens = _tokens(first.sizes)
+    headers = ("size", "parameters", "cells", "batch", "updates", tokens, "GPUs", "MFU", *names)
+    droppable = ("parameters", "updates", "cells", tokens, "batch")
     return Columns(headers, rows, right=frozenset(headers[1:]), droppable=droppable)
+
+
+def _tokens(sizes: Sequence[SizeCost]) -> str:
+    """Return the header of the tokens that cells train on."""
+    return "tokens with padding" if any(one.padded for one in sizes) else "tokens per cell"
 
 
 def _on_gpu(size: SizeCost) -> str:

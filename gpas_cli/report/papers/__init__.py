@@ -67,7 +67,9 @@ class PublishedTable:
     train_tokens: tokens that each column was trained on, if the source states it.
     as_if: the column in which every cell is looked up, whatever its own label: the paper's 71m beside a smaller model;
     of a table with one column, the size of its networks.
-    compared_as: our metric that the numbers are compared with, "" for any of the same family.
+    compared_as: our metric that the numbers are compared with, "" for any of the same family. batches: the validation
+    batches of each column, if perplexity_reference is of another number of them than ours. relative_to: the labels of
+    the row whose number is the unit of all; the first of several.
     recipes: the names of the source's recipes by which the networks were trained. sizes: shape -> the source's name of
     it, where that is not ours. no_cells: why a number has no cell of ours beside it.
     """
@@ -84,6 +86,8 @@ class PublishedTable:
     train_tokens: tuple[int, ...] = ()
     as_if: str = ""
     compared_as: str = ""
+    batches: tuple[int, ...] = ()
+    relative_to: CellLabels = field(default_factory=dict)
     recipes: tuple[str, ...] = ()
     remarks: tuple[Remark, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
@@ -176,6 +180,18 @@ class PublishedCell:
         return table.train_tokens[self.column] if table and table.train_tokens and not table.as_if else None
 
     @property
+    def batches(self) -> int:
+        """The validation batches that the number is averaged over, 0 for as many as ours are."""
+        return self.table.batches[self.column] if self.table and self.table.batches else 0
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether the numbers of its table are relative to that of its row."""
+        table = self.table
+        units = [i for i, row in enumerate(table.rows) if has_labels(row.labels, table.relative_to)] if table else []
+        return bool(table and table.relative_to) and self.row == units[0]
+
+    @property
     def remarks(self) -> tuple[Remark, ...]:
         """The remarks about it."""
         return tuple(one for one in self.table.remarks if has_labels(self.labels, one.where)) if self.table else ()
@@ -214,7 +230,7 @@ def published(source: str, name: str) -> PublishedTable:
     columns = table.columns or tuple(dict.fromkeys(row.labels.get("size", "") for row in table.rows))
     if as_if and not any(_same(label, as_if) for label in columns):
         raise GpasError(f"{source}: {name} has no column '{as_if}'; {nearest(as_if, map(str, columns))}")
-    return replace(table, as_if=as_if, compared_as="") if as_if else table
+    return replace(table, as_if=as_if, compared_as="", batches=()) if as_if else table
 
 
 def tables(source: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_label
 
 _RELATIVE = 1e-6  # numbers that differ by less are the same setting
 _BEST_OF = "best_of"
+OBJECTIVE = "objective.kind"  # without it losses cannot be compared
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,16 @@ class _Compared:
 def deviations(entries: Sequence[Entry], table: PublishedTable) -> tuple[Deviation, ...]:
     """Return where the entries differ from the recipe of the published number that is printed beside the best of them.
 
-    Empty with `as_if`, where networks of another size are compared. Settings that the source does not state, and
-    sections that the entries do not have, are not compared.
+    With `as_if`, where networks of another size are compared, of the objective alone. Settings that the source does not
+    state, and sections that the entries do not have, are not compared.
     """
-    if table.as_if:
-        return ()
     settings = [
         Deviation(one.setting, _one_of(one.stated), _one_of(one.ours), one.origin)
         for one in _compared(entries, table)
-        if not one.agrees
+        if not one.agrees and (not table.as_if or one.setting == OBJECTIVE)
     ]
+    if table.as_if:
+        return tuple(settings)
     absent = [Deviation(name, value, None) for one in recipes(table) for name, value in one.not_here.items()]
     return (*settings, *absent)
 

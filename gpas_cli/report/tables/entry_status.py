@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
 
@@ -34,6 +34,9 @@ STATE_NAMES = {
     "unsynced": "not ingested",
     "unrecorded": "not recorded",
 }
+NO_UNIT = "unit missing"  # of a number that is relative to another, which is missing
+REFERENCE = "perplexity_reference"
+_LARGEST = 709  # of the losses whose perplexity a float can be
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,25 @@ def entry_status(
     value = result.metrics.get(name)
     state = "unrecorded" if value is None else "done"
     return EntryStatus(entry, seed, state, stage.key, value=value, result=result, stderr=result.stderr(name))
+
+
+def as_averaged(status: EntryStatus, batches: int, what: Metric) -> EntryStatus:
+    """Return the status with the perplexity of a code that divides the sum of its `batches` mean losses by their number
+    plus one: exp(mean n / (n + 1)), with the recorded mean over our batches. 0 batches: as many as ours."""
+    if not batches or what.name != REFERENCE or status.value is None or status.result is None:
+        return status
+    mean = status.result.metrics.get("loss_batch_mean")
+    if mean is None:
+        return replace(status, value=None, state="unrecorded")
+    loss = mean * batches / (batches + 1)
+    return replace(status, value=math.exp(loss) if loss < _LARGEST else math.inf)
+
+
+def in_units_of(statuses: Sequence[EntryStatus], unit: float | None) -> tuple[EntryStatus, ...]:
+    """Return the statuses with their numbers divided by `unit`; without a unit, they have none."""
+    if unit is None:
+        return tuple(s if s.value is None else replace(s, value=None, state=NO_UNIT) for s in statuses)
+    return tuple(s if s.value is None else replace(s, value=s.value / unit) for s in statuses)
 
 
 def is_supported(result: Result, states: States) -> bool:

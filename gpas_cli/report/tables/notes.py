@@ -11,9 +11,9 @@ from typing import Any
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.papers import load
 from gpas_cli.report.papers.layouts import label_of
-from gpas_cli.report.papers.recipes import Deviation, recipes
+from gpas_cli.report.papers.recipes import OBJECTIVE, Deviation, recipes
 from gpas_cli.report.result import Result
-from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
@@ -24,6 +24,7 @@ from gpas_cli.words import abbreviated, count, listed
 _SIGNIFICANT = 0.05
 _MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 _NAMED = 3  # cells in one note
+_LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-span"}  # by objective
 _DIGEST = 12  # hex digits of a version or a text
 
 
@@ -132,7 +133,7 @@ def _unfinished(table: Table) -> Iterator[Note]:
                 runs[key] = status
     statuses = list(runs.values())
     unrecorded = sum(s.state == "unrecorded" for s in statuses)
-    missing = [s for s in statuses if s.value is None and s.state not in ("diverged", "unrecorded")]
+    missing = [s for s in statuses if s.value is None and s.state not in ("diverged", "unrecorded", NO_UNIT)]
     if missing:
         counts = Counter(s.state for s in missing)
         states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
@@ -302,9 +303,8 @@ def _sources(table: Table) -> Iterator[Note]:
         if source not in used:
             yield Note("published", f"{short}: {where} has none of these cells")
             continue
-        # The caption of a paper's own layout names the paper and its table.
-        named = "" if table.printed else f"{where}: "
-        yield Note("published", f"{short}: {named}{printed.what}", brief=f"{short}: {printed.what}")
+        if not table.printed:  # the caption of a paper's own layout says it
+            yield Note("published", f"{short}: {where}: {printed.what}", brief=f"{short}: {printed.what}")
         if printed.as_if:
             said = f"{short}: these are its {printed.as_if}; compare the differences, not the values"
             yield Note("published", said)
@@ -324,13 +324,21 @@ def _unserved(table: Table) -> Iterator[Note]:
 
 def _compared(table: Table) -> Iterator[Note]:
     """Note which average of our losses is compared, and the runs that have not recorded it."""
-    shown = [(source, column.metric.name) for column in table.columns for source in column.sources]
-    pairs = [(source, table.published[source].compared_as, name) for source, name in dict.fromkeys(shown)]
+    pairs = {
+        (source, printed.cell.table.compared_as, table.columns[i].metric.name): None
+        for _, i, source, printed in _printed(table)
+        if printed.cell.table
+    }
     for name in dict.fromkeys(name for _, wanted, name in pairs if wanted == name and name.endswith("_reference")):
+        counts: dict[int, list[_Place]] = {}
+        for row, i, _, printed in _printed(table):
+            counts.setdefault(printed.cell.batches, []).append((row, i))
+        own = [f"{n}{_where(table, counts[n], tuple(table.published))}" for n in counts if n]
+        batches = f"; its numbers of batches, {', '.join(own)}, are put in place of ours" if own else ""
         yield Note(
             "compared",
             f"published numbers are compared with {name}: the sum of the batches' mean losses is divided by their "
-            "number plus one, as in the published code",
+            f"number plus one, as in the published code{batches}",
         )
         shown_cells = [cell for _, i, cell in _shown_cells(table) if table.columns[i].metric.name == name]
         missing = [s.entry.id for cell in shown_cells for s in cell.statuses if s.state == "unrecorded"]
@@ -344,6 +352,18 @@ def _compared(table: Table) -> Iterator[Note]:
         if wanted not in ("", name):
             short = load(source)["short"]
             yield Note("compared", f"{short}: its numbers are averaged as in {wanted}, but the table shows {name}")
+
+
+def _objectives(table: Table) -> Iterator[Note]:
+    """Note published losses of another objective than that of the cells beside them."""
+    found: dict[tuple[str, Any, Any], None] = {}
+    for *_, source, printed in _printed(table):
+        for one in printed.deviations:
+            found |= {(source, one.published, one.ours): None} if one.setting == OBJECTIVE else {}
+    for source, *kinds in found:
+        theirs, ours = (f"{_LOSSES.get(kind, kind)} loss ({kind})" for kind in kinds)
+        said = f"{load(source)['short']} prints the {theirs}, ours is the {ours}: only signs of differences compare"
+        yield Note("compared", said)
 
 
 def _remarks(table: Table) -> Iterator[Note]:
@@ -363,7 +383,8 @@ def _deviations(table: Table) -> Iterator[Note]:
     found: dict[str, dict[Deviation, dict[str, list[_Place]]]] = {}
     for row, column, source, printed in _printed(table):
         for one in printed.deviations:
-            found.setdefault(one.setting, {}).setdefault(one, {}).setdefault(source, []).append((row, column))
+            if one.setting != OBJECTIVE:
+                found.setdefault(one.setting, {}).setdefault(one, {}).setdefault(source, []).append((row, column))
     for setting, cases in found.items():
         parts = []
         for one, by_source in cases.items():
@@ -389,9 +410,10 @@ def _budgets(table: Table) -> Iterator[Note]:
     for _, i, cell in _shown_cells(table):
         entry = cell.statuses[0].entry.cell
         ours = entry.optim.trained_rows * entry.data.length
+        padding = " with padding" if entry.data.layout == "pad" else ""
         for source, printed in cell.printed.items():
             if (theirs := printed.cell.tokens) and not 1 / _SAME_BUDGET < ours / theirs < _SAME_BUDGET:
-                budgets = f"{abbreviated(theirs)} tokens in {load(source)['short']}, {abbreviated(ours)} here"
+                budgets = f"{abbreviated(theirs)} tokens in {load(source)['short']}, {abbreviated(ours)}{padding} here"
                 found[f"{table.columns[i].title} was trained on {budgets}"] = None
     yield from (Note("budget", text) for text in found)
 
@@ -437,5 +459,5 @@ def _word(value: Any) -> str:
 # In the order in which their notes are printed.
 _MAKERS = (
     *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _externals, _overrides),
-    *(_sources, _unserved, _compared, _remarks, _deviations, _unstated, _budgets, _gains),
+    *(_sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
 )

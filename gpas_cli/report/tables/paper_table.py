@@ -20,7 +20,16 @@ from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations, fit
 from gpas_cli.report.result import METRICS, metric
-from gpas_cli.report.tables.entry_status import Results, States, best_variant, by_variant, entry_status
+from gpas_cli.report.tables.entry_status import (
+    NO_UNIT,
+    Results,
+    States,
+    as_averaged,
+    best_variant,
+    by_variant,
+    entry_status,
+    in_units_of,
+)
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import (
     Column,
@@ -39,6 +48,7 @@ from gpas_cli.statistics import stats
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
+_OF_RATIOS = 2  # digits
 _AS_PRINTED = Metric("", "")  # of tables without our numbers
 
 
@@ -137,7 +147,11 @@ def _compared_metric(cell: PublishedCell) -> Metric:
     name = table.compared_as or table.metric
     if table.metric == "perplexity" and _text(cell):
         name = "text_perplexity"
-    return METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
+    known = METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
+    if table.relative_to:
+        row = " ".join(map(str, table.relative_to.values()))
+        return replace(known, title=f"{known.title} over those of {row}", digits=_OF_RATIOS)
+    return known
 
 
 def paper_table(served: Serving, states: States, results: Results, what: Metric | None = None) -> Table:
@@ -147,6 +161,7 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     """
     part, spec = served.part, _spec(served.part, served.grid)
     plain = {cell.place: _cell(cell, served, spec, what, states, results) for line in part.lines for cell in line.cells}
+    plain = plain if what else _in_their_units(part, plain, spec.over)
     rows = ranked(
         [_row(line, part, spec, plain) for line in part.lines],
         lambda row, column: _compared_metric(part.lines[row].cells[column]),
@@ -154,7 +169,8 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
     sources = {table.source: table for table in reversed(part.tables)}
     tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
-    best = f"; as in the paper, the best of several settings is shown: {listed(tuned, _NAMED)}" if tuned else ""
+    shown = listed(list(dict.fromkeys(tuned)), _NAMED)
+    best = f"; as in the paper, the best of several settings is shown: {shown}" if tuned else ""
     note = Note("cells", f"our numbers are those of the grid {served.grid.name}{best}")
     return Table(
         spec,
@@ -164,8 +180,31 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
         sources,
         printed=part.name,
         corner=part.corner,
-        remarks=(note,),
+        remarks=(note, *(() if what else _units(part))),
     )
+
+
+def _in_their_units(part: PrintedPart, plain: Mapping[Place, TableCell], over: str) -> dict[Place, TableCell]:
+    """Return our cells by place; where the paper's numbers are relative to a row, so are ours."""
+    units = {cell.place[0]: plain[cell.place].summary for line in part.lines for cell in line.cells if cell.is_unit}
+    found = dict(plain)
+    for place, own in plain.items():
+        if place[0] in units:
+            unit = units[place[0]]
+            mean = unit.mean if unit else None
+            statuses, others = (in_units_of(runs, mean) for runs in (own.statuses, own.others))
+            found[place] = with_summary(replace(own, statuses=statuses, others=others), over)
+    return found
+
+
+def _units(part: PrintedPart) -> Iterator[Note]:
+    """Note the columns whose numbers are relative to a row."""
+    for line in part.lines:
+        for heading, cell in zip(part.headings, line.cells, strict=True):
+            if cell.is_unit:
+                row = ", ".join(filter(None, (line.band, line.title)))
+                text = f"{heading}, here and there: relative to those of {row}; while it has none, {NO_UNIT}"
+                yield Note("compared", text)
 
 
 def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
@@ -257,7 +296,8 @@ def _cell(
     for entry in entries:
         label = next((label for label in _tasks(entry) if base_name(label) == task), task)
         name = what.recorded_as(label) if label else what.name
-        every.append(entry_status(entry, entry.axes.get(spec.over), what, name, states, results))
+        status = entry_status(entry, entry.axes.get(spec.over), what, name, states, results)
+        every.append(as_averaged(status, printed.batches, what))
     statuses, others = best_variant(every, spec.over, what)
     beside = {}
     if printed.value is not None:
@@ -307,31 +347,40 @@ def _count(value: float) -> str:
     return abbreviated(value).replace("k", "K") if value >= 1000 else f"{value:g}"
 
 
-# What a paper calls its columns -> the setting of a cell, and how it is printed.
-_QUANTITIES: Mapping[str, tuple[Callable[[Entry], float], Callable[[float], str]]] = {
-    "lr": (lambda entry: entry.cell.optim.lr, _power),
-    "warmup": (lambda entry: entry.cell.optim.warmup, _count),
-    "steps": (lambda entry: entry.cell.optim.steps, _count),
-    "batch": (lambda entry: entry.cell.optim.batch, _count),
-    "train_tokens": (lambda entry: entry.cell.optim.rows * entry.cell.data.length, _count),
-    "eval_tokens": (lambda entry: entry.cell.data.eval_tokens, _count),
+# What a paper calls its columns -> the setting of a cell as it prints it.
+_QUANTITIES: Mapping[str, Callable[[Entry], str]] = {
+    "lr": lambda entry: _power(entry.cell.optim.lr),
+    "warmup": lambda entry: _count(entry.cell.optim.warmup),
+    "steps": lambda entry: _count(entry.cell.optim.steps),
+    "batch": lambda entry: _count(entry.cell.optim.batch),
+    "eval_tokens": lambda entry: _count(entry.cell.data.eval_tokens),
 }
 
 
-def with_ours(part: PrintedPart, entries: Sequence[Entry]) -> PrintedPart:
+def with_ours(part: PrintedPart, entries: Sequence[Entry], results: Results) -> PrintedPart:
     """Return a table of settings by size with the settings of `entries` behind the paper's where they differ."""
-    return replace(part, lines=tuple(_settings(part, line, entries) for line in part.lines))
+    return replace(part, lines=tuple(_settings(part, line, entries, results) for line in part.lines))
 
 
-def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry]) -> PrintedLine:
+def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry], results: Results) -> PrintedLine:
     own = [entry for entry in entries if str(facts(entry)["size"]).lower() == line.title.lower()]
     cells = []
     for cell, quantity in zip(line.cells, part.quantities, strict=True):
-        value, text = _QUANTITIES[quantity]
-        ours = list(dict.fromkeys(text(value(entry)) for entry in own))
+        found = map(_QUANTITIES[quantity], own) if quantity in _QUANTITIES else _trained_tokens(own, results)
+        ours = list(dict.fromkeys(found))
         differs = bool(ours) and ours != [cell.text]
         cells.append(replace(cell, text=f"{cell.text} (here {', '.join(ours)})") if differs else cell)
     return replace(line, cells=tuple(cells))
+
+
+def _trained_tokens(entries: Sequence[Entry], results: Results) -> Iterator[str]:
+    """Yield the tokens that entries have trained on, and those with the padding of their rows, as papers do not."""
+    for entry in entries:
+        if (known := results.get(entry.cell.stages[0].key)) and "train_tokens" in known.metrics:
+            yield _count(known.metrics["train_tokens"])
+    for entry in entries:
+        read = _count(entry.cell.optim.rows * entry.cell.data.length)
+        yield f"{read} with padding" if entry.cell.data.layout == "pad" else read
 
 
 def with_declared(served: Serving, states: States, results: Results) -> Table:

@@ -36,6 +36,7 @@ from gpas_cli.report.tables.entry_status import (
     EntryStatus,
     Results,
     States,
+    as_averaged,
     best_variant,
     entry_status,
     group,
@@ -291,12 +292,17 @@ class _Builder:
         for entry in entries:
             usual = None if self.measured_on else usual_label(entry.cell, self.what)
             name = self.what.recorded_as(str(label) if usual is None else usual)
-            seed = entry.axes.get(self.spec.over)
-            statuses.append(entry_status(entry, seed, self.what, name, self.states, self.results))
+            status = entry_status(entry, entry.axes.get(self.spec.over), self.what, name, self.states, self.results)
+            statuses.append(as_averaged(status, self._batches(entry, label), self.what))
         if not self.spec.best:
             return with_summary(TableCell(tuple(statuses)), self.spec.over)
         own, others = best_variant(statuses, self.spec.over, self.what)
         return with_summary(TableCell(own, others=others), self.spec.over)
+
+    def _batches(self, entry: Entry, label: Label) -> int:
+        """Return the validation batches of the published number beside an entry's, 0 for as many as ours."""
+        cells = (table.cell(self._labels_of(entry, label)) for table in self.sources.values() if table.batches)
+        return next((cell.batches for cell in cells if cell), 0)
 
     def _compared(
         self, row: Sequence[TableCell], base: Sequence[TableCell] | None, labels: Sequence[Label]
@@ -316,7 +322,9 @@ class _Builder:
 
     def _labels(self, cell: TableCell, label: Label) -> dict[str, Label]:
         """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
-        entry = cell.statuses[0].entry
+        return self._labels_of(cell.statuses[0].entry, label)
+
+    def _labels_of(self, entry: Entry, label: Label) -> dict[str, Label]:
         return {**facts(entry), **measured(entry, label, self.what, by_task=self.measured_on)}
 
     def _column(self, label: Label, index: int, rows: Sequence[Row]) -> Column:
@@ -397,12 +405,12 @@ def _compared_value(value: str, tables: Iterable[PublishedTable], kinds: Collect
     """Return the metric to show beside the numbers of `tables` in place of the metric `value`.
 
     It is the one that all of them are `compared_as`: the published code of GPAS computes perplexity_reference. If they
-    disagree, or if it comes from another stage than `value`, `value` is returned.
+    disagree, in it or in their numbers of batches, or if it comes from another stage than `value`, `value` is returned.
     """
-    named = {table.compared_as or value for table in tables}
+    named = {(table.compared_as or value, table.batches) for table in tables}
     if len(named) != 1:
         return value
-    only = named.pop()
+    only, _ = named.pop()
     return only if metric(only, kinds).stage == metric(value, kinds).stage else value
 
 

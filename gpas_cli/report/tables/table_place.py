@@ -12,7 +12,7 @@ from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
-from gpas_cli.report.tables.entry_status import EntryStatus
+from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric
@@ -230,7 +230,7 @@ def holes(table: Table) -> list[Hole]:
     found = []
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
-            missing = tuple(s for s in cell.runs if s.value is None and s.state != "diverged")
+            missing = tuple(s for s in cell.runs if s.value is None and s.state not in ("diverged", NO_UNIT))
             if missing:
                 title = f"{row.section}, {row.title}" if row.section else row.full_title
                 found.append(Hole(title, column.title, missing))

@@ -1,6 +1,7 @@
 """Our numbers in the layouts of the papers: which cells belong where, how they are named, what stands beside them."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,9 @@ from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import Table, build
-from gpas_cli.report.tables.table_place import RETRIED, Place, find_place, place_name, remedies
+from gpas_cli.report.tables.table_place import RETRIED, Place, find_place, holes, place_name, remedies
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
 
 Declared = dict[str, tuple[Grid, list[Entry]]]
@@ -123,6 +125,72 @@ def test_the_best_of_several_rates_is_shown(declared: Declared) -> None:
     diverged = next(one for one in found.entries if one.cell.depth.kind == "raptr" and one.cell.optim.lr == 4e-4)
     results |= result(diverged, outcome="diverged")
     assert paper_table(found, {}, results).rows[0].cells[1].complete
+
+
+@pytest.mark.parametrize(("number", "rows"), [("1", 5), ("3", 5), ("4", 10), ("5", 5), ("7", 3)])
+def test_flops_are_relative_to_the_row_that_the_paper_calls_1(declared: Declared, number: str, rows: int) -> None:
+    (part,) = printed("raptr", number)
+    found = serving(part, declared)
+    assert found is not None
+    results: dict[str, Result] = {}
+    for one in found.entries:
+        results |= result(one, metrics={"equivalent_updates": relative_flops(one.cell) * one.cell.optim.steps})
+    table = paper_table(found, {}, results)
+    shown = [row.cells[0] for row in table.rows]
+    assert len(shown) == rows
+    assert [cell.summary.mean for cell in shown] == pytest.approx(
+        [cell.printed["raptr"].value for cell in shown], abs=0.004
+    )
+    assert table.columns[0].metric.title.startswith(
+        "updates of the whole network with the same work over those of raptr"
+    )
+    unit = next(row for row, line in zip(table.rows, part.lines, strict=True) if line.cells[0].is_unit)
+    missing = {key: made for key, made in results.items() if key not in {run.key for run in unit.cells[0].runs}}
+    lacking = paper_table(found, {}, missing)
+    assert {row.cells[0].status for row in lacking.rows if row.key != unit.key} == {"unit missing"}
+    title = ", ".join(filter(None, (unit.section, unit.title)))
+    assert [hole.row for hole in holes(lacking) if hole.column == table.columns[0].title] == [title]
+    assert f"relative to those of {title}; while it has none, unit missing" in note_of(lacking, "compared")
+
+
+def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Declared) -> None:
+    """The mean loss of batches is the network's; each paper's code divides by its own number of batches plus one."""
+    parts = {source: printed(source, number)[0] for source, number in (("curse_of_depth", "1"), ("gpas", "2"))}
+    table2 = {"table2": declared["table2"]}
+    curse = serving(parts["curse_of_depth"], table2)
+    assert curse is not None
+    results: dict[str, Result] = {}
+    for line in parts["curse_of_depth"].lines:
+        for cell, n in zip(line.cells, (801, 101, 101, 201), strict=True):
+            mean = math.log(cell.value) * (n + 1) / n
+            recorded = {"loss_batch_mean": mean, "perplexity_reference": math.exp(mean * 201 / 202)}
+            for one in curse.places.get(cell.place, ()):
+                results |= result(one, metrics=recorded)
+    table = paper_table(curse, {}, results)
+    found = [(cell.summary.mean, cell.printed["curse_of_depth"].value) for row in table.rows for cell in row.cells]
+    assert len(found) == 20
+    assert [ours for ours, _ in found] == pytest.approx([theirs for _, theirs in found], rel=1e-12)
+    assert "its numbers of batches, 801 (LLaMA-130M), 101 (LLaMA-250M, LLaMA-350M), 201 (LLaMA-1B)" in note_of(
+        table, "compared"
+    )
+    gpas = serving(parts["gpas"], table2)
+    assert gpas is not None
+    beside_gpas = paper_table(gpas, {}, results)
+    pre_130m = next(row for row in beside_gpas.rows if row.title == "Pre-LN").cells[1]
+    assert pre_130m.summary.mean == pytest.approx(26.41, abs=0.005)  # 26.73 in The Curse of Depth
+    assert "numbers of batches" not in note_of(beside_gpas, "compared")
+    both = {source: part.tables[0].name for source, part in parts.items()}
+    (grid_table,) = (
+        build([one for one in declared["table2"][1] if one.name == "130m-pre"], {}, results, spec(published=published))
+        for published in [{"curse_of_depth": both["curse_of_depth"]}]
+    )
+    assert grid_table.rows[0].cells[0].summary.mean == pytest.approx(26.73)
+    mixed = build(declared["table2"][1], {}, results, spec(published=both))
+    assert mixed.metric.name == "perplexity"  # no number of batches is both papers'
+
+
+def note_of(table: Table, kind: str) -> str:
+    return " ".join(one.text for one in notes(table) if one.kind == kind)
 
 
 def test_a_place_has_the_metric_and_the_published_table_of_its_column(declared: Declared) -> None:
@@ -226,10 +294,12 @@ def test_bands_have_a_heading_and_ranks_of_their_own() -> None:
 def test_settings_name_ours_where_they_differ() -> None:
     (part,) = printed("gpas", "1")
     optim = {"lr": 1e-3, "warmup": 1000, "steps": 20_000, "batch": 512}
-    lines = with_ours(part, [entry(optim=optim), entry(size="1b", optim={**optim, "lr": 5e-4})]).lines
+    ours = [entry(optim=optim), entry(size="1b", optim={**optim, "lr": 5e-4})]
+    lines = with_ours(part, ours, result(ours[1], metrics={"train_tokens": 2e9})).lines
     texts = {line.title: [cell.text for cell in line.cells] for line in lines}
-    assert texts["71M"][2:5] == ["10K (here 20K)", "512", "1B (here 2.62B)"]
+    assert texts["71M"][2:5] == ["10K (here 20K)", "512", "1B (here 2.62B with padding)"]
     assert texts["71M"][:2] == [texts["130M"][0], "1K"]
+    assert texts["1B"][4] == "10B (here 2B, 2.62B with padding)"
     assert texts["1B"][0] == "5 \N{MULTIPLICATION SIGN} 10⁻⁴"
     assert texts["130M"] == [cell.text for cell in part.lines[1].cells]
 

@@ -1,5 +1,6 @@
 """Entries and results -> a table: pairing, states, marks, bases, published numbers, and what is refused."""
 
+import json
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.notes import gains, notes
+from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, TableCell, beside_published, build
 
@@ -223,7 +225,23 @@ def test_a_smaller_size_may_be_compared_with_the_papers() -> None:
     assert [c.printed["gpas"].value for c in column(table)] == [34.23, 33.49]
     assert column(table)[1].printed["gpas"].delta == -0.74
     assert "GPAS paper: these are its 71m; compare the differences, not the values" in note(table, "published")
-    assert note(table, "budget") == ""
+    assert (note(table, "budget"), note(table, "compared"), note(table, "recipe")) == ("", "", "")
+
+
+def test_a_loss_of_another_objective_is_named() -> None:
+    depth = {"like": "raptr", "stages": "6-8-10-12"}
+    paths = [entry(size="quickstart", data="quickstart", depth=one) for one in ("full", depth)]
+    lists = {"rows": ("norm",), "against": {}, "value": "loss", "published": {"raptr": "table1_loss@bert-base"}}
+    for one in paths:
+        table = build([one], {}, {}, spec(**lists))
+        assert note(table, "compared") == (
+            "RaPTr prints the masked-token loss (mlm), ours is the next-token loss (causal): only signs of differences "
+            "compare"
+        )
+        (cell,) = json.loads(render(table, "json"))["rows"][0]["cells"]
+        assert cell["published"]["raptr"]["deviations"] == [
+            {"setting": "objective.kind", "published": "mlm", "ours": "causal", "origin": "paper"}
+        ]
 
 
 def test_a_changed_network_is_not_the_papers() -> None:
@@ -255,7 +273,7 @@ def test_a_budget_that_differs_from_the_papers_is_noted() -> None:
     same = build([entry(optim=usual)], {}, {}, spec(published=sources))
     assert note(same, "budget") == ""
     short = build([entry(optim={**usual, "steps": 100})], {}, {}, spec(published=sources))
-    assert note(short, "budget") == "71m was trained on 1B tokens in GPAS paper, 13.1M here"
+    assert note(short, "budget") == "71m was trained on 1B tokens in GPAS paper, 13.1M with padding here"
 
 
 def test_one_column_per_task_from_the_last_stage() -> None:
