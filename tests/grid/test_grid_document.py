@@ -95,7 +95,6 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10
         ("a: {b\n", "e:2:1", "is not YAML"),
         ("\ta: 1\n", "e:1:1", "is not YAML"),
         ("a: \x00\n", "e:1:1", "is not YAML"),
-        ("[" * 200_000, "e:1:25", "nested more than"),  # so deep that a recursive parser crashes
         ("a: " + "9" * 50, "e:1:4", "50 digits"),
         (LAUGHS, "e:7:5", "aliases expand"),
         ("a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 40)), "e:24:6", "nested more than"),
@@ -107,6 +106,11 @@ def test_refused(text: str, where: str, message: str) -> None:
     assert str(caught.value).startswith(f"{where}: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_text_so_deep_that_a_recursive_parser_crashes_is_refused() -> None:
+    with pytest.raises(InvalidExperiments, match=r"^e:1:\d+: .*nest"):  # new versions of libyaml refuse it themselves
+        parse_document("[" * 200_000, "e")
 
 
 def test_all_duplicate_keys_are_reported_at_once() -> None:

@@ -161,7 +161,8 @@ def test_rich(table: Table) -> None:
     with console.capture() as capture:
         console.print(Drawn(sheet(table)))
     text = "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()) + "\n"
-    assert text.startswith(RICH)
+    wide = re.compile(" {2,}|─+")  # old versions of rich make columns wider
+    assert wide.sub("  ", text).startswith(wide.sub("  ", RICH))
 
 
 def test_notes_are_grouped_by_theme(table: Table) -> None:
