@@ -14,6 +14,7 @@ What several commands share:
     run_options    the options of commands that run cells, and `outcome` their end: JSON, --notify, the exit code
     planning       what a command would run
     shrunk         --shrink
+    drawing        where figures go, and `paper_figures`, those of the papers
     working        what a command shows of its own work while it computes
 
 Modules import nothing heavy at the top, so that `gpas --help` is fast.

@@ -7,7 +7,7 @@ recorded updates. A network that never gets there has infinitely many updates an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,24 +19,25 @@ from gpas_cli.spec.stage import CONVERGENCE
 
 _WINDOW = 0.05  # of the updates, over which the loss is averaged
 
+Losses = Mapping[str, Sequence[tuple[int, float]]]  # smoothed, by stage key: pairs of an update and a loss
+
 
 def with_convergence(
-    known: Recorded, is_base: Callable[[Entry], bool], axes: Collection[str], where: object
+    known: Recorded,
+    is_base: Callable[[Entry], bool],
+    axes: Collection[str],
+    where: object,
+    smooth: Losses | None = None,
 ) -> Recorded:
     """Return `known` with the metrics of each training that is done, and whose base is.
 
     is_base: whether a cell can be a base; that of a cell has the same labels as it but for `axes`, its seed included,
-    and is compared with itself. Raises GpasError, beginning with `where`, if there are no such axes.
+    and is compared with itself. smooth: the losses, if they have been read. Raises GpasError, beginning with `where`,
+    if there are no such axes.
     """
     if not axes:
         raise GpasError(f"{where}: {', '.join(CONVERGENCE)} compare a cell with its base: add `against`")
-    done = {
-        key: result
-        for entry in known.entries
-        if (result := known.results.get(key := entry.cell.stages[0].key)) and result.outcome == "done"
-    }
-    losses = curves(known.engine, done, "loss") if known.engine else {}
-    smooth = {key: smoothed(curve, done[key].last_step or curve[-1][0]) for key, curve in losses.items() if curve}
+    smooth = smooth_losses(known) if smooth is None else smooth
     bases = {entry.labels_without(*axes): entry.cell.stages[0].key for entry in known.entries if is_base(entry)}
     results = dict(known.results)
     for entry in known.entries:
@@ -44,11 +45,22 @@ def with_convergence(
         if key in smooth and base in smooth:
             target = smooth[base][-1][1]
             updates = reached(smooth[key], target)
-            own = done[key]
+            own = results[key]
             per_update = own.metrics.get("train_tokens", math.nan) / (own.last_step or math.nan)
             found = (updates, updates * per_update, reached(smooth[base], target) / updates)
             results[key] = replace(own, metrics={**own.metrics, **dict(zip(CONVERGENCE, found, strict=True))})
     return replace(known, results=results)
+
+
+def smooth_losses(known: Recorded) -> Losses:
+    """Return the smoothed training losses of the trainings that are done, by stage key."""
+    done = {
+        key: result
+        for entry in known.entries
+        if (result := known.results.get(key := entry.cell.stages[0].key)) and result.outcome == "done"
+    }
+    losses = curves(known.engine, done, "loss") if known.engine else {}
+    return {key: smoothed(curve, done[key].last_step or curve[-1][0]) for key, curve in losses.items() if curve}
 
 
 def smoothed(curve: Sequence[tuple[int, float]], updates: int) -> list[tuple[int, float]]:

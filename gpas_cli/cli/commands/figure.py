@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -13,25 +13,20 @@ from gpas_cli.cli.commands.explain import identity_bounds_of
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, complete_where, offer, offer_list
+from gpas_cli.cli.paper_figures import draw_figures
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, filled
-from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.grid.document import spelled
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.entry import Entry
+from gpas_cli.report.figures.convergence import Speed
+from gpas_cli.report.figures.convergence import convergence as convergence_of
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios, recorded_quantities
 from gpas_cli.report.figures.envelope import envelope as envelope_of
 from gpas_cli.report.figures.figure import PlotJson, as_json, make_figure, with_growth
-from gpas_cli.report.figures.paper_figures import (
-    FigureSpec,
-    PaperFigure,
-    Request,
-    declared_figures,
-    make,
-    named,
-    request,
-)
-from gpas_cli.report.figures.plot import Sheet, check_formats, save
+from gpas_cli.report.figures.paper_figures import declared_figures
+from gpas_cli.report.figures.plot import Sheet, save
 from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
@@ -112,6 +107,14 @@ _Envelope = Annotated[
         help="Draw the metric of the grid's table over this axis of numbers, with the best of each method marked.",
     ),
 ]
+_Convergence = Annotated[
+    bool,
+    typer.Option(
+        "--convergence",
+        help="Draw smoothed training losses beside the final loss of their base (`against` of the grid's table, or "
+        "--against), with the update marked at which each method reaches it, and its speed-up.",
+    ),
+]
 _Terminal = Annotated[
     bool, typer.Option("--terminal", "-t", help="Draw as text here; write files only if -o names them.")
 ]
@@ -155,6 +158,7 @@ def figure(
     toy: _Toy = False,
     scaling: _ScalingLaws = False,
     envelope: _Envelope = "",
+    convergence: _Convergence = False,
     terminal: _Terminal = False,
     out: _Out = None,
     title: _Title = None,
@@ -171,13 +175,15 @@ def figure(
 
     [bold]gpas figure quickstart --what activation_variance --layers 1,6,12 --where norm=pre[/bold]
 
+    [bold]gpas figure quickstart --convergence[/bold]
+
     [bold]gpas figure --paper gpas-4 --toy[/bold]
     """
     output = Output(out, terminal, as_json, title, size)
     if paper:
         if names or where or at or layers or against or heat_map:
             raise GpasError("--paper draws what the paper shows; to draw it from other cells, name a grid with --grid")
-        draw_figures(paper, grid, toy, output)
+        draw_figures(paper, grid, toy, output, lambda entry: identity_bounds_of(entry.cell))
         return
     if grid or toy:
         raise GpasError("--grid and --toy choose the cells of a figure of a paper: add --paper NAME")
@@ -187,15 +193,18 @@ def figure(
     if envelope:
         _draw_envelope(names, where, envelope, output)
         return
+    if convergence:
+        _draw_convergence(names, where, against, start, output)
+        return
     selection = _selection(what, at, layers, start, heat_map)
-    _plot(names, where, selection, _labels(against), output, every_run=every_run, growth=growth)
+    _plot(names, where, selection, against, output, every_run=every_run, growth=growth)
 
 
 def _plot(
     names: Sequence[str] | None,
     where: Sequence[str] | None,
     selection: Selection,
-    against: dict[str, str],
+    against: Sequence[str] | None,
     output: Output,
     *,
     every_run: bool,
@@ -203,7 +212,8 @@ def _plot(
 ) -> None:
     paths = output.files(Path("figure"))
     chosen = cells_or_grids(names, where) if names else entries(names, where)
-    _require_known(selection, against, chosen)
+    _require_layers(selection, chosen)
+    base = _base(against, chosen)
     over = {name: grid.table_spec.over for name, grid in experiments().grids.items()}
     with recorded_of(chosen) as known:
         runs = curves(known.engine, chosen, selection, lambda entry: over.get(entry.grid, "seed"))
@@ -212,8 +222,8 @@ def _plot(
     gateless = [e.id for e in chosen if selection.quantity.of_gates and e.cell.model.gate is None]
     missing = [e.id for e in chosen if e.id not in {*recorded, *gateless}]
     _require_comparable(runs, selection)
-    found = ratios(runs, against) if against else runs
-    divisor = ", ".join(f"{axis} {label}" for axis, label in against.items())
+    found = ratios(runs, base) if base else runs
+    divisor = ", ".join(f"{axis} {spelled(label)}" for axis, label in base.items())
     first, updates = min(selection.at, default=selection.start), max(entry.cell.optim.updates for entry in chosen)
     if not runs and first > updates:
         raise GpasError(f"no curve reaches update {first:g}; the cells train for {updates:,} updates")
@@ -266,27 +276,29 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
     return tuple(float(word) for word in words)
 
 
-def _labels(against: Sequence[str] | None) -> dict[str, str]:
-    """Return the labels of --against by axis. Raises GpasError for a word that is not AXIS=LABEL."""
+def _base(against: Sequence[str] | None, chosen: Sequence[Entry]) -> dict[str, Label]:
+    """Return the labels of --against by axis. Raises GpasError for a word that is not AXIS=LABEL of a cell."""
+    found: dict[str, Label] = {}
     for word in against or ():
-        if not all(word.partition("=")):
+        axis, _, label = word.partition("=")
+        if not (axis and label):
             raise GpasError(f"--against {word} is not AXIS=LABEL, such as gate=none")
-    return {axis: label for axis, _, label in (word.partition("=") for word in against or ())}
+        labels = {spelled(entry.axes[axis]): entry.axes[axis] for entry in chosen if axis in entry.axes}
+        found[axis] = labels.get(label, label)
+        if not any(has_labels(entry, {axis: found[axis]}) for entry in chosen):
+            axes = dict.fromkeys(name for entry in chosen for name in entry.axes)
+            unknown = f"no cell has {axis} '{label}'" if labels else f"no axis '{axis}'"
+            hint = nearest(label, labels) if labels else nearest(axis, axes)
+            raise GpasError(f"--against {word}: {unknown}; {hint}")
+    return found
 
 
-def _require_known(selection: Selection, against: dict[str, str], chosen: Sequence[Entry]) -> None:
-    """Raise GpasError for a layer or a label that none of the cells has."""
+def _require_layers(selection: Selection, chosen: Sequence[Entry]) -> None:
+    """Raise GpasError for a layer that none of the cells has."""
     layers = max(entry.cell.model.size.layers for entry in chosen)
     for layer in selection.layers or ():
         if not 1 <= layer < layers + 1:
             raise GpasError(f"--layers {layer:g}: the cells have the layers 1 to {layers}")
-    for axis, label in against.items():
-        if not any(has_labels(entry, {axis: label}) for entry in chosen):
-            axes = dict.fromkeys(name for entry in chosen for name in entry.axes)
-            labels = dict.fromkeys(spelled(entry.axes[axis]) for entry in chosen if axis in entry.axes)
-            unknown = f"no cell has {axis} '{label}'" if labels else f"no axis '{axis}'"
-            hint = nearest(label, labels) if labels else nearest(axis, axes)
-            raise GpasError(f"--against {axis}={label}: {unknown}; {hint}")
 
 
 def _title(selection: Selection, chosen: Sequence[Entry]) -> str:
@@ -325,6 +337,52 @@ def _draw_envelope(names: Sequence[str] | None, where: Sequence[str] | None, axi
         say(line.title)
     if missing:
         say(f"{count(len(missing), 'cell')} of {len(chosen)} without a result.")
+
+
+class ConvergenceJson(DocumentJson):
+    """`gpas figure --convergence --json`."""
+
+    files: list[str]
+    panels: list[PlotJson]
+    speeds: list[Speed]
+    missing: Annotated[list[str], "cells without a finished training"]
+
+
+def _draw_convergence(
+    names: Sequence[str] | None,
+    where: Sequence[str] | None,
+    against: Sequence[str] | None,
+    start: float,
+    output: Output,
+) -> None:
+    """Draw how soon the methods of a grid reach the final loss of their base."""
+    paths = output.files(Path("convergence"))
+    chosen = entries(names, where)
+    spec = experiments().grids[chosen[0].grid].table_spec
+    base = _base(against, chosen) or spec.against
+    if not base:
+        message = f"the table of '{chosen[0].grid}' declares no `against`; name the base with --against AXIS=LABEL"
+        raise GpasError(f"--convergence: {message}")
+    title = f"Convergence, {chosen[0].grid}" if output.title is None else output.title
+    with recorded_of(chosen) as known:
+        made, speeds, missing = convergence_of(known, base, spec.over, title, start)
+    if not made:
+        raise GpasError(
+            f"none of the {count(len(chosen), 'cell')} has a training that is done beside that of its base; "
+            "`gpas status` shows them"
+        )
+    output.print(made)
+    if paths:
+        save(Sheet(tuple(made), title), paths, output.size)
+        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+    if output.as_json:
+        panels = [as_json(one) for one in made]
+        print_json(ConvergenceJson(schema=1, files=[*map(str, paths)], panels=panels, speeds=speeds, missing=missing))
+        return
+    for speed in speeds:
+        say(f"{speed.words}.", soft_wrap=True)
+    if missing:
+        say(f"{count(len(missing), 'cell')} of {len(chosen)} without a finished training.")
 
 
 class _LawJson(TypedDict):
@@ -381,118 +439,3 @@ def _exponent(law: Law) -> tuple[str, str]:
         return "-", "too few sizes"
     low, high = law.law.interval
     return f"{law.law.exponent:.4f}", f"{low:.4f} to {high:.4f}"
-
-
-_FOLDER = Path("figures")
-_PAPER_FILES = (".pdf", ".svg", ".png")
-_SHOWN = 4  # cells that a message names
-
-
-class _PaperFigureJson(TypedDict):
-    """A figure of a paper. Without any panel, `problem` is why."""
-
-    name: str
-    paper: str
-    number: str
-    title: str
-    heading: str
-    grid: Annotated[str, "the grid whose cells it shows"]
-    note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"]
-    panels: list[PlotJson]
-    missing: Annotated[list[str], "cells without a result"]
-    unrecorded: Annotated[list[str], "cells with a result that have not recorded the curve"]
-    command: Annotated[str, "runs the missing cells; empty if none is missing"]
-    problem: str
-    files: Annotated[list[str], "the pictures written"]
-
-
-class PaperFiguresJson(DocumentJson):
-    """`gpas figure --paper NAME --json`."""
-
-    figures: list[_PaperFigureJson]
-
-
-def draw_figures(
-    names: Sequence[str],
-    grid: str,
-    toy: bool,
-    output: Output,
-) -> None:
-    """Draw the named figures of the papers, each as PDF, SVG and PNG, and say which cells are missing.
-
-    Raises typer.Exit if a figure has nothing to draw.
-    """
-    chosen = [spec for spec in named(names) if spec.toy or not toy]
-    if missing := [spec.name for spec in named(names) if spec not in chosen]:
-        words = f"no grid at quickstart size has the cells of {listed(missing, 8)}"
-        if not chosen:
-            raise GpasError(f"{words}; leave out --toy")
-        say(f"Left out: {words}.")
-    paths = _paths(chosen, output)
-    made = list(_made(_requests(chosen, grid, toy)))
-    for figure in made:
-        if figure.panels and paths:
-            heading = figure.heading if output.title is None else output.title or figure.note
-            save(Sheet(figure.panels, heading), paths[figure.name], output.size)
-        say(_conclusion(figure, paths), soft_wrap=True)
-        output.print(figure.panels)
-    if output.as_json:
-        print_json(PaperFiguresJson(schema=1, figures=[_json(figure, paths) for figure in made]))
-    if any(not figure.panels for figure in made):
-        raise typer.Exit(Exit.INCOMPLETE)
-
-
-def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
-    """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
-    asked = output.places(_FOLDER)
-    if not asked:
-        return {}
-    named_files = [path for path in asked if path.suffix]
-    if named_files and len(chosen) > 1:
-        raise GpasError(f"{named_files[0]} is one file, and {count(len(chosen), 'figure')} are drawn: name a folder")
-    check_formats(named_files)
-    folders = [path for path in asked if not path.suffix]
-    return {
-        spec.name: [
-            *named_files,
-            *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in _PAPER_FILES),
-        ]
-        for spec in chosen
-    }
-
-
-def _requests(chosen: Sequence[FigureSpec], grid: str, toy: bool) -> list[Request]:
-    if grid and toy:
-        raise GpasError("--grid and --toy exclude each other")
-    if grid and grid not in experiments().grids:
-        raise GpasError(f"no grid '{grid}'; {nearest(grid, experiments().grids)}")
-    return [request(spec, experiments(), spec.toy if toy else grid) for spec in chosen]
-
-
-def _made(requests: Sequence[Request]) -> Iterator[PaperFigure]:
-    entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
-    with recorded_of(entries) as known:
-        for one in requests:
-            yield make(one, known, lambda entry: identity_bounds_of(entry.cell))
-
-
-def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
-    """Return what was drawn or why not, and which cells are missing and run by which command."""
-    words = [figure.heading + "."]
-    if figure.panels and paths:
-        words = [f"Wrote {', '.join(map(str, paths[figure.name]))}: {figure.heading}."]
-    if figure.problem:
-        words.append(f"Not drawn: {figure.problem}.")
-    if figure.missing:
-        words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
-        words.append(f"Run: {figure.command}")
-    if not figure.panels and not figure.note and declared_figures()[figure.name].toy:
-        words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
-    if figure.unrecorded:
-        words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")
-    return "\n  ".join(words)
-
-
-def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
-    files = paths.get(figure.name, []) if figure.panels else []
-    return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)

@@ -37,6 +37,7 @@ from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.table_place import remedies
+from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
@@ -56,10 +57,14 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     absent = [grid for grid in claim.grids if grid not in present]
     if absent:
         return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
+    losses = None
+    if any(comparison.value.metric in CONVERGENCE for comparison in claim.comparisons):
+        from gpas_cli.report.convergence import smooth_losses  # imports SQLAlchemy
+
+        losses = smooth_losses(known)
     titles = scheme_titles(known.entries)
-    parts = _decided(
-        [_part(comparison, group, titles) for comparison in claim.comparisons for group in groups(comparison, known)]
-    )
+    found = ((comparison, groups(comparison, known, losses)) for comparison in claim.comparisons)
+    parts = _decided([_part(comparison, group, titles) for comparison, own in found for group in own])
     reason = "" if parts else f"no cell of {', '.join(claim.grids)} is a subject of this claim"
     made = Verdict(claim, _whole(claim, parts), tuple(parts), missing(parts), reason=reason)
     if has_added_seeds(made):

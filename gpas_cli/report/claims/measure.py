@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, linear_regression
+from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison, Feature
@@ -23,6 +24,9 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
+
+if TYPE_CHECKING:
+    from gpas_cli.report.convergence import Losses
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 _EARLY_SHARE = 0.2  # of the updates
@@ -211,8 +215,10 @@ class Group:
     unpaired: tuple[Entry, ...] = ()
 
 
-def groups(comparison: Comparison, known: Recorded) -> list[Group]:
+def groups(comparison: Comparison, known: Recorded, losses: Losses | None = None) -> list[Group]:
     """Return the pairs of the comparison by the labels on its axes `by`, in declared order.
+
+    losses: the smoothed training losses that a claim about a speed-up needs; None to read them.
 
     Raises GpasError if two cells are subjects, or two are bases, for the same seed.
     """
@@ -221,7 +227,7 @@ def groups(comparison: Comparison, known: Recorded) -> list[Group]:
         from gpas_cli.report.convergence import with_convergence  # imports SQLAlchemy
 
         own = replace(known, entries=tuple(entries))
-        known = with_convergence(own, lambda e: comparison.is_base(e.axes), comparison.against, comparison.mark)
+        known = with_convergence(own, lambda e: comparison.is_base(e.axes), comparison.against, comparison.mark, losses)
     if comparison.across is None:
         return _plain(comparison, entries, known)
     axis, first, second = comparison.across

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from face import FOUR, Face, gpas, tiny
 
+from gpas_cli.report import convergence
+
 CLAIMS = """\
 claims:
   faster:
@@ -34,6 +36,35 @@ def test_a_method_that_is_below_its_base_from_the_start_is_as_many_times_faster(
     assert speedup["delta"]["n"] == 2
     said = project("table", "--value", "speedup").out
     assert "training losses are means over 5 % of the updates; a speed-up of 0: never reached" in said
+
+
+def test_the_figure_marks_where_a_method_reaches_the_final_loss_of_its_base(project: Face) -> None:
+    drawn = project("figure", "tiny", "--convergence", "--json").json
+    (panel,), (speed,) = drawn["panels"], drawn["speeds"]
+    assert panel["level"] == pytest.approx(10.15 + 0.1)  # 10.1 and 10.2 at the end, and 4 / 40
+    assert [one["title"] for one in panel["series"]] == ["Pre-LN", "Pre-LN + GPAS, speed-up 4.00"]
+    assert [line["points"] for line in panel["lines"]] == [[[10.0, panel["level"]]]]
+    assert (speed["method"], speed["speedups"], speed["updates"]) == ("Pre-LN + GPAS", [4.0, 4.0], [10.0, 10.0])
+    back = project("figure", "tiny", "--convergence", "--against", "gate=gpas", "-o", "slow.svg").out
+    assert "Pre-LN: does not reach the final loss of Pre-LN + GPAS." in back
+    assert (project.folder / "slow.svg").is_file()
+    project.edit(", against: {gate: none}}", "}", 1)
+    assert "declares no `against`; name the base" in project("figure", "tiny", "--convergence", expect=2).err
+    alone = project("figure", "tiny", "--convergence", "--where", "gate=none", "--against", "gate=none", expect=2)
+    assert "none of the 2 cells has a training that is done beside that of its base" in alone.err
+
+
+def test_the_curves_of_a_claim_are_read_once(project: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    curves = convergence.curves
+    monkeypatch.setattr(convergence, "curves", lambda *of: read.append(of[-1]) or curves(*of))
+    part = "{subject: {gate: gpas, seed: SEED}, by: [seed]}"
+    project.edit(
+        "    subject: {gate: gpas}\n", f"    parts: [{part.replace('SEED', '1')}, {part.replace('SEED', '2')}]\n"
+    )
+    (claim,) = project("claims", "faster", "--json").json["claims"]
+    assert [part["effect"] for part in claim["parts"]] == [3.0, 3.0]
+    assert read == ["loss"]
 
 
 def test_a_claim_about_a_speed_up_is_judged_by_curves(project: Face) -> None:
