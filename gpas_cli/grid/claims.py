@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpas_cli.errors import nearest
 from gpas_cli.grid.claim import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Source
 from gpas_cli.grid.declared import Grid
-from gpas_cli.grid.document import Label, mapping
+from gpas_cli.grid.document import Label, identity, mapping, spelled
 from gpas_cli.grid.read import AxisLabels, check_choice, condition, read_where
 from gpas_cli.grid.readers import Entries, Part
 from gpas_cli.grid.settings import children, label, name_fault
@@ -143,7 +143,7 @@ class _Reader:
             high=high,
             by=tuple(_checked_axis(parts["by"], name, labels) for name in parts["by"].texts()),
             over=_checked_axis(parts["over"], parts["over"].text("seed"), labels),
-            best=_checked_axis(parts["best"], parts["best"].text(), labels),
+            best=_several(parts["best"], _checked_axis(parts["best"], parts["best"].text(), labels), labels),
             across=_across(parts["across"], labels),
             test=_choice(parts["test"], _TESTS, PAIRED_T),
             published=parts["published"].text_mapping(),
@@ -189,6 +189,13 @@ def _choice(part: Part, valid: Collection[str], default: str) -> str:
 def _checked_axis(part: Part, name: str, labels: AxisLabels | None) -> str:
     if labels is not None and name and name not in labels:
         part.report(f"no axis '{name}'; {nearest(name, labels)}")
+    return name
+
+
+def _several(part: Part, name: str, labels: AxisLabels | None) -> str:
+    """Return the axis `best`, which has several labels to choose from."""
+    if labels is not None and len({identity(label) for label in labels.get(name, ())}) == 1:
+        part.report(f"{name} has one label, {spelled(labels[name][0])}; the best of an axis is one of several")
     return name
 
 

@@ -91,6 +91,8 @@ MISTAKES = {
     "two bases": ({"against": "{gate: [none, gpas]}"}, "12:14", "gate has 2 labels; a base has one"),
     "unknown axis of by": ({"by": "[nrom]"}, "14:9", "no axis 'nrom'; did you mean 'norm'?"),
     "unknown axis of over": ({"over": "sede"}, "14:11", "no axis 'sede'; did you mean 'seed'?"),
+    "unknown axis of best": ({"best": "sede"}, "14:11", "claims.c.best: no axis 'sede'; did you mean 'seed'?"),
+    "best of one label": ({"best": "size"}, "14:11", "size has one label, quickstart; the best of an axis is"),
     "nothing expected": ({"expect": ""}, "8:3", "is required: lower, higher, or a bound such as {below: 0}"),
     "unknown expectation": ({"expect": "lowr"}, "13:13", "unknown word 'lowr'; did you mean 'lower'?"),
     "expectation of another kind": ({"expect": "negative"}, "13:13", "unknown word 'negative'; valid: lower, higher"),

@@ -100,7 +100,7 @@ def _styled(verdict: str) -> tuple[str, str]:
 
 def _span(ends: tuple[Any, Any] | None, shown: Callable[[Any], str], between: str = " to ") -> str:
     """Return a number, or the smallest and the largest of several parts; "" for none."""
-    return between.join(map(shown, dict.fromkeys(ends or ())))
+    return between.join(dict.fromkeys(map(shown, ends or ())))
 
 
 def next_text(verdict: Verdict) -> str:

@@ -135,9 +135,10 @@ class Verdict:
 
     @property
     def effects(self) -> tuple[float, float] | None:
-        """The smallest and the largest effect of a part."""
+        """The smallest and the largest effect of a part, None for effects of several kinds: differences and ratios."""
         found = [part.effect for part in self.parts if part.effect is not None]
-        return (min(found), max(found)) if found else None
+        alike = len({part.comparison.compare for part in self.parts}) == 1
+        return (min(found), max(found)) if found and alike else None
 
     @property
     def p(self) -> float | None:
