@@ -162,8 +162,10 @@ def _shares_of_period(weights: Sequence[float]) -> Ints:
 
 def rows_needed(weights: Sequence[float], rows: int) -> list[int]:
     """Return how many rows of each corpus a run of `rows` rows reads at most."""
-    periods = -(-rows // _PERIOD)
-    return [rows] if len(weights) == 1 else (periods * _shares_of_period(weights)).tolist()
+    if len(weights) == 1:
+        return [rows]
+    shares, (periods, rest) = _shares_of_period(weights), divmod(rows, _PERIOD)
+    return [int(each) for each in periods * shares + np.minimum(shares, rest)]
 
 
 class _MixedOrder:

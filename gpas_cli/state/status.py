@@ -45,9 +45,9 @@ class Progress:
 
     @property
     def counted(self) -> str:
-        """The progress as text: "340/600", or for a stage that scores tasks "piqa (3 of 7) 45 %"."""
+        """The progress as text: "340/600", "600/600, evaluating", or where tasks are scored "piqa (3 of 7) 45 %"."""
         if self.share is None:
-            return f"{self.step}/{self.steps}"
+            return f"{self.step}/{self.steps}{', evaluating' if self.phase == 'evaluating' else ''}"
         return f"{self.phase} {math.floor(100 * (self.step or 0) / (self.steps or 1))} %"
 
 
@@ -63,15 +63,17 @@ def _progress(lines: Sequence[Line]) -> Progress | None:
     if not steps:
         return Progress(phase=phases[-1], saved=checkpoint_step(lines)) if phases else None
     last = steps[-1][1]
+    phase = phases[-1] if phases else "training"
+    times = [(t, step.step / step.steps if step.steps and phase != "evaluating" else None) for t, step in steps]
     return Progress(
-        phase=phases[-1] if phases else "training",
+        phase=phase,
         step=last.step,
         steps=last.steps,
         loss=last.loss,
         lr=last.lr,
         tokens_per_second=last.tokens_per_second,
         losses=tuple(step.loss for _, step in steps if step.loss is not None),
-        eta=_eta([(t, step.step / step.steps if step.steps else None) for t, step in steps]),
+        eta=_eta(times),
         grad_norm=last.grad_norm,
         mfu=last.mfu,
         memory=last.memory,

@@ -279,6 +279,13 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     assert progress.losses[:3] == (4, 3, 2)
     assert str(progress.loss) == "nan"
     assert progress.eta == pytest.approx(95 * 90 / 4, rel=0.01)
+    made.journal_path.write_bytes(
+        b"".join(encode(event) for event in [*events, {"n": 5, "t": now, "kind": "phase", "name": "evaluating"}])
+    )
+    with held(made):
+        progress = observe(runs, KEY).progress
+    assert progress is not None
+    assert (progress.eta, progress.counted) == (None, f"5/{progress.steps}, evaluating")
 
 
 def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
