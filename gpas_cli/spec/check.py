@@ -47,9 +47,8 @@ def canonical_model(model: Model) -> Model:
 
 def _canonical_init(init: Init) -> Init:
     usual = Init()
-    if init.everywhere and init.preset == "xavier":
-        return replace(init, std=usual.std, embed_std=usual.embed_std)
-    return replace(init, std=usual.std) if init.preset == "small" else init
+    changes: dict[str, Any] = {name: getattr(usual, name) for name in init.unread}
+    return replace(init, **changes)
 
 
 def canonical_optim(optim: Optim, model: Model, last_stage: int | None = None) -> Optim:

@@ -47,7 +47,8 @@ class Depth:
     shorter by as many (`raptr`).
 
     fixed: layers that are on every path, "first,last" or numbers such as "1,2,12", or `none`. scale: s. `sqrt` is the
-    square root of the distance to the next layer on the path (RaPTr, h_sqr: squares add up to the number of layers),
+    square root of the distance to the next layer on the path (RaPTr, h_sqr: the squares of the first j layers add
+    up to j where layer j + 1 is on the path, not for all j as section 2.1 says),
     `linear` the distance itself, `inverse` 1 / p for a layer that is kept with probability p, `none` 1.
     skipped: the optimizer leaves out the weights and the state of a skipped layer (`keep`), or sees a gradient of zero,
     so that momentum and weight decay act on it (`zero`). The paper does not state which.

@@ -113,6 +113,13 @@ class Init:
     zero_last_row: bool = setting(True)
     everywhere: bool = setting(False, omit_default_from_key=True)
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The standard deviations that have no effect with this preset."""
+        if self.everywhere and self.preset == "xavier":
+            return ("std", "embed_std")
+        return ("std",) if self.preset == "small" else ()
+
 
 def small_std(hidden: int) -> float:
     """Return sqrt(2/(5d)), the standard deviation of the preset `small` (Spike No More)."""

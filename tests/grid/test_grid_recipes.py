@@ -34,13 +34,13 @@ CLIPPED = {
     "appendix-7b/pre": (1.0, 0.0),
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
-# Figures and tables of other papers, with recipes of their own.
-OTHERS = {"curse-figure1", "curse-figure5"}
+# Other papers, with recipes of their own.
+OTHERS = ("spike-", "curse-")
 ON_C4 = [
     entry
     for grid, entries in GRIDS.items()
     for entry in entries
-    if entry.cell.data.source == "c4" and grid not in OTHERS and not grid.startswith("spike-")
+    if entry.cell.data.source == "c4" and not grid.startswith(OTHERS)
 ]
 
 
@@ -127,4 +127,16 @@ def test_figure_4_of_the_curse_of_depth_is_the_pretraining_of_its_table_2() -> N
     table2 = {stage.key for entry in GRIDS["curse-table2"] for stage in entry.cell.stages}
     assert {entry.key for entry in GRIDS["curse-figure4"]} <= table2
     assert {entry.cell.optim.steps for entry in GRIDS["curse-figure1"]} == {10_000}
-    assert {entry.cell.model.init.embed_std for entry in GRIDS["curse-figure1"]} == {0.02}
+    assert {entry.name: len(GRIDS["curse-lns-scaled"]) for entry in GRIDS["curse-figure1"]} == dict.fromkeys(
+        ("pre-normal", "pre-scaled", "lns-normal"), 4
+    )
+
+
+def test_the_curse_of_depth_trains_as_its_code_does() -> None:
+    """run_130m.sh to run_1b.sh; the code starts embeddings at std 0.02 and the generator at seed 1."""
+    entries = [entry for grid, own in GRIDS.items() if grid.startswith("curse-") for entry in own]
+    assert {(entry.cell.model.init.embed_std, entry.cell.seed) for entry in entries} == {(0.02, 1)}
+    assert {(size_of(entry), entry.cell.optim.warmup) for entry in entries} == {
+        ("130m", 2_000), ("250m", 4_000), ("350m", 6_000), ("1b", 1_000)
+    }  # fmt: skip
+    assert {getattr(entry.cell.model.norm, "apply", "scale") for entry in entries} == {"scale"}

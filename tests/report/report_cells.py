@@ -12,7 +12,7 @@ OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 DIFFERING = {
     "gpas": {"optim.mean_rows", "optim.clip_over"},
     "poster": {"optim.mean_rows"},
-    "curse_of_depth": {"optim.mean_rows", "optim.warmup", "init.embed_std"},
+    "curse_of_depth": {"optim.mean_rows"},
     "spike_no_more": {"precision", "dropout"},
     "raptr": set(),
 }

@@ -125,7 +125,7 @@ def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
     }  # fmt: skip
     made: _ExplainedCellJson = {
         "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
-        "depth": depth_lines(entry.cell), "stages": stages, "cell": entry.cell.to_mapping(),
+        "depth": depth_lines(entry.cell), "stages": stages, "cell": _settings(entry.cell),
     }  # fmt: skip
     return made if theory is None else {**made, "bounds": _as_mapping(entry.cell, theory)}
 
@@ -133,6 +133,12 @@ def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:
     """Return the resources that come from the site's profile, with their places in its file."""
     return dict(from_site(experiments().site, entry.axes.get("size"), stage.kind, entry.resources_of(stage)))
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    """Return the cell as plain data, without the standard deviations that its initialisation does not read."""
+    found = cell.to_mapping()
+    return {**found, "init": {k: value for k, value in found["init"].items() if k not in cell.model.init.unread}}
 
 
 def _print(entry: Entry) -> None:
@@ -156,7 +162,7 @@ def _print(entry: Entry) -> None:
             places = ", ".join(f"{name} ({place})" for name, place in site.items())
             say_fact("of the site", places, width=14)
     width = min(110, console().width - 28)  # YAML breaks a line behind the first entry that passes it
-    text = yaml.safe_dump(entry.cell.to_mapping(), sort_keys=False, default_flow_style=None, width=width)
+    text = yaml.safe_dump(_settings(entry.cell), sort_keys=False, default_flow_style=None, width=width)
     say("\n".join("    " + line for line in text.splitlines()), style="dim")
 
 

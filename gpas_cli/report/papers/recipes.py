@@ -92,12 +92,13 @@ class _Compared:
 
     @property
     def strays(self) -> bool:
-        """Whether a cell has none of the stated values."""
-        return not all(any(_agree(one, own) for one in self.stated) for own in self.ours)
+        """Whether a cell has none of the stated values; of the seeds of a mean one is enough."""
+        enough = any if self.setting == "seed" else all
+        return not enough(any(_agree(one, own) for one in self.stated) for own in self.ours)
 
     @property
     def agrees(self) -> bool:
-        """Whether the cells have all of the stated values and no other."""
+        """Whether the cells have all of the stated values and no other; further seeds are no other."""
         return not self.strays and all(any(_agree(one, own) for own in self.ours) for one in self.stated)
 
 
@@ -108,7 +109,7 @@ def deviations(entries: Sequence[Entry], table: PublishedTable) -> tuple[Deviati
     state, and sections that the entries do not have, are not compared.
     """
     settings = [
-        Deviation(one.setting, _one_of(one.stated), _one_of(one.ours), one.origin)
+        Deviation(one.setting, _one_of(one.stated, "the best of "), _one_of(one.ours), one.origin)
         for one in _compared(entries, table)
         if not one.agrees and (not table.as_if or one.setting == OBJECTIVE)
     ]
@@ -137,8 +138,8 @@ def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[_Comp
             yield _Compared(setting, tuple(stated), tuple(ours.values()), origin)
 
 
-def _one_of(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else f"the best of {', '.join(map(str, values))}"
+def _one_of(values: Sequence[Any], several: str = "") -> Any:
+    return values[0] if len(values) == 1 else several + ", ".join(map(str, values))
 
 
 def _agree(published: Any, ours: Any) -> bool:
