@@ -351,10 +351,10 @@ def _stage_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
         return
     if any(after <= before for before, after in zip((0, *sizes), sizes, strict=False)):
         yield Problem((name,), f"'{text}' does not increase from stage to stage")
-    elif sizes[-1] != layers:
+    elif sizes[-1] > layers or (sizes[-1] < layers and (depth.kind != "raptr" or len(sizes) > 1)):
         more = "more layers than" if sizes[-1] > layers else "fewer layers than"
         yield Problem((name,), f"ends with {more} the network has: the last stage must have all {layers}")
-    elif len(sizes) == 1:
+    elif sizes == (layers,):
         yield Problem((name,), "one stage is the whole network in every update; write depth: full")
     elif isinstance(depth.lengths, tuple) and len(depth.lengths) != len(sizes):
         yield Problem(("lengths",), f"has {len(depth.lengths)} lengths for {len(sizes)} stages")

@@ -22,7 +22,7 @@ FULL = "full"
 # The settings that each kind reads, besides `average`, which is resolved into `lengths` or `keep`.
 READS: dict[str, tuple[str, ...]] = {
     FULL: (),
-    "raptr": ("stages", "lengths", "full_steps", "fixed", "scale", "skipped"),
+    "raptr": ("stages", "lengths", "full_steps", "fixed", "drawn", "scale", "skipped"),
     "stacking": ("stages", "lengths", "copied", "moments"),
     "layerdrop": ("keep", "gamma", "scale", "skipped"),
 }
@@ -46,10 +46,12 @@ class Depth:
     `keep`. full_steps: the number of updates at the start in which the whole network trains; the last stage is
     shorter by as many (`raptr`).
 
-    fixed: layers that are on every path, "first,last" or numbers such as "1,2,12", or `none`. scale: s. `sqrt` is the
-    square root of the distance to the next layer on the path (RaPTr, h_sqr: the squares of the first j layers add
-    up to j where layer j + 1 is on the path, not for all j as section 2.1 says),
-    `linear` the distance itself, `inverse` 1 / p for a layer that is kept with probability p, `none` 1.
+    fixed: layers that are on every path, "first,last" or numbers such as "1,2,12", or `none`. drawn: each other layer
+    is on a path `independently` of the others, or every path has the number of layers of its stage (`exactly`). A
+    single stage may have fewer layers than the network: "23" of 24 leaves one out in every update. scale: s. `sqrt` is
+    the square root of the distance to the next layer on the path (RaPTr, h_sqr: the squares of the first j layers add
+    up to j where layer j + 1 is on the path, not for all j as section 2.1 says), `linear` the distance itself,
+    `inverse` 1 / p for a layer that is kept with probability p, `none` 1.
     skipped: the optimizer leaves out the weights and the state of a skipped layer (`keep`), or sees a gradient of zero,
     so that momentum and weight decay act on it (`zero`). The paper does not state which.
 
@@ -71,6 +73,7 @@ class Depth:
     average: float = setting(0.0, low=0)
     full_steps: int = setting(0, low=0)
     fixed: str = setting("first,last")
+    drawn: str = setting("independently", choices=("independently", "exactly"))
     scale: str = setting("sqrt", choices=("sqrt", "linear", "inverse", "none"))
     skipped: str = setting("keep", choices=("keep", "zero"))
     keep: float = setting(0.5, low=0, high=1)
@@ -270,10 +273,17 @@ def factors_of(scale: str, active: Sequence[int], layers: int, kept: Sequence[fl
     return tuple(rules[scale](layer, gap) for layer, gap in zip(active, gaps, strict=True))
 
 
-def draw(seed: int, update: int, kept: Sequence[float]) -> tuple[int, ...]:
-    """Return the layers, numbered from 1, that are kept: layer l with the probability kept[l - 1], independently."""
+def draw(seed: int, update: int, kept: Sequence[float], *, exactly: bool = False) -> tuple[int, ...]:
+    """Return the layers, numbered from 1, that are kept: layer l with the probability kept[l - 1], independently.
+
+    exactly: so that their number is the expected one, which is whole; the probabilities of all that may be left out are
+    equal.
+    """
     words = shake_128(f"depth {seed} {update}".encode()).digest(_WORD_BYTES * len(kept))
     numbers = (int.from_bytes(words[at : at + _WORD_BYTES], "little") for at in range(0, len(words), _WORD_BYTES))
+    if exactly:
+        always = [(p < 1, n, layer) for layer, (n, p) in enumerate(zip(numbers, kept, strict=True), 1)]
+        return tuple(sorted(layer for *_, layer in sorted(always)[: round(sum(kept))]))
     return tuple(layer for layer, (n, p) in enumerate(zip(numbers, kept, strict=True), 1) if n < p * 2**64)
 
 
@@ -330,7 +340,7 @@ class LayerSchedule:
     def at(self, seed: int, update: int) -> ActiveLayers:
         """Return the layers that train in an update."""
         kept = self.kept(update)
-        active = draw(seed, update, kept)
+        active = draw(seed, update, kept, exactly=self.depth.drawn == "exactly")
         scale = self.depth.scale if self.depth.kind in ("raptr", "layerdrop") else "none"
         return ActiveLayers(active, factors_of(scale, active, self.layers, kept))
 

@@ -163,8 +163,12 @@ def _raptr(schedule: LayerSchedule) -> Iterator[str]:
     for first, last, size in _stages(schedule):
         whole = size == schedule.layers
         p = schedule.kept(first)
-        each = f"; each of the others with probability {min(p):.4g}" if not whole else ""
-        yield f"{_updates(first, last)}: {'all ' if whole else ''}{size} layers{'' if whole else ' on average'}{each}"
+        if whole:
+            yield f"{_updates(first, last)}: all {size} layers"
+        elif depth.drawn == "exactly":
+            yield f"{_updates(first, last)}: exactly {size} layers"
+        else:
+            yield f"{_updates(first, last)}: {size} layers on average; each of the others with probability {min(p):.4g}"
     yield f"a layer computes x + s (Block(x) - x), {_FACTORS[depth.scale]}"
     yield _SKIPPED[depth.skipped]
 

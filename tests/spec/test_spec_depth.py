@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -126,6 +127,19 @@ def test_the_lengths_of_10000_paths(depth: object, fixed: set[int]) -> None:
         expected = [kept[layer - 1] for kept in probabilities]
         # Twelve layers: four standard errors.
         assert abs(counted - sum(expected)) <= 4 * math.sqrt(sum(p * (1 - p) for p in expected))
+
+
+@pytest.mark.parametrize(("stages", "layers", "fixed"), [("23", 24, "none"), ("6-8-10-12", 12, "first,last")])
+def test_paths_may_have_exactly_the_layers_of_their_stage(stages: str, layers: int, fixed: str) -> None:
+    found = schedule({"like": "raptr", "stages": stages, "fixed": fixed, "drawn": "exactly"}, layers, 4800)
+    paths = [found.at(7, update).layers for update in range(1, 4801)]
+    assert [len(path) for path in paths] == [found.size(update) for update in range(1, 4801)]
+    assert all(found.depth.fixed_layers() <= set(path) for path in paths)
+    left_out = Counter(layer for path in paths for layer in set(range(1, layers + 1)) - set(path))
+    free = layers - len(found.depth.fixed_layers())
+    share = sum(left_out.values()) / free
+    assert len(left_out) == free
+    assert all(abs(count - share) < 4 * math.sqrt(share) for count in left_out.values())
 
 
 def test_layers_depend_on_seed_and_update_alone() -> None:

@@ -128,6 +128,7 @@ def test_the_effects_of_two_sources_stand_side_by_side() -> None:
 OWN_RECIPES = {
     "curse-figure1": {"optim.steps"},  # "trained for 10,000 steps", Figure 1
     "curse-figure5": {"optim.steps"},
+    "raptr-bert-stability": {"optim.steps", "depth.drawn"},  # "trained for 50k steps with (L-1) RAPTR", Figure 2
     "raptr-bert-layerdrop": {"optim.steps"},  # as many updates as have the work of the paths
 }
 
