@@ -14,6 +14,7 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
 from gpas_cli.origin.number import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
+from gpas_cli.report.result import METRICS
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import SKIPPED, skipped_note
@@ -74,6 +75,7 @@ class TableNumberJson(TypedDict):
     row: Annotated[dict[str, Any], From("place.row_labels")]
     column: Annotated[dict[str, Any], From("place.column_labels")]
     metric: Annotated[str, From("place.metric.name")]
+    title: Annotated[str, "what the metric is", From("place.metric.title")]
     mean: Annotated[NumberJson | None, From("place.cell.summary.mean")]
     std: Annotated[NumberJson | None, From("place.cell.summary.std")]
     n: Annotated[int, From("place.cell.n")]
@@ -103,6 +105,8 @@ def print_number(origin: NumberOrigin) -> None:
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
     yield origin.place.metric.name, _number(origin)
+    if METRICS.get(origin.place.metric.name) != origin.place.metric:
+        yield "", origin.place.metric.title
     if origin.place.base is not None:
         yield "from base", _difference(origin)
     if origin.published and origin.compared.metric != origin.place.metric:

@@ -148,6 +148,8 @@ def _compared_metric(cell: PublishedCell) -> Metric:
     if table.metric == "perplexity" and _text(cell):
         name = "text_perplexity"
     known = METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
+    if printed_on := cell.batches:
+        return replace(known, title=f"{known.title} over {printed_on} batches")
     if table.relative_to:
         row = " ".join(map(str, table.relative_to.values()))
         return replace(known, title=f"{known.title} over those of {row}", digits=_OF_RATIOS)
@@ -314,7 +316,10 @@ def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None)
     assert table is not None  # settings have no cells
     label = table.columns[column] if table.axis in (spec.columns, "text") else part.headings[index]
     sources = tuple(dict.fromkeys(cell.table.source for cell in cells if cell.table and cell.value is not None))
-    return Column(label, part.headings[index], what or _compared_metric(cells[0]), sources)
+    metric = what or _compared_metric(cells[0])
+    if table.relative_to and not what:
+        metric = replace(metric, name=f"relative_{metric.name}")  # no longer what attempts report
+    return Column(label, part.headings[index], metric, sources)
 
 
 def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
