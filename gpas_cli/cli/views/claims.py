@@ -229,7 +229,8 @@ def _notes(verdict: Verdict) -> Iterator[str]:
     for part in verdict.parts:
         if part.reason:
             reasons.setdefault(part.reason, []).append(part.title or "all")
-    yield from (f"{listed(titles, 3)}: {reason}." for reason, titles in reasons.items())
+    for reason, titles in reasons.items():
+        yield f"{'all parts' if len(titles) == len(verdict.parts) > 1 else listed(titles, 3)}: {reason}."
     if len(verdict.parts) > 1 and any(part.p is not None for part in verdict.parts):
         yield (
             "A part is decided by its p value after Holm's correction for "
