@@ -12,8 +12,9 @@ _SHARING = (
     "to share a project, give all its users one group: `chgrp -R GROUP DIR; chmod -R g+rwX DIR; "
     "find DIR -type d -exec chmod g+s {} +`, and each of them sets `umask 002` and runs `gpas trust DIR`"
 )
-# What to do where nothing can be written.
+# What to do where nothing can be written or started.
 _REMEDIES = {
+    errno.EAGAIN: "no further process or thread can be started; raise the limit (`ulimit -u`) or end others",
     errno.ENOSPC: "free space on that file system; `gpas gc` shows what can be deleted",
     errno.EDQUOT: "the disk quota is used up; `gpas gc` shows what can be deleted",
     errno.EROFS: "GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB name folders elsewhere for runs, cache and database",
@@ -41,11 +42,12 @@ def explain(error: Exception) -> str:
 def advise(error: Exception) -> str:
     """Return `explain(error)`, followed for a permission error by how to share a project.
 
-    A full or read-only file system is followed by what to do.
+    A full or read-only file system is followed by what to do, and so is a limit on processes and threads.
     """
     message = explain(error)
     explained = isinstance(error, PermissionError) and message != _plain(error)
-    remedy = _SHARING if explained else _REMEDIES.get(getattr(error, "errno", None) or 0, "")
+    number = errno.EAGAIN if message == "can't start new thread" else getattr(error, "errno", None)
+    remedy = _SHARING if explained else _REMEDIES.get(number or 0, "")
     return f"{message}; {remedy}" if remedy else message
 
 

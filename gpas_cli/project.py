@@ -58,10 +58,10 @@ class Project:
         database = environ.get("GPAS_DB") or str(path.parent / "gpas.db")
         is_path = database.startswith("/") or not _ADDRESS.search(database)
         return cls(
-            config=_utf8(path),
-            runs=_utf8(Path(environ.get("GPAS_RUNS_DIR") or path.parent / "runs").absolute()),
-            cache=_utf8(Path(environ.get("GPAS_CACHE") or path.parent / "cache").absolute()),
-            database=str(_utf8(Path(database).absolute())) if is_path else database,
+            config=utf8_path(path),
+            runs=utf8_path(Path(environ.get("GPAS_RUNS_DIR") or path.parent / "runs").absolute()),
+            cache=utf8_path(Path(environ.get("GPAS_CACHE") or path.parent / "cache").absolute()),
+            database=str(utf8_path(Path(database).absolute())) if is_path else database,
         )
 
     @property
@@ -70,7 +70,8 @@ class Project:
         return {"GPAS_CONFIG": str(self.config), "GPAS_RUNS_DIR": str(self.runs), "GPAS_CACHE": str(self.cache)}
 
 
-def _utf8(path: Path) -> Path:
+def utf8_path(path: Path) -> Path:
+    """Return `path`. Raises GpasError if it is not UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:

@@ -41,8 +41,8 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (995, 97),
-    "cli": (6_212, 237),
+    "": (995, 98),
+    "cli": (6_214, 237),
     "data": (2_710, 138),
     "doctor": (160, 1),
     "evaluate": (2_655, 106),
@@ -53,13 +53,13 @@ BUDGET = {
     "plan": (1_260, 52),
     "report": (5_825, 264),
     "results": (215, 9),
-    "schedule": (3_255, 110),
+    "schedule": (3_259, 110),
     "spec": (3_185, 189),
     "state": (1_360, 97),
     "statistics": (274, 30),
     "store": (2_070, 149),
     "train": (2_600, 101),
-    "worker": (870, 30),
+    "worker": (871, 30),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500

@@ -54,6 +54,8 @@ def test_other_errors_are_unchanged() -> None:
     other = ValueError("[Errno 28] is no number")
     assert advise(other) == explain(other) == str(other)
     assert advise(PermissionError(1, "Operation not permitted")) == "Operation not permitted"
+    assert "`ulimit -u`" in advise(RuntimeError("can't start new thread"))
+    assert "`ulimit -u`" in advise(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
 
 
 def test_a_full_or_read_only_file_system_is_named_with_its_path_and_a_remedy(tmp_path: Path) -> None:

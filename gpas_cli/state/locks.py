@@ -17,7 +17,7 @@ from pathlib import Path
 from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # the last from some of FUSE
 
 
 class Lock(Enum):
@@ -117,5 +117,5 @@ def _try(fd: int, path: Path) -> bool:
                 f"{path}: this file system has no file locks, so runs could be started twice; "
                 "set GPAS_RUNS_DIR to a folder on another file system"
             ) from error
-        raise
+        raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(path)) from error
     return True

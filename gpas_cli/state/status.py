@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,20 @@ def _since_start(lines: Sequence[Line]) -> Sequence[Line]:
     return lines[starts[-1] :] if starts else lines
 
 
+# A longer gap between two events than this many usual ones is no training: an evaluation takes less.
+_MOST_USUAL = 50
+
+
 def _eta(shares: Sequence[tuple[float, float | None]]) -> float | None:
-    """Return the seconds to the end, at the rate between the first and the last of (time, completed share); None if
-    unknown."""
-    (began, before), (now, after) = shares[0], shares[-1]
-    if before is None or after is None or after <= before or now <= began:
-        return None
-    return max(0.0, 1 - after) * (now - began) / (after - before)
+    """Return the seconds to the end, at the mean rate over the events (time, completed share); None if unknown.
+
+    Two events between which the clock was set, or the job suspended, count for nothing.
+    """
+    gaps = [(t - s, b - a) for (s, a), (t, b) in pairwise(shares) if a is not None and b is not None]
+    usual = sorted(seconds for seconds, _ in gaps)[len(gaps) // 2] if gaps else 0.0
+    kept = [gap for gap in gaps if 0 <= gap[0] <= _MOST_USUAL * usual]
+    seconds, share, now = sum(gap[0] for gap in kept), sum(gap[1] for gap in kept), shares[-1][1]
+    return max(0.0, 1 - now) * seconds / share if now is not None and share > 0 and seconds > 0 else None
 
 
 OUTCOMES = ("done", "diverged", "failed", "interrupted", "cancelled")

@@ -16,8 +16,9 @@ from gpas_cli.errors import StoreError, first_line
 _TRUTH = "the run directories hold everything that the database does"
 
 _LOCKED = "another process has held the lock for {busy:g} s; nothing is lost: run the command again"
-# Messages of SQLite -> what they mean and what to do.
+# Messages of SQLite, and its name of an error where that says more -> what they mean and what to do.
 _SQLITE = {
+    "sqlite_ioerr_lock": "its file system has no locks: set GPAS_DB to a file on another; nothing is lost",
     "database is locked": f"{_LOCKED}; if no other process is at work, its file system has no locks: set GPAS_DB",
     "readonly database": (
         "you cannot write to it, or to its folder, where SQLite keeps a log; "
@@ -51,7 +52,8 @@ def explain(url: URL, error: BaseException, busy: float) -> StoreError | None:
     """Return the StoreError for a driver's error, None if the error is a bug rather than a problem of the machine."""
     text = str(error)
     if isinstance(error, sqlite3.Error):
-        meanings = [meaning for symptom, meaning in _SQLITE.items() if symptom in text.lower()]
+        known = f"{text} {getattr(error, 'sqlite_errorname', '')}".lower()
+        meanings = [meaning for symptom, meaning in _SQLITE.items() if symptom in known]
         return StoreError(f"{name_of(url)}: {meanings[0].format(busy=busy)}") if meanings else None
     # psycopg's names; the class is not imported, since the driver is an optional dependency.
     names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("psycopg")}

@@ -30,6 +30,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Event, Outcome, Started
+from gpas_cli.permissions import advise
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.cancellation import request_path
@@ -135,7 +136,7 @@ class _AttemptProcess:
 
 def _outcome_of(run: _AttemptProcess, error: Exception) -> Outcome:
     """Return the outcome after an exception: interrupted if a disk failed or a peer was killed, otherwise failed."""
-    cause = f"{type(error).__name__}: {error}"
+    cause = f"{type(error).__name__}: {advise(error)}"
     if _no_disk(error):
         return Outcome("interrupted", cause=cause)
     if run.place.size == 1:

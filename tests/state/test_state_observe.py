@@ -288,6 +288,14 @@ def test_progress_has_losses_and_time_left(runs: Path) -> None:
     assert (progress.eta, progress.counted) == (None, f"5/{progress.steps}, evaluating")
 
 
+@pytest.mark.parametrize("set_by", [-3 * 3600, 3 * 3600])
+def test_a_clock_that_is_set_during_a_run_leaves_the_time_left(set_by: float) -> None:
+    events = [Line({"t": 1e9 + 10 * i + (set_by if i > 6 else 0), "kind": "step", **step(i)[1]}) for i in range(1, 11)]
+    progress = read_progress(events)
+    assert progress is not None
+    assert progress.eta == pytest.approx(90 * 10)
+
+
 def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
     events = [
         ("step", {"step": 10, "steps": 99, "loss": 3.0, "grad_norm": 0.5, "mfu": 0.41}),

@@ -9,14 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from face import EXPERIMENTS, gpas
 from life import Connect
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect, make_url, text
 from users import NOBODY, drop_privileges
 
 from gpas_cli.__main__ import main
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.project import Project
 from gpas_cli.store import maintenance, session
+from gpas_cli.store.driver_errors import explain
 from gpas_cli.store.peek import HEAD, VERSION_TABLE
 from gpas_cli.store.schema import Base
 
@@ -152,6 +154,14 @@ def test_a_path_that_is_not_utf_8_is_one_message(tmp_path: Path, name: str) -> N
         Project.find(environ=environ)
 
 
+@pytest.mark.parametrize("words", [("init",), ("db", "export")])
+def test_a_folder_that_is_not_utf_8_is_not_written_to(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "experiments.yaml").write_text(EXPERIMENTS)
+    said = gpas(tmp_path, *words, os.fsdecode(b"\xff"), expect=2)
+    assert "is not UTF-8; rename the folder" in said.err
+    assert not (tmp_path / os.fsdecode(b"\xff")).exists()
+
+
 def test_a_missing_driver_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StoreError, match=r"postgresql\+psycopg is not installed; pip install 'gpas-cli\[postgres\]'"):
@@ -214,6 +224,14 @@ def test_a_locked_database_is_waited_for_and_then_reported(sqlite_url: str, excl
     with pytest.raises(StoreError, match=r"held the lock for 0\.3 s; nothing is lost.*no locks: set GPAS_DB"):
         session.connect(sqlite_url, busy_seconds=0.3)
     assert time.monotonic() - before > 0.2
+
+
+def test_a_file_system_that_gives_sqlite_no_locks_is_not_a_failing_disk() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_LOCK"  # where fcntl fails with anything but ENOLCK or EACCES
+    assert "has no locks: set GPAS_DB" in str(explain(make_url("sqlite:///gpas.db"), error, 1))
+    error.sqlite_errorname = "SQLITE_IOERR_READ"
+    assert "the disk failed" in str(explain(make_url("sqlite:///gpas.db"), error, 1))
 
 
 def test_a_writer_waits_for_another_and_then_fails(connect: Connect, url: str) -> None:

@@ -16,6 +16,7 @@ from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain
+from gpas_cli.project import utf8_path
 from gpas_cli.state.merging import Merge, MergedStage, run_directories
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import sync as read_new
@@ -166,7 +167,7 @@ def export(
     with results_of(project()) as (engine, problem):
         warn(problem)
         try:
-            files = export_tables(engine, folder)
+            files = export_tables(engine, utf8_path(folder))
         except OSError as error:
             raise GpasError(f"{folder}: the tables cannot be written: {explain(error)}") from error
     for file in files:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gpas_cli.cli.console import say
 from gpas_cli.errors import GpasError
-from gpas_cli.project import CONFIG_NAME, packaged
+from gpas_cli.project import CONFIG_NAME, packaged, utf8_path
 
 _IGNORED = ("/runs/", "/cache/", "/gpas.db*", "/.gpas/")
 
@@ -29,6 +29,7 @@ def init(
     Example: [bold]gpas init my-reproduction[/bold]
     """
     target = directory / CONFIG_NAME
+    utf8_path(target.absolute())  # no other command would read it
     if target.exists() and not force:
         raise GpasError(f"{target} exists; --force replaces it")
     directory.mkdir(parents=True, exist_ok=True)

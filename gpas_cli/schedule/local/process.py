@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpas_cli.permissions import advise
 from gpas_cli.plan.machine import THREAD_VARIABLES, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
@@ -159,7 +160,7 @@ class Spawner:
         try:
             child = self._launch(attempt, lease, alive)
         except OSError as error:
-            record_exit(attempt, _NOT_STARTED, None, error=f"could not be started: {error}")
+            record_exit(attempt, _NOT_STARTED, None, error=f"could not be started: {advise(error)}")
             raise
         finally:
             os.close(alive)

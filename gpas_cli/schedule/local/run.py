@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.permissions import advise
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
@@ -258,7 +259,9 @@ class LocalRun:
                     return False
                 task.process = self._spawner.start(task.job, lease, reduce=ran_out_of_memory(task.status))
         except OSError as error:
-            self._end(task, StageStatus(state="failed", evidence="this run", cause=f"could not be started: {error}"))
+            self._end(
+                task, StageStatus(state="failed", evidence="this run", cause=f"could not be started: {advise(error)}")
+            )
             return False
         finally:
             lease.close()
