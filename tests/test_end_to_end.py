@@ -150,7 +150,7 @@ def test_a_failing_job_fails_alone(tmp_path: Path) -> None:
     assert "Traceback" not in ran.out
 
 
-@pytest.mark.parametrize("leaving", [0, 12_000])
+@pytest.mark.parametrize("leaving", [0, pytest.param(12_000, marks=pytest.mark.long)])
 def test_a_disk_that_fills_up_costs_no_cell(
     tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, leaving: int
 ) -> None:

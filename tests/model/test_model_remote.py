@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from exporting import Room, needs_transformers, run_alone
 
-pytestmark = needs_transformers
+pytestmark = [needs_transformers, pytest.mark.long]
 
 CELLS: dict[str, dict[str, object]] = {
     "mix": {"norm": "mix", "gate": "gpas"},

@@ -132,6 +132,7 @@ def test_figures_of_papers_are_as_declared(made: Face) -> None:
     check("figure scaling", made("figure", "small", "--scaling", "--json").json)
 
 
+@pytest.mark.long
 def test_a_measurement_is_as_declared(face: Face) -> None:
     check("bench", face("bench", "small", *ONE, "--seconds", "0.1", "--json").json)
 

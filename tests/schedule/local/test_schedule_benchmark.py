@@ -71,6 +71,7 @@ def test_no_measurement_beside_a_running_job(here: Project) -> None:
     assert not _measured(here.runs)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(machine().cores) < 2, reason="two processes need two cores")
 def test_of_several_processes_one_is_measured(here: Project) -> None:
     here.config.write_text(GRID.replace("axes:", "resources: {ranks: 2}\n    axes:"))
