@@ -95,7 +95,7 @@ def _tuned(table: Table) -> Iterator[Note]:
     axis = table.spec.best
     chosen: dict[str, list[str]] = {}
     for row, i, cell in _shown_cells(table) if axis else ():
-        if cell.summary is not None:
+        if cell.summary is not None and cell.others:
             edge = _edge_of(cell, axis)
             at = f", the {edge} of those tried" if edge else ""
             chosen.setdefault(f"{spelled(cell.statuses[0].entry.axes[axis])}{at}", []).append(place(table, row, i))

@@ -232,7 +232,9 @@ def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
     """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
     rows: dict[str, list[str]] = {}
     valued = {
-        ", ".join(filter(None, (line.band, line.title))): [c for c in line.cells if c.table and c.value is not None]
+        ", ".join(filter(None, (line.band, line.title))): [
+            c for c in line.cells if c.table and (c.value is not None or c.text)
+        ]
         for line in part.lines
     }
     for title, cells in valued.items():
@@ -302,7 +304,7 @@ def _cell(
         every.append(as_averaged(status, printed.batches, what))
     statuses, others = best_variant(every, spec.over, what)
     beside = {}
-    if printed.value is not None:
+    if printed.value is not None or printed.text:  # N/A and a dash stand there, too
         unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
         deviating = deviations(entries, table) if entries else ()
         # Beside our numbers, underlining marks ours alone.

@@ -109,7 +109,7 @@ class _DeltaJson(TypedDict):
 class _PublishedNumberJson(TypedDict):
     """A number that a paper prints."""
 
-    value: NumberJson
+    value: Annotated[NumberJson | None, "null where the paper prints none: N/A, a dash"]
     delta: NumberJson | None
     tokens: Annotated[int | None, "tokens that its network was trained on, if stated", From("cell.tokens")]
     text: Annotated[str, "number and difference as printed, in tables with the paper's own layout", From("cell.text")]

@@ -189,6 +189,17 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
     assert mixed.metric.name == "perplexity"  # no number of batches is both papers'
 
 
+def test_a_run_that_the_paper_could_not_finish_is_shown_as_printed(declared: Declared) -> None:
+    (part,) = printed("spike_no_more", "7")
+    found = serving(part, declared)
+    assert found is not None
+    table = paper_table(found, {}, {})
+    failed = next(row for row in table.rows if (row.section, row.title) == ("1.7B parameters", "Vanilla")).cells[0]
+    assert failed.printed["spike_no_more"].cell.text == "N/A"
+    assert "(Vanilla WikiText ↓ lr = 1.0 \N{MULTIPLICATION SIGN} 10⁻³, " in note_of(table, "remark")
+    assert json.loads(render(table, "json"))["rows"][2]["cells"][0]["published"]["spike_no_more"]["value"] is None
+
+
 def note_of(table: Table, kind: str) -> str:
     return " ".join(one.text for one in notes(table) if one.kind == kind)
 

@@ -529,6 +529,9 @@ def test_the_best_of_an_axis_is_shown_and_compared_with_the_best_of_the_base() -
         "0.01, the highest of those tried: Pre-LN + GPAS 71m"
     )
     assert len(first.others) == 4
+    lone = [one for one in gated if one.axes["optim.lr"] == 3e-3]  # nothing was chosen
+    alone = note(build([*base, *lone], {}, results, spec(columns="optim.lr").tuned("optim.lr")), "best")
+    assert alone == "each cell is the best optim.lr, by its mean: 0.003: Pre-LN 71m"
 
 
 def test_a_setting_with_a_diverged_run_is_not_the_best() -> None:
