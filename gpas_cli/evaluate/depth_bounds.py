@@ -49,15 +49,15 @@ normalises what another matrix makes of the stream. In the appendix L_1 and L_2 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gpas_cli.evaluate.bounds import attention_numbers, deviation, feed_forward_numbers, inputs_of, mean_squares
-from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.norm import LNS, Pre
@@ -136,21 +136,35 @@ class StageGap:
     bound: float | None
 
 
-def stage_gap(network: Llama, tokens: Tensor, targets: Tensor) -> StageGap:
-    """Return both sides of theorem 4.2 for a causal float64 network. tokens, targets: (1, time)."""
+def stage_gap(
+    network: Llama, tokens: Tensor, targets: Tensor, layers: Callable[[int], Iterator[None]] = lambda _: repeat(None)
+) -> StageGap:
+    """Return both sides of theorem 4.2 for a causal float64 network. tokens, targets: (1, time).
 
-    def outputs() -> tuple[Tensor, float]:
-        with torch.no_grad(), inputs_of([network.model.norm]) as seen:
-            loss = F.cross_entropy(network(tokens).flatten(0, 1), targets.flatten())
-        return seen[network.model.norm], loss.item()
+    layers: of their number makes an iterator, which is advanced before each layer.
+    """
+    decoder = network.model
+    head = (decoder.embed_tokens if network.lm_head is None else network.lm_head).weight
 
-    whole, loss = outputs()
+    def loss_of(x: Tensor) -> float:
+        logits = F.linear(network.head_transform(decoder.norm(x)), head)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+
     rows = []
-    for layer in range(1, network.spec.size.layers + 1):
-        with without_layer(network, layer):
-            x, other = outputs()
-        psi = (x - whole).norm(dim=-1)
-        rows.append((psi.mean().item(), (psi / whole.norm(dim=-1)).mean().item(), other - loss))
+    blocks = decoder.blocks()
+    steps = layers(len(blocks))
+    with torch.no_grad():
+        with inputs_of([*blocks, decoder.norm]) as seen:
+            decoder(tokens)
+        whole = seen[decoder.norm]
+        loss = loss_of(whole)
+        for number, block in enumerate(blocks, start=1):
+            next(steps)
+            x = seen[block]
+            for later in blocks[number:]:
+                x = later(x, decoder.positions(x))
+            psi = (x - whole).norm(dim=-1)
+            rows.append((psi.mean().item(), (psi / whole.norm(dim=-1)).mean().item(), loss_of(x) - loss))
     psis, relative, rise = zip(*rows, strict=True)
     stability = sum(relative) / len(rows)
     constant = _constant(network, whole)

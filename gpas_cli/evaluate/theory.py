@@ -255,12 +255,16 @@ def examine(
     return Theory(sample.origin, sample.tokens.shape[1], layers, depth, stages, gates, tuple(preserved))
 
 
-def depth_theory(cell: Cell, cache: Path, root: Path) -> tuple[DepthBound | None, StageGap]:
-    """Return `Theory.depth` and `Theory.stages`. Raises GpasError as `examine`, except for a long time."""
+def depth_theory(
+    cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]
+) -> tuple[DepthBound | None, StageGap]:
+    """Return `Theory.depth` and `Theory.stages`. `notify` is called with each layer. Raises GpasError as `examine`,
+    except for a long time."""
     _check_attention(cell)
     with suitable_threads(cell.model.size):
         network, sample = _network_and_text(cell, cache, root)
-        return depth_bound(network, sample.tokens), stage_gap(network, sample.tokens, sample.targets)
+        stages = stage_gap(network, sample.tokens, sample.targets, lambda layers: announced(layers, notify))
+        return depth_bound(network, sample.tokens), stages
 
 
 def _check_attention(cell: Cell) -> None:

@@ -290,10 +290,11 @@ def _computed(law: str, cell: SpecCell) -> Any:
         from gpas_cli.evaluate.theory import depth_theory
     except ImportError as error:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
-    with working("building the network in float64"):
+    with working("building the network in float64") as show:
+        show("building the network in float64")
         if law == "depth":
             here = project()
-            return depth_theory(cell, here.cache, here.config.parent)
+            return depth_theory(cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
         return growths(cell) if law == "norms" else length_law(cell)
 
 
