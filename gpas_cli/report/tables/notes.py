@@ -287,7 +287,12 @@ def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
 
 def place(table: Table, row: Row, column: int) -> str:
     """Return the titles of a cell's row and column: "Pre-LN + GPAS 71m"."""
-    return f"{row.full_title} {table.columns[column].title}"
+    return f"{_title(row)} {table.columns[column].title}"
+
+
+def _title(row: Row) -> str:
+    """Return the title of a row with the heading above it: "LLaMA-1B, Post-LN"."""
+    return f"{row.section}, {row.full_title}" if row.section else row.full_title
 
 
 _SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
@@ -436,14 +441,15 @@ def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> st
     if left == everything:
         return ""
     columns = [column.title for column in table.columns]
-    rows = [row.full_title for row in table.rows]
+    sections = dict.fromkeys(row.section for row in table.rows if row.section)
+    groups = [(name, {one for one in everything if one[1] == i}) for i, name in enumerate(columns)]
+    groups += [(name, {one for one in everything if table.rows[one[0]].section == name}) for name in sections]
+    groups += [(_title(row), {one for one in everything if one[0] == i}) for i, row in enumerate(table.rows)]
     titles = []
-    for axis, names in ((1, columns), (0, rows)):
-        for i, name in enumerate(names):
-            whole = {one for one in everything if one[axis] == i}
-            if len(whole) > 1 and whole <= left:
-                titles.append(name)
-                left -= whole
+    for name, whole in groups:
+        if len(whole) > 1 and whole <= left:
+            titles.append(name)
+            left -= whole
     titles += [place(table, table.rows[row], column) for row, column in sorted(left)]
     return f" ({listed(titles, _NAMED)})"
 

@@ -196,7 +196,7 @@ def test_a_run_that_the_paper_could_not_finish_is_shown_as_printed(declared: Dec
     table = paper_table(found, {}, {})
     failed = next(row for row in table.rows if (row.section, row.title) == ("1.7B parameters", "Vanilla")).cells[0]
     assert failed.printed["spike_no_more"].cell.text == "N/A"
-    assert "(Vanilla WikiText ↓ lr = 1.0 \N{MULTIPLICATION SIGN} 10⁻³, " in note_of(table, "remark")
+    assert "(1.7B parameters, Vanilla WikiText ↓ lr = 1.0 \N{MULTIPLICATION SIGN} 10⁻³, " in note_of(table, "remark")
     assert json.loads(render(table, "json"))["rows"][2]["cells"][0]["published"]["spike_no_more"]["value"] is None
 
 
