@@ -34,6 +34,7 @@ def site_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     if named == "" or (named is None and not os.path.isfile(path)):  # noqa: PTH113  (a home may be unreadable)
         return None
     try:
+        path = Path(os.path.realpath(path, strict=True))  # what is checked is what is read, wherever a link leads later
         reason = suspicion(path, path, environ)
     except OSError as error:
         raise GpasError(f"{_VARIABLE}: {path}: {error.strerror}") from None
