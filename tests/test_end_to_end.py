@@ -106,6 +106,7 @@ def test_a_killed_job_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert final_checkpoints(broken) == final_checkpoints(straight)
 
 
+@pytest.mark.long
 def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", gates="gpas", steps=LONG)
     first = toy.start("run", "grid")
@@ -126,6 +127,7 @@ def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Pa
     assert outcomes(toy) == ["done"]
 
 
+@pytest.mark.long
 def test_cancel_stops_one_cell_and_retry_resumes_it(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("run", "grid")
@@ -150,7 +152,8 @@ def test_a_failing_job_fails_alone(tmp_path: Path) -> None:
     assert "Traceback" not in ran.out
 
 
-@pytest.mark.parametrize("leaving", [0, pytest.param(12_000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("leaving", [0, 12_000])
 def test_a_disk_that_fills_up_costs_no_cell(
     tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, leaving: int
 ) -> None:

@@ -57,6 +57,7 @@ def read(url: str) -> dict[str, Any]:
         return dict(json.loads(answer.read()))
 
 
+@pytest.mark.long
 def test_the_page_survives_what_happens_to_its_files_and_stops_at_ctrl_c(
     project: Face, serving: subprocess.Popen[str]
 ) -> None:
