@@ -5,24 +5,27 @@
 Needs torch, numpy, psutil and safetensors; the package need not be installed. Without `transformers`, the comparison is
 left out. Without a GPU, `--shrink` measures tiny networks: it shows that every case runs, and nothing about speed.
 
-Each case is a process of its own with a deadline. A result is printed, and written to OUTPUT/gpu.json and
-OUTPUT/gpu.md, as soon as it is there; a case that is stopped at its deadline is reported. The cases, in order:
+Each case is a process of its own with a deadline, and each of its parts has at most a third of the time that is left.
+A result is printed, and written to OUTPUT/gpu.json and OUTPUT/gpu.md, as soon as it is there; a part that fails or
+is late, and a case that is stopped, are reported. What a case prints beside its results goes to standard error. The
+cases, in order:
 
+    facts   the device, its clocks, versions, a compiler, and the peaks of a product of matrices and of a copy
+    speed   LLaMA 71M, 350M and 1B with GPAS, full rows: the share of the peak FLOP/s (MFU), peak memory and the
+            predicted one, the kernels that take the time of an update, the head's share, and at 71M the head in chunks
+            of other sizes
     exact   LLaMA 71M with GPAS, padded rows: whether it runs under strict determinism, how many graphs each update
             compiles, how often an update waits for the device, whether compiled gradients are those of eager layers
     again   the same in another process, with an empty cache of compiled kernels, from a checkpoint and from the start:
             whether all weights are the same to the bit
-    71m     the share of the peak FLOP/s (MFU) on full and padded rows, peak memory and the predicted one, the head's
-            share of an update, an update with GPAS over one without, real tokens per second over those of
-            `transformers`, and not compiled over compiled
-    350m    the same, without the last
-    1b      MFU, memory and the head's share
+    compare 71M and 350M: padded rows, an update with GPAS over one without, real tokens per second over those of
+            `transformers`, and at 71M not compiled over compiled
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import signal
 import subprocess
@@ -31,14 +34,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from gpu_report import Report, Result
+from gpu_report import Report, Result, say
 
 SECONDS = 540.0
 # Case -> its share of the time that is left when it starts, relative to those of the cases after it.
-CASES = {"exact": 100, "again": 110, "71m": 140, "350m": 120, "1b": 70}
+CASES = {"facts": 20, "speed": 220, "exact": 90, "again": 90, "compare": 120}
 
 
 def run_all(cases: Sequence[str], seconds: float, report: Report, options: Sequence[str]) -> bool:
@@ -49,7 +51,17 @@ def run_all(cases: Sequence[str], seconds: float, report: Report, options: Seque
         for number, case in enumerate(cases):
             left = max(0.0, end - time.monotonic())
             limit = left * CASES[case] / sum(CASES[other] for other in cases[number:])
-            command = [sys.executable, __file__, "--case", case, "--folder", folder, *options]
+            command = [
+                sys.executable,
+                __file__,
+                "--case",
+                case,
+                "--folder",
+                folder,
+                "--limit",
+                f"{limit:.1f}",
+                *options,
+            ]
             # What `exact` has compiled must not help `again`: a training may be resumed on another machine.
             compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/{case}"} if case in ("exact", "again") else {}
             complete &= run_case(case, command, limit, report, compiled)
@@ -70,7 +82,7 @@ def run_case(
         try:
             assert child.stdout is not None
             for line in child.stdout:
-                report.add(Result(**json.loads(line)))
+                report.add_line(line)
             code = child.wait()
         finally:
             timer.cancel()
@@ -100,12 +112,13 @@ def main() -> None:
     parser.add_argument("--shrink", action="store_true", help="tiny networks, for a machine without a GPU")
     parser.add_argument("--case", choices=tuple(CASES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=float, default=math.inf, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.case:
         from gpu_cases import measured
 
-        for result in measured(asked.case, asked.folder, shrink=asked.shrink):
-            print(json.dumps(asdict(result)), flush=True)
+        for result in measured(asked.case, asked.folder, shrink=asked.shrink, seconds=asked.limit):
+            say(result)
         return
     cases = asked.only or list(CASES)
     if "again" in cases and "exact" not in cases:

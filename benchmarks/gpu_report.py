@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ class Result:
 
     def row(self) -> str:
         """Return the result as a row of a Markdown table."""
-        value = f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
+        value = f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value).replace("\n", "<br>")
         goal = f"{self.goal}: {'met' if self.met else 'missed'}" if self.goal and self.met is not None else self.goal
         return f"| {self.case} | {self.measure} | {f'{value} {self.unit}'.strip()} | {goal} |"
 
@@ -41,14 +42,32 @@ class Report:
         if not self.as_json:
             print(HEADER, flush=True)
 
+    def add_line(self, line: str) -> None:
+        """Add the result that a line of a case's output is; pass any other text on to standard error."""
+        try:
+            result = Result(**json.loads(line))
+        except (ValueError, TypeError):
+            print(line, end="", file=sys.stderr, flush=True)
+        else:
+            self.add(result)
+
     def add(self, result: Result) -> None:
         """Print `result` and write the files anew."""
         self.results.append(result)
         print(json.dumps(asdict(result)) if self.as_json else result.row(), flush=True)
-        if self.folder is not None:
+        if self.folder is None:
+            return
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(self.folder / "gpu.json", json.dumps([asdict(one) for one in self.results], indent=2))
             _write(self.folder / "gpu.md", "\n".join([HEADER, *(one.row() for one in self.results)]))
+        except OSError as error:  # what was printed is there
+            print(f"not written: {error}", file=sys.stderr, flush=True)
+
+
+def say(result: Result) -> None:
+    """Print a result as the line that `Report.add_line` reads."""
+    print(json.dumps(asdict(result)), flush=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
+import math
+import signal
+import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from gpu_report import Result
+from gpu_report import Result, say
 
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
@@ -36,7 +41,9 @@ class Scale:
     def loop(self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True) -> Loop:
         """Return a training at update 0, as the trainer makes it."""
         compile_ = "off" if self.shrink or not compiled else "auto"
-        return synthetic_loop(self.cell(size, gate), Resources(compile=compile_), padded=padded)
+        loop = synthetic_loop(self.cell(size, gate), Resources(compile=compile_), padded=padded)
+        loop.warn = lambda text: say(Result(size, "warning", text))
+        return loop
 
     @property
     def block(self) -> int:
@@ -49,14 +56,50 @@ class Scale:
         return 1 if self.shrink else 5
 
 
+_KEPT = 20  # lines of a traceback
+_PART = 1 / 3  # of the time that is left of a case, for one of its parts
+_end = math.inf
+
+
+def begin(seconds: float) -> None:
+    """Set the deadline of this process's case. Just before it, all threads' stacks are written to standard error."""
+    global _end
+    _end = time.monotonic() + seconds
+    if math.isfinite(seconds):
+        faulthandler.dump_traceback_later(max(1.0, seconds - 5))
+
+
 def guarded(case: str, part: str, results: Callable[[], Iterable[Result]]) -> Iterator[Result]:
-    """Yield the results of a part of a case, or that it failed: the other parts are measured all the same."""
+    """Yield the results of a part of a case, or that it failed or took too long: the other parts are measured all the
+    same."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"took more than {limit:.0f} s")
+
+    limit = _PART * (_end - time.monotonic())
+    signal.signal(signal.SIGALRM, late)
     try:
-        yield from results()
+        yield from _each_before(iter(results()), time.monotonic() + limit)
     except Exception as error:
-        traceback.print_exc()
+        lines = traceback.format_exc().splitlines()
+        print("\n".join(lines), file=sys.stderr, flush=True)
         yield Result(case, f"failed: {part}", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        yield Result(case, f"traceback: {part}", "\n".join(lines[-_KEPT:]))
     release()
+
+
+def _each_before(results: Iterator[Result], end: float) -> Iterator[Result]:
+    """Yield the results; while each is measured, an alarm is set for the time `end`."""
+    while True:
+        if math.isfinite(end):
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, end - time.monotonic()))
+        try:
+            found = next(results, None)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if found is None:
+            return
+        yield found
 
 
 def wait() -> None:

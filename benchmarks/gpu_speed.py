@@ -1,10 +1,10 @@
-"""The cases of `gpu.py` about speed and memory, of one size each."""
+"""The cases of `gpu.py` about speed and memory."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ import torch
 from gpu_report import Result
 from gpu_scale import Scale, guarded, release, wait
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.spec.cost import peak_flops, predicted, whole_flops_per_token
 from gpas_cli.spec.run import Resources
+from gpas_cli.train import loss
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -26,37 +28,94 @@ if TYPE_CHECKING:
 
 MFU_GOALS = {"71m": 0.38, "350m": 0.48, "1b": 0.52}
 COMPARED = ("71m", "350m")  # with a network without gates, and with transformers
+_KERNELS = 25
 
 
-def speed(scale: Scale, size: str) -> Iterator[Result]:
-    """Yield the speed and memory of a size, and if it is in COMPARED, the ratios. A part that fails is reported."""
+def speed(scale: Scale) -> Iterator[Result]:
+    """Yield the speed and memory of each size on full rows, and where the time goes. A part that fails is reported."""
+    for size in MFU_GOALS:
+        made: list[tuple[Loop, float]] = []
+        yield from guarded(size, "full rows", lambda size=size, made=made: _full(scale, size, made))
+        for full, seconds in made:
+            parts: dict[str, Iterator[Result]] = {
+                "memory": _memory(scale, size, full),
+                "kernels": _kernels(size, full),
+                "the head's share": _head(size, full, seconds),
+            }
+            if size == "71m":
+                parts["the head in other chunks"] = _head_sweep(size, full)
+            for part, results in parts.items():
+                yield from guarded(size, part, lambda results=results: results)
+
+
+def _full(scale: Scale, size: str, made: list[tuple[Loop, float]]) -> Iterator[Result]:
+    """Yield the speed on full rows, and add the training and the seconds of an update to `made`."""
     if choose_device().type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    full = scale.loop(size, padded=False)
-    seconds, results = _rate(scale, size, full, "full rows", MFU_GOALS[size])
+    loop = scale.loop(size, padded=False)
+    seconds, results = _rate(scale, size, loop, "full rows", MFU_GOALS[size])
+    made.append((loop, seconds))
     yield from results
-    yield from guarded(size, "memory", lambda: _memory(scale, size, full))
-    yield from guarded(size, "padded rows", lambda: _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1])
-    yield from guarded(size, "the head's share", lambda: _head(size, full, seconds))
-    if size in COMPARED:
-        plain = scale.loop(size, "none", padded=False)
-        yield from guarded(size, "GPAS over Pre-LN", lambda: _gates(scale, size, full, plain))
-        yield from guarded(size, "transformers, full rows", lambda: _against_transformers(scale, size, plain, "full"))
-        plain = scale.loop(size, "none", padded=True)
-        yield from guarded(
-            size, "transformers, padded rows", lambda: _against_transformers(scale, size, plain, "padded")
+
+
+def compare(scale: Scale) -> Iterator[Result]:
+    """Yield padded rows' speed and the ratios of each size in COMPARED. A part that fails is reported."""
+    for size in COMPARED:
+        parts: dict[str, Callable[[], Iterable[Result]]] = {
+            "padded rows": lambda size=size: _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1],
+            "GPAS over Pre-LN": lambda size=size: _gates(scale, size),
+            "transformers, full rows": lambda size=size: _against_transformers(scale, size, "full"),
+            "transformers, padded rows": lambda size=size: _against_transformers(scale, size, "padded"),
+        }
+        if size == "71m" and not scale.shrink:
+            parts["uncompiled"] = lambda size=size: _uncompiled(scale, size)
+        for part, results in parts.items():
+            yield from guarded(size, part, results)
+
+
+def _kernels(size: str, loop: Loop) -> Iterator[Result]:
+    """Yield the kernels that take the most time of an update, and the time in which the device does nothing."""
+    cuda = loop.precision.device.type == "cuda"
+    do = updates_of(loop)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with profile(activities=activities) as seen:
+        seconds = seconds_of(do, 1)
+    name = "self_device_time_total" if cuda else "self_cpu_time_total"
+    rows = sorted(seen.key_averages(), key=lambda row: getattr(row, name), reverse=True)
+    busy = sum(getattr(row, name) for row in rows) / 1e6
+    for row in rows[:_KERNELS]:
+        spent = getattr(row, name)
+        yield Result(
+            size, f"kernel {row.key[:80]}", f"{spent / 1e3:.3f} ms, {row.count} times, {spent / busy / 1e4:.1f} %"
         )
-    if size == "71m" and not scale.shrink:
-        yield from guarded(size, "uncompiled", lambda: _uncompiled(scale, size, full))
+    yield Result(size, "a profiled update", 1e3 * seconds, "ms")
+    if cuda:
+        yield Result(size, "launches of an update", sum(row.count for row in rows if getattr(row, name)))
+        yield Result(size, "the device does nothing in a profiled update", 100 * max(0.0, 1 - busy / seconds), "%")
 
 
-def _gates(scale: Scale, size: str, gated: Loop, plain: Loop) -> Iterator[Result]:
+def _head_sweep(size: str, loop: Loop) -> Iterator[Result]:
+    """Yield the head's time in an update with chunks of other sizes, in whole tiles and as even as possible."""
+    usual = loss.GPU_LOGITS, loss._CHUNK_LOGITS, loss._TILE
+    try:
+        for logits in (2**26, 2**27, 2**28):
+            for tile in (1, 256):
+                loss.GPU_LOGITS = loss._CHUNK_LOGITS = logits
+                loss._TILE = tile
+                yield Result(size, f"the head, {logits} logits, multiples of {tile}", 1e3 * _head_seconds(loop), "ms")
+    finally:
+        loss.GPU_LOGITS, loss._CHUNK_LOGITS, loss._TILE = usual
+
+
+def _gates(scale: Scale, size: str) -> Iterator[Result]:
+    gated, plain = (scale.loop(size, gate, padded=False) for gate in ("gpas", "none"))
     found = ratio(scale, {"gpas": updates_of(gated), "pre": updates_of(plain)}, "gpas", "pre")
     yield Result(size, "an update with GPAS over one without", found, goal="<= 1.01", met=found <= 1.01)
 
 
-def _uncompiled(scale: Scale, size: str, compiled: Loop) -> Iterator[Result]:
-    sides = {"off": updates_of(scale.loop(size, padded=False, compiled=False)), "on": updates_of(compiled)}
+def _uncompiled(scale: Scale, size: str) -> Iterator[Result]:
+    off, on = (updates_of(scale.loop(size, padded=False, compiled=compiled)) for compiled in (False, True))
+    sides = {"off": off, "on": on}
     yield Result(size, "an uncompiled update over a compiled one", ratio(scale, sides, "off", "on"))
 
 
@@ -127,10 +186,10 @@ def _head_seconds(loop: Loop) -> float:
     return times * seconds_of(do, 3) / 3
 
 
-def _against_transformers(scale: Scale, size: str, ours: Loop, rows: str) -> Iterator[Result]:
+def _against_transformers(scale: Scale, size: str, rows: str) -> Iterator[Result]:
     """Yield the ratio of tokens per second, on "full" or "padded" rows, if `transformers` is installed.
 
-    `ours`: our training of the same network, Pre-LN without gates, on such rows.
+    Ours is the training of the same network, Pre-LN without gates.
     """
     if find_spec("transformers") is None:
         yield Result(size, f"compared with transformers, {rows} rows", "transformers is not installed")
@@ -141,6 +200,7 @@ def _against_transformers(scale: Scale, size: str, ours: Loop, rows: str) -> Ite
     padded = rows == "padded"
     theirs = TransformersTraining(cell, SyntheticBatches(cell, padded=padded), masked=padded)
     at_once = _fitting_rows(theirs, cell.optim.batch)
+    ours = scale.loop(size, "none", padded=padded)
     sides = {"ours": updates_of(ours), "theirs": lambda number: theirs.updates(number, at_once)}
     found = ratio(scale, sides, "theirs", "ours")
     measure = f"tokens/s over eager transformers', {rows} rows (theirs: {at_once} rows at once)"
@@ -164,10 +224,8 @@ def _fitting_rows(theirs: TransformersTraining, rows: int) -> int:
 def updates_of(loop: Loop) -> Callable[[int], None]:
     """Return a function that does so many updates, with batches made in advance as in a training."""
     source = loop.batches
-    determinism = torch.get_deterministic_debug_mode()
 
     def do(number: int) -> None:
-        torch.set_deterministic_debug_mode(determinism)  # the other side of a comparison has changed it
         first = loop.position.step
         with PrefetchedBatches(source.at, first, first + number) as loop.batches:
             for _ in range(number):

@@ -39,14 +39,22 @@ class TransformersTraining:
                 self._do(ahead.at(self._step), rows_at_once)
 
     def update(self, rows_at_once: int = 0) -> None:
-        """Do the next update, in micro-batches of `rows_at_once` rows (0: all), without waiting for the device.
-
-        Deterministic kernels are not asked for, as by default.
-        """
+        """Do the next update, in micro-batches of `rows_at_once` rows (0: all), without waiting for the device."""
         self._do(self._batches.at(self._step), rows_at_once)
 
     def _do(self, batch: Batch, rows_at_once: int) -> None:
+        """Do an update. Deterministic kernels are not asked for, as by default; afterwards they are as before."""
+        strict, lenient = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
         torch.use_deterministic_algorithms(False)
+        try:
+            self._update(batch, rows_at_once)
+        finally:
+            torch.use_deterministic_algorithms(strict, warn_only=lenient)
+
+    def _update(self, batch: Batch, rows_at_once: int) -> None:
         device = self._precision.device
         self.adam.zero_grad(set_to_none=True)
         rows = len(batch.inputs)

@@ -58,7 +58,7 @@ BUDGET = {
     "state": (1_360, 97),
     "statistics": (274, 30),
     "store": (2_070, 149),
-    "train": (2_600, 101),
+    "train": (2_610, 101),
     "worker": (871, 30),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import gpu
 import gpu_cases
 import gpu_exact
+import gpu_scale
 import pytest
 import torch
 from gpu_report import Report, Result
@@ -49,13 +51,45 @@ def test_a_case_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu, "run_case", fake)
     assert not gpu.run_all(list(gpu.CASES), 540.0, Report(None, False, []), [])
     assert [case for case, _ in asked] == list(gpu.CASES)
-    assert asked[0][1] == pytest.approx(100.0, abs=0.5)
+    assert asked[0][1] == pytest.approx(20.0, abs=0.5)
     assert asked[-1][1] == pytest.approx(540.0, abs=0.5)  # what others have not used is left for the last
+
+
+def test_lines_that_are_no_results_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(None, False, [])
+    line = json.dumps(asdict(Result("71m", "rows at once", 8)))
+    assert gpu.run_case("speed", printing(["501 rows do not fit", "[1]", line], ""), 30.0, report)
+    assert [one.measure for one in report.results] == ["rows at once", "time"]
+    assert "501 rows do not fit\n[1]\n" in capsys.readouterr().err
+
+
+def test_a_part_that_fails_or_is_late_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(seconds: float) -> Iterator[Result]:
+        yield Result("71m", "first", 1)
+        time.sleep(seconds)
+        raise ValueError("second")
+
+    monkeypatch.setattr(gpu_scale, "_end", time.monotonic() + 3)
+    late = list(gpu_scale.guarded("71m", "slow", lambda: part(60)))
+    failed = list(gpu_scale.guarded("71m", "broken", lambda: part(0)))
+    assert [one.measure for one in late] == ["first", "failed: slow", "traceback: slow"]
+    assert str(late[1].value).startswith("TimeoutError: took more than ")
+    assert failed[1].value == "ValueError: second"
+    assert 'raise ValueError("second")' in failed[2].value
+    assert "\n" not in failed[2].row()
+
+
+def test_what_a_full_disk_does_not_take_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    Report(tmp_path / "file", False, []).add(Result("71m", "rows at once", 8))
+    shown = capsys.readouterr()
+    assert "| 71m | rows at once | 8 |" in shown.out
+    assert "not written: " in shown.err
 
 
 def test_a_failure_is_reported() -> None:
     report = Report(None, False, [])
-    assert not gpu.run_case("1b", printing([], "raise SystemExit(3)"), 30.0, report)
+    assert not gpu.run_case("speed", printing([], "raise SystemExit(3)"), 30.0, report)
     assert report.results[-1].value == 3
 
 
@@ -75,7 +109,7 @@ def results(case: str, folder: Path) -> dict[str, Result]:
 @pytest.mark.long
 @pytest.mark.usefixtures("deterministic")
 def test_speed_at_tiny_size(tmp_path: Path) -> None:
-    found = results("1b", tmp_path)
+    found = results("speed", tmp_path)
     assert found["speed, full rows, without padding"].value > 0
     assert 0 < found["the head's share of an update, full rows"].value < 100
     assert found["rows at once"].value == 8
@@ -110,7 +144,18 @@ def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch
 
 @pytest.mark.long
 def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--shrink", "--json", "--only", "350m", "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--shrink",
+        "--json",
+        "--only",
+        "facts",
+        "--only",
+        "compare",
+        "--output",
+        str(tmp_path),
+    ]
     shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=SCRIPT.parents[1]).stdout
     printed = [json.loads(line) for line in shown.splitlines()]
     assert printed == json.loads((tmp_path / "gpu.json").read_text())

@@ -112,6 +112,7 @@ def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:
 
 # Logits that exist at once on a CPU: 64 MB of float32, and half as much if there is a bfloat16 copy.
 _CHUNK_LOGITS = 2**24
+_TILE = 256  # rows of a chunk: whole tiles of a GPU's products of matrices
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return d_hidden * gradient, d_head.mul_(gradient), None, None, None, None
 
 
+def _chunk_rows(rows: int, most: int, tile: int) -> int:
+    """Return the rows of each chunk but the last: at most `most`, and multiples of `tile` if that many.
+
+    As few chunks as possible, of about equal length: a short last chunk has slow products.
+    """
+    most = most // tile * tile or most
+    even = math.ceil(rows / math.ceil(rows / most))
+    return min(math.ceil(even / tile) * tile, most)
+
+
 def _chunked(
     hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, *, wanted: bool, z_loss: float = 0.0
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -275,8 +286,7 @@ def _chunked(
     """
     weight = aligned_rows(head, dtype)  # further rows are zero, and so are their logits and gradients
     most = max(1, min(len(hidden), logits_at_once(hidden.device) // len(head)))
-    # As few chunks as possible, of about equal length: a short last chunk has slow products.
-    rows = math.ceil(len(hidden) / math.ceil(len(hidden) / most))
+    rows = _chunk_rows(len(hidden), most, _TILE if hidden.device.type == "cuda" else 1)
     wide = torch.promote_types(dtype, torch.float32)
     total = torch.zeros((), dtype=wide, device=hidden.device)
     d_hidden = torch.empty_like(hidden) if wanted else None

@@ -51,7 +51,8 @@ def _softmax_gradients(  # type: ignore[no-untyped-def]
         part = tl.load(first + columns, columns < width, float("-inf")).to(wide)
         part = tl.where(columns < vocab, part, float("-inf"))
         higher = tl.maximum(largest, tl.max(part, 0))
-        total = total * tl.exp(largest - higher) + tl.sum(tl.exp(part - higher), 0)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # of a block that is all -inf, as masked logits are
+        total = total * tl.exp(largest - finite) + tl.sum(tl.exp(part - finite), 0)
         largest = higher
     log_z = largest + tl.log(total)
     tl.store(chosen + row, (own - log_z).to(exact))
