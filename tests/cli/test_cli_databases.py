@@ -72,6 +72,7 @@ OTHERS = {
 FRAMES: dict[str, tuple[str, ...]] = {  # of the notebook's interface, with the arguments of each
     "cells": (), "metrics": (), "curves": (), "layer_curves": (), "table": ("small",), "claims": (),
 }  # fmt: skip
+strftime = time.strftime
 OPTIONS = {path.removeprefix("gpas "): {o for p in command.params for o in p.opts} for path, command in COMMANDS}
 
 
@@ -94,6 +95,8 @@ def test_both_databases_give_the_same_output(
     undeclared = _project(face)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
+    clock = time.strftime("%H:%M:%S")
+    monkeypatch.setattr(time, "strftime", lambda form, *at: clock if form == "%H:%M:%S" else strftime(form, *at))
     for command, calls in READERS.items():
         for words in calls:
             for more in ("", "--json") if "--json" in OPTIONS[command] else ("",):
