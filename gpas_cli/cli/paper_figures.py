@@ -67,8 +67,9 @@ def draw_figures(
 
     bounds: returns those of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
     """
-    chosen = [spec for spec in named(names) if spec.toy or not toy]
-    if missing := [spec.name for spec in named(names) if spec not in chosen]:
+    asked = named(names)
+    chosen = [spec for spec in asked if spec.toy or not toy]
+    if missing := [spec.name for spec in asked if spec not in chosen]:
         words = f"no grid at quickstart size has the cells of {listed(missing, 8)}"
         if not chosen:
             raise GpasError(f"{words}; leave out --toy")

@@ -20,6 +20,8 @@ from gpas_cli.store.journal import Line, lines_in
 from gpas_cli.store.rundir import AttemptDir, read_json
 from gpas_cli.words import ordinal
 
+_EVALUATING = "evaluating"  # the phase of a training after its last update
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -48,7 +50,7 @@ class Progress:
     def counted(self) -> str:
         """The progress as text: "340/600", "600/600, evaluating", or where tasks are scored "piqa (3 of 7) 45 %"."""
         if self.share is None:
-            return f"{self.step}/{self.steps}{', evaluating' if self.phase == 'evaluating' else ''}"
+            return f"{self.step}/{self.steps}{f', {self.phase}' if self.phase == _EVALUATING else ''}"
         return f"{self.phase} {math.floor(100 * (self.step or 0) / (self.steps or 1))} %"
 
 
@@ -65,7 +67,7 @@ def _progress(lines: Sequence[Line]) -> Progress | None:
         return Progress(phase=phases[-1], saved=checkpoint_step(lines)) if phases else None
     last = steps[-1][1]
     phase = phases[-1] if phases else "training"
-    times = [(t, step.step / step.steps if step.steps and phase != "evaluating" else None) for t, step in steps]
+    shares = [(t, step.step / step.steps if step.steps else None) for t, step in steps]
     return Progress(
         phase=phase,
         step=last.step,
@@ -74,7 +76,7 @@ def _progress(lines: Sequence[Line]) -> Progress | None:
         lr=last.lr,
         tokens_per_second=last.tokens_per_second,
         losses=tuple(step.loss for _, step in steps if step.loss is not None),
-        eta=_eta(times),
+        eta=None if phase == _EVALUATING else _eta(shares),
         grad_norm=last.grad_norm,
         mfu=last.mfu,
         memory=last.memory,

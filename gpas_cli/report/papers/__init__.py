@@ -187,9 +187,10 @@ class PublishedCell:
     @property
     def is_unit(self) -> bool:
         """Whether the numbers of its table are relative to that of its row."""
-        table = self.table
-        units = [i for i, row in enumerate(table.rows) if has_labels(row.labels, table.relative_to)] if table else []
-        return bool(table and table.relative_to) and self.row == units[0]
+        if self.table is None or not self.table.relative_to:
+            return False
+        wanted = self.table.relative_to
+        return self.row == next(i for i, row in enumerate(self.table.rows) if has_labels(row.labels, wanted))
 
     @property
     def remarks(self) -> tuple[Remark, ...]:

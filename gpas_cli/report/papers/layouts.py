@@ -46,6 +46,11 @@ class PrintedLine:
     cells: tuple[PublishedCell, ...]
     band: str = ""
 
+    @property
+    def full_title(self) -> str:
+        """The title behind that of its band: "LLaMA-1B, Post-LN"."""
+        return ", ".join(filter(None, (self.band, self.title)))
+
 
 @dataclass(frozen=True)
 class PrintedPart:

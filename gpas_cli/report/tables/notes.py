@@ -287,12 +287,7 @@ def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
 
 def place(table: Table, row: Row, column: int) -> str:
     """Return the titles of a cell's row and column: "Pre-LN + GPAS 71m"."""
-    return f"{_title(row)} {table.columns[column].title}"
-
-
-def _title(row: Row) -> str:
-    """Return the title of a row with the heading above it: "LLaMA-1B, Post-LN"."""
-    return f"{row.section}, {row.full_title}" if row.section else row.full_title
+    return f"{row.whole_title} {table.columns[column].title}"
 
 
 _SAME_BUDGET = 1.5  # no note if our and the published number of training tokens differ by less than this factor
@@ -444,7 +439,7 @@ def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> st
     sections = dict.fromkeys(row.section for row in table.rows if row.section)
     groups = [(name, {one for one in everything if one[1] == i}) for i, name in enumerate(columns)]
     groups += [(name, {one for one in everything if table.rows[one[0]].section == name}) for name in sections]
-    groups += [(_title(row), {one for one in everything if one[0] == i}) for i, row in enumerate(table.rows)]
+    groups += [(row.whole_title, {one for one in everything if one[0] == i}) for i, row in enumerate(table.rows)]
     titles = []
     for name, whole in groups:
         if len(whole) > 1 and whole <= left:

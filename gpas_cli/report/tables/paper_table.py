@@ -204,9 +204,8 @@ def _units(part: PrintedPart) -> Iterator[Note]:
     for line in part.lines:
         for heading, cell in zip(part.headings, line.cells, strict=True):
             if cell.is_unit:
-                row = ", ".join(filter(None, (line.band, line.title)))
-                text = f"{heading}, here and there: relative to those of {row}; while it has none, {NO_UNIT}"
-                yield Note("compared", text)
+                text = f"{heading}, here and there: relative to those of {line.full_title}"
+                yield Note("compared", f"{text}; while it has none, {NO_UNIT}")
 
 
 def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
@@ -232,10 +231,7 @@ def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
     """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
     rows: dict[str, list[str]] = {}
     valued = {
-        ", ".join(filter(None, (line.band, line.title))): [
-            c for c in line.cells if c.table and (c.value is not None or c.text)
-        ]
-        for line in part.lines
+        line.full_title: [c for c in line.cells if c.table and (c.value is not None or c.text)] for line in part.lines
     }
     for title, cells in valued.items():
         for text in dict.fromkeys(remark.text for cell in cells for remark in cell.remarks):

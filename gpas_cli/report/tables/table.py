@@ -149,6 +149,11 @@ class Row:
         return self.full or self.title
 
     @property
+    def whole_title(self) -> str:
+        """The full title behind the heading above the row: "LLaMA-1B, Post-LN"."""
+        return f"{self.section}, {self.full_title}" if self.section else self.full_title
+
+    @property
     def as_printed(self) -> list[Printed]:
         """The published cells, of a table without cells of ours."""
         return [printed for cell in self.cells for printed in cell.printed.values()]

@@ -232,8 +232,7 @@ def holes(table: Table) -> list[Hole]:
         for column, cell in zip(table.columns, row.cells, strict=True):
             missing = tuple(s for s in cell.runs if s.value is None and s.state not in ("diverged", NO_UNIT))
             if missing:
-                title = f"{row.section}, {row.title}" if row.section else row.full_title
-                found.append(Hole(title, column.title, missing))
+                found.append(Hole(row.whole_title, column.title, missing))
     return found
 
 
