@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,12 +13,13 @@ import torch
 from gpu_report import Result
 from gpu_scale import Scale, guarded, release, wait
 from torch import Tensor
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpas_cli.data.loader import PrefetchedBatches
 from gpas_cli.spec.cost import peak_flops, predicted, whole_flops_per_token
 from gpas_cli.spec.run import Resources
-from gpas_cli.train import loss
+from gpas_cli.train import loss as head
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -81,7 +83,9 @@ def _kernels(size: str, loop: Loop) -> Iterator[Result]:
     with profile(activities=activities) as seen:
         seconds = seconds_of(do, 1)
     name = "self_device_time_total" if cuda else "self_cpu_time_total"
-    rows = sorted(seen.key_averages(), key=lambda row: getattr(row, name), reverse=True)
+    kind = DeviceType.CUDA if cuda else DeviceType.CPU  # an operation is listed apart from its kernels
+    rows = [row for row in seen.key_averages() if row.device_type == kind and row.key != "Command Buffer Full"]
+    rows.sort(key=lambda row: getattr(row, name), reverse=True)
     busy = sum(getattr(row, name) for row in rows) / 1e6
     for row in rows[:_KERNELS]:
         spent = getattr(row, name)
@@ -90,21 +94,21 @@ def _kernels(size: str, loop: Loop) -> Iterator[Result]:
         )
     yield Result(size, "a profiled update", 1e3 * seconds, "ms")
     if cuda:
-        yield Result(size, "launches of an update", sum(row.count for row in rows if getattr(row, name)))
+        yield Result(size, "launches of an update", sum(row.count for row in rows))
         yield Result(size, "the device does nothing in a profiled update", 100 * max(0.0, 1 - busy / seconds), "%")
 
 
 def _head_sweep(size: str, loop: Loop) -> Iterator[Result]:
     """Yield the head's time in an update with chunks of other sizes, in whole tiles and as even as possible."""
-    usual = loss.GPU_LOGITS, loss._CHUNK_LOGITS, loss._TILE
+    usual = head.GPU_LOGITS, head._CHUNK_LOGITS, head._TILE
     try:
         for logits in (2**26, 2**27, 2**28):
             for tile in (1, 256):
-                loss.GPU_LOGITS = loss._CHUNK_LOGITS = logits
-                loss._TILE = tile
+                head.GPU_LOGITS = head._CHUNK_LOGITS = logits
+                head._TILE = tile
                 yield Result(size, f"the head, {logits} logits, multiples of {tile}", 1e3 * _head_seconds(loop), "ms")
     finally:
-        loss.GPU_LOGITS, loss._CHUNK_LOGITS, loss._TILE = usual
+        head.GPU_LOGITS, head._CHUNK_LOGITS, head._TILE = usual
 
 
 def _gates(scale: Scale, size: str) -> Iterator[Result]:
@@ -124,7 +128,8 @@ def _head(size: str, loop: Loop, seconds: float) -> Iterator[Result]:
 
 
 def _rate(scale: Scale, size: str, loop: Loop, rows: str, goal: float = 0.0) -> tuple[float, list[Result]]:
-    """Return the seconds of an update, and the results: tokens per second, and MFU if the device's peak is known."""
+    """Return the seconds of an update, and the results: tokens per second, MFU if the device's peak is known, and the
+    loss: products of numbers that are not finite take less power, and so less time."""
     do = updates_of(loop)
     do(WARMUP_UPDATES)
     before = loop.position.tokens
@@ -135,6 +140,8 @@ def _rate(scale: Scale, size: str, loop: Loop, rows: str, goal: float = 0.0) -> 
         Result(size, f"an update, {rows}", 1e3 * seconds, "ms"),
         Result(size, f"speed, {rows}, without padding", round(tokens / seconds), "tokens/s"),
     ]
+    loss = float(loop.update().loss)
+    results.append(Result(size, f"the loss at the end, {rows}", loss, goal="finite", met=math.isfinite(loss)))
     cell = scale.cell(size)
     peak = peak_flops(torch.cuda.get_device_name(), cell.precision) if loop.precision.device.type == "cuda" else None
     if peak is not None:

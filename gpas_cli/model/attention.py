@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.errors import first_line
-from gpas_cli.model.layers import norm_slot, outputs
+from gpas_cli.model.layers import norm_slot
 from gpas_cli.spec.model import Family, Size
 from gpas_cli.spec.norm import Norm
 
 
 class Rope(nn.Module):
-    """cos and sin of t * theta^(-2j/h), for t < length and j < h/2, repeated over both halves: shape (length, h)."""
+    """The tables of `rotate`, shape (length, h): cos and sin of t * theta^(-2j/h) for t < length and j < h/2, in both
+    halves; the sine is negative in the first."""
 
     def __init__(self, head_dim: int, theta: float):
         super().__init__()
@@ -37,16 +38,16 @@ class Rope(nn.Module):
             # Computed on the CPU in float64, so that every device and dtype rounds the same numbers.
             j = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
             angles = torch.outer(torch.arange(length, dtype=torch.float64), self.theta ** (-j / self.head_dim))
-            angles = torch.cat((angles, angles), dim=-1)
-            self._tables = {key: (angles.cos().to(device, dtype), angles.sin().to(device, dtype))}
+            cos, sin = angles.cos(), angles.sin()
+            halves = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            self._tables = {key: (halves[0].to(device, dtype), halves[1].to(device, dtype))}
         return self._tables[key]
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate x, (batch, heads, time, head_dim), by position: [a, b] -> [a cos - b sin, b cos + a sin]."""
     cos, sin = tables
-    a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-b, a), dim=-1) * sin
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin  # the fastest form, on a CPU and compiled for a GPU
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,9 @@ class Attention(nn.Module):
 
     def projected(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
-        q, k, v = outputs(x, (self.q_proj, self.k_proj, self.v_proj))
-        q = self._normed(self.q_norm, q)
-        k = self._normed(self.k_norm, k)
-        return self._heads(q, packing), self._heads(k, packing), self._heads(v, packing)
+        q = self._normed(self.q_norm, self.q_proj(x))
+        k = self._normed(self.k_norm, self.k_proj(x))
+        return self._heads(q, packing), self._heads(k, packing), self._heads(self.v_proj(x), packing)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         if not self.norm_by_head:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Protocol, final
 
@@ -25,12 +26,11 @@ from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-# MosaicML's published training benchmarks (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76,
-# 1.3 and 2.7B parameters. Smaller networks follow the same slope; larger ones are assumed to reach no more.
-_MFU_AT_1B = 0.42
-_MFU_PER_DOUBLING = 0.035
-_MFU_RANGE = (0.05, 0.46)
-MFU_SOURCE = "by size, from MosaicML's numbers for 0.76B to 2.7B on H100s"
+# Measured on an H200: 34 % at 71M (benchmarks/RESULTS.md, padded rows). MosaicML's published training benchmarks
+# (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76, 1.3 and 2.7B parameters. Smaller networks
+# than 71M are assumed to reach 5 % at 100,000 parameters, larger ones than 2.7B no more. Parameters -> share:
+_MFU = {1e5: 0.05, 71e6: 0.34, 0.76e9: 0.40, 1.3e9: 0.43, 2.7e9: 0.46}
+MFU_SOURCE = "by size, from the 34 % of 71M on an H200 and MosaicML's numbers for 0.76B to 2.7B on H100s"
 # The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
 MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
@@ -278,8 +278,10 @@ def _nvidia_smi(*words: str) -> str:
 
 def _assumed_mfu(parameters: int) -> float:
     """Return the share of the peak that training is assumed to reach, rounded to whole per cent."""
-    low, high = _MFU_RANGE
-    return round(min(high, max(low, _MFU_AT_1B + _MFU_PER_DOUBLING * math.log2(parameters / 1e9))), 2)
+    for (small, low), (large, high) in pairwise(_MFU.items()):
+        if parameters <= large:
+            return round(low + max(0.0, math.log(parameters / small) / math.log(large / small)) * (high - low), 2)
+    return high
 
 
 def named_gpus(words: str, mfu: float | None = None) -> NamedGpus:

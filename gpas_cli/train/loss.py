@@ -107,7 +107,11 @@ def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:
     if gradients.device.type == "cpu":
         gradients.scatter_add_(1, place, torch.full_like(place, -1, dtype=gradients.dtype))
     else:  # on a GPU, deterministic scattering is a sort
-        gradients.sub_(torch.arange(gradients.shape[1], device=gradients.device) == place)
+        gradients.sub_(_one_hot(place, gradients))
+
+
+def _one_hot(place: Tensor, like: Tensor) -> Tensor:
+    return (torch.arange(like.shape[1], device=like.device) == place).to(like.dtype)
 
 
 # Logits that exist at once on a CPU: 64 MB of float32, and half as much if there is a bfloat16 copy.

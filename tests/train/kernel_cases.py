@@ -60,11 +60,12 @@ def same_head(precision: str) -> None:
     ours, theirs = (
         loss._chunked(hidden.to(d), head.to(d), targets.to(d), dtype, wanted=True, z_loss=1e-3) for d in (DEVICE, "cpu")
     )
-    tolerance = {"bf16": 2**-7, "fp32": 1e-6}[precision]
+    tolerance = {"bf16": 2**-7, "fp32": 1e-5}[precision]  # logits up to 30 are rounded by 2e-6
     for a, b in zip(ours, theirs, strict=True):
         assert a is not None
         assert b is not None
-        assert float((a.cpu() - b).abs().max()) <= tolerance * float(b.abs().max())
+        found = float((a.cpu() - b).abs().max() / b.abs().max())
+        assert found <= tolerance, f"{precision}: off by {found:.2g} of the largest"
 
 
 def main() -> None:
@@ -72,7 +73,7 @@ def main() -> None:
     triton_cross_entropy._BLOCK = 64  # several blocks for a row, the last one not full
     bf16, fp32 = torch.bfloat16, torch.float32
     dtypes = [(fp32, fp32), (bf16, fp32), (bf16, bf16), (torch.float64, torch.float64)]
-    for (dtype, exact), vocab, z_loss, wanted in itertools.product(dtypes, (40, 200), (0.0, 0.1), (True, False)):
+    for (dtype, exact), vocab, z_loss, wanted in itertools.product(dtypes, (40, 200), (0.0, 0.125), (True, False)):
         same_gradients(dtype, exact, vocab, z_loss, wanted)
     triton_cross_entropy._BLOCK = 8192
     if DEVICE.type == "cuda":

@@ -163,9 +163,9 @@ def test_graphs_do_not_depend_on_the_batches_before() -> None:
     assert {code for codes in forward for code in codes} == {code for codes in backward for code in codes}
 
 
-def test_wide_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = summed_loss(network("pre"), rows(*PADDED[0]), FP32)
-    monkeypatch.setattr(layers, "prefers_wide", lambda x: True)
+    monkeypatch.setattr(layers, "prefers_aligned", lambda x: True)
     torch._dynamo.reset()
     counter = CompileCounter()
     made = network("pre")

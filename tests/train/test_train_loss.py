@@ -18,7 +18,7 @@ from gpas_cli.data.loader import IGNORED
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train import loss
-from gpas_cli.train.loss import DeviceRows, _subtract_one_hot, softmax_gradients, summed_loss
+from gpas_cli.train.loss import DeviceRows, _one_hot, _subtract_one_hot, softmax_gradients, summed_loss
 from gpas_cli.train.precision import Precision
 
 CPU = torch.device("cpu")
@@ -284,6 +284,7 @@ def test_the_one_hot_is_subtracted_in_the_same_way_without_scattering() -> None:
     on_cpu, on_meta = given.clone(), given.to("meta")
     _subtract_one_hot(on_cpu, place)
     assert torch.equal(on_cpu, given - F.one_hot(place[:, 0], 90))
+    assert torch.equal(given.sub_(_one_hot(place, given)), on_cpu)  # a GPU subtracts no booleans
     _subtract_one_hot(on_meta, place.to("meta"))
 
 

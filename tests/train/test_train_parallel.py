@@ -96,7 +96,7 @@ def train_all(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wide_room(room: Path) -> Path:
-    """Train with sharded weights that are joined and padded at use, some of them by compiled layers."""
+    """Train with sharded weights that are padded at use, some of them by compiled layers."""
     cases = [
         [f"wide-{way}-{name}", CELLS[name], {**asked, "wide": True}, [], ALL]
         for way, asked in WIDE_LAYOUTS.items()
@@ -192,7 +192,7 @@ def test_gradients_sent_in_many_messages_have_the_same_sums(room: Path, name: st
 @pytest.mark.long
 @pytest.mark.parametrize("name", WIDE_CELLS)
 @pytest.mark.parametrize("way", WIDE_LAYOUTS)
-def test_sharded_weights_are_joined_and_padded_at_use(wide_room: Path, way: str, name: str) -> None:
+def test_sharded_weights_are_padded_at_use(wide_room: Path, way: str, name: str) -> None:
     room = wide_room
     one, two = result_of(room, f"one-{name}"), result_of(room, f"wide-{way}-{name}")
     (event,) = [e for e in two["phase"] if e["name"] == "training"]

@@ -3,7 +3,7 @@
 CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process writes NAME.json.
 If the resources contain `room` as [rank, rows, passes], that process runs out of memory with more than so many rows at
 once after so many forward passes that fit; if they contain `message`, gradients are sent in messages of so many bytes;
-if they contain `wide`, products are joined and padded as on a GPU, and compiled layers run eagerly after AOTAutograd.
+if they contain `wide`, products are padded as on a GPU, and compiled layers run eagerly after AOTAutograd.
 """
 
 import json
@@ -62,9 +62,9 @@ def as_on_gpus() -> Iterator[None]:
     from gpas_cli.model import layers
     from gpas_cli.train import strategy
 
-    places = [(layers, "prefers_wide"), (strategy, "compile_layers")]
+    places = [(layers, "prefers_aligned"), (strategy, "compile_layers")]
     usual = [getattr(module, name) for module, name in places]
-    layers.prefers_wide = lambda x: True
+    layers.prefers_aligned = lambda x: True
     strategy.compile_layers = partial(strategy.compile_layers, backend="aot_eager")
     try:
         with warnings.catch_warnings(action="ignore"):  # torch.compile raises and handles some itself
