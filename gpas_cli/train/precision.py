@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
+from gpas_cli.errors import first_line
 from gpas_cli.spec.model import Size
 
 # The environment variables by which users configure the GPU's allocator; torch still reads the two older names.
@@ -144,8 +146,15 @@ def suitable_threads(size: Size) -> AbstractContextManager[None]:
 
 def use_expandable_segments() -> None:
     """Let the GPU's allocator extend its segments, because the sizes of padded batches differ and would fragment its
-    memory. Settings of the user take precedence. Call it before the first allocation."""
+    memory. Settings of the user take precedence. Where the allocator cannot do so, as on some virtual machines, warns
+    and leaves it as it was. Call it before the first allocation, on the device of
+    this process."""
     if not torch.cuda.is_available() or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         return
     accept = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     accept("expandable_segments:True")
+    try:
+        torch.empty(1, device="cuda")
+    except RuntimeError as error:
+        accept("expandable_segments:False")
+        warnings.warn(f"the GPU's memory may become fragmented: {first_line(error)}", stacklevel=2)

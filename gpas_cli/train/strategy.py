@@ -104,8 +104,8 @@ def _memory(device: torch.device) -> int:
 
 def _recompute(network: Llama) -> None:
     # Set on the instances, so that parameter names and module types stay the same; hooks run outside, once.
-    for layer in network.model.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    for layer in network.model.layers:  # which draw nothing
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _differentiated(network: Llama, active: ActiveLayers | None) -> Iterator[nn.Parameter]:

@@ -184,9 +184,9 @@ def _run_stage(run: _AttemptProcess) -> Outcome:
         run_stage = runner(cell, run.attempt.stage)
     here = run.place
     make_deterministic(max(1, run.attempt.threads // here.size))
-    use_expandable_segments()
     with joined(World(here.rank, here.size, here.local_rank), here.meeting) as world:
         run.joined = True
+        use_expandable_segments()
         run.emit(_started(run, cell))
         stage = StageContext(cell, run.attempt, run.directory, run.emit, run.flag.outcome, world)
         return run_stage(stage)

@@ -49,6 +49,7 @@ def test_segments_are_expandable_unless_the_user_has_settings(
     found: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
+    monkeypatch.setattr(torch, "empty", lambda *size, device: None)
     if variable:
         monkeypatch.setenv(variable, "max_split_size_mb:64")
     use_expandable_segments()
@@ -57,7 +58,21 @@ def test_segments_are_expandable_unless_the_user_has_settings(
 
 def test_torch_accepts_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", lambda *size, device: None)
     use_expandable_segments()
+
+
+def test_an_allocator_that_cannot_extend_segments_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*size: int, device: str) -> None:
+        raise RuntimeError("CUDA driver error: operation not supported\nmore")
+
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append, raising=False)
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.warns(UserWarning, match="may become fragmented: CUDA driver error: operation not supported$"):
+        use_expandable_segments()
+    assert found == ["expandable_segments:True", "expandable_segments:False"]
 
 
 CPU = torch.device("cpu")
