@@ -12,7 +12,7 @@ from sqlalchemy import Engine, select
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
-from gpas_cli.events import Phase, Score
+from gpas_cli.events import Event, Phase, Score, Warned
 from gpas_cli.grid.document import spelled
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Cell
@@ -38,7 +38,7 @@ _FACTS = (
     *("fingerprint", "validation_fingerprint", "journal_damaged"),
 )
 
-# Fields of the event that starts a training, and the bytes of a journal that are searched for it.
+# Fields of the event that starts a training, and the bytes of a journal that are searched for it and for warnings.
 _COMPUTED = ("strategy", "micro_batch", "processes", "recompute", "compiled", "gemm", "gemm_origin")
 _HEAD_BYTES = 2**18
 
@@ -49,9 +49,10 @@ class AttemptProvenance:
 
     facts: the columns of the table "attempt" that record where, when and with what it ran. computed: how a training
     computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and what
-    chose it, `gemm_origin`. checkpoint: the newest one that still exists. signal: the number of the signal that killed
-    the process, if one did and it was recorded. gone: the run directory is gone. retry: why the attempt was made, if
-    after a failure of another one. imported: from which project it was copied.
+    chose it, `gemm_origin`. warnings: those at the beginning of its journal. checkpoint: the newest one that still
+    exists. signal: the number of the signal that killed the process, if one did and it was recorded. gone: the run
+    directory is gone. retry: why the attempt was made, if after a failure of another one. imported: from which project
+    it was copied.
     """
 
     number: int
@@ -59,6 +60,7 @@ class AttemptProvenance:
     cause: str
     facts: Mapping[str, Any]
     computed: Mapping[str, Any]
+    warnings: tuple[str, ...]
     metrics: Mapping[str, float]
     directory: Path
     log: Path
@@ -193,13 +195,17 @@ def _taken_over(runs: Path, key: str, scores: Sequence[Score]) -> dict[str, str]
     return {score.task: origin for score in scores if (origin := newest.get(score.task))}
 
 
-def _computed(directory: AttemptDir) -> dict[str, Any]:
-    """Return how the attempt's training computes; {} for other stages or if the journal cannot be read."""
+def _first_events(directory: AttemptDir) -> list[Event]:
+    """Return the events at the beginning of the attempt's journal; [] if it cannot be read."""
     try:
         lines, _, _ = read(directory.journal_path, limit=_HEAD_BYTES)
     except OSError:
-        return {}
-    events = (line.event for line in lines)
+        return []
+    return [line.event for line in lines]
+
+
+def _computed(events: Sequence[Event]) -> dict[str, Any]:
+    """Return how a training with these events computes; {} for other stages."""
     began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
     return {name: value for name in _COMPUTED if (value := getattr(began, name, None)) is not None}
 
@@ -208,12 +214,14 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
     ended = _read(directory.read_exit)
     asked = _read(directory.read_attempt)
+    events = _first_events(directory)
     return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],
         cause=row["cause"] or "",
         facts={name: row[name] for name in _FACTS},
-        computed=_computed(directory),
+        computed=_computed(events),
+        warnings=tuple(dict.fromkeys(event.message for event in events if isinstance(event, Warned))),
         metrics=row["metrics"],
         directory=directory.path,
         log=directory.log_path,

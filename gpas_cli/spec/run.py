@@ -182,8 +182,8 @@ class Resources:
     `auto` shards networks whose state is large for the GPU, and recomputes activations layer by layer (`blocks`) where
     too few tokens would fit at once.
 
-    `resume`: whether a run may resume from a checkpoint of another version of the code (`any-code`, with a warning and
-    a note in tables) or not (`same-code`).
+    `resume`: whether a run may resume from a checkpoint of another version of the code or of torch (`any-code`, with a
+    warning, and a note in tables about the code) or not (`same-code`).
 
     The other settings are for SLURM only. mem, time: a list such as [32G, 64G] has an entry for the first attempt, and
     one for each that follows an attempt which ran out of memory, or reached its time limit. gpus and cpus count over

@@ -6,7 +6,7 @@ The batch of an update, and so the result, does not depend on the rows of a micr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -16,13 +16,15 @@ from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import USABLE_FRACTION, fitting_rows, flops_per_token, most_rows
 from gpas_cli.spec.run import Resources
+from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
-from gpas_cli.train.loss import logits_at_once
+from gpas_cli.train.loss import KERNELS, logits_at_once, use_kernels
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import MatmulChoice, Precision, choose_device, choose_matmul
+from gpas_cli.train.rounding import Rounding
 from gpas_cli.train.strategy import choose_layout
 
 # Logits of one micro-batch on the CPU: 256 MB of float32. More rows at once are no faster there.
@@ -94,8 +96,8 @@ def assemble(
     gradients; its exceptions propagate. `selection`: the layers that train in each update.
     """
     precision = Precision(cell.precision, choose_device())
-    compiled = _compiled(cell, resources, precision, world)
-    layout = choose_layout(cell, resources, precision, world, compiled=compiled)
+    rounding = _settle_rounding(cell, resources, precision, world)
+    layout = choose_layout(cell, resources, precision, world, compiled=rounding.compiled)
     network = layout.build(cell.model, cell.seed, precision)
     start(network)
     rows = micro_batch_rows(
@@ -105,15 +107,26 @@ def assemble(
     rows = world.min(rows)  # sharded networks need as many micro-batches in all processes
     return Loop(
         network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
-        layout=layout, selection=selection, depth=DepthTraining.of(cell),
+        position=Position(rounding=asdict(rounding)), layout=layout, selection=selection, depth=DepthTraining.of(cell),
     )  # fmt: skip
 
 
-def _compiled(cell: Cell, resources: Resources, precision: Precision, world: World) -> bool:
-    if resources.compile != "auto":
-        return resources.compile == "on"
-    flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
-    return world.broadcast(worth_compiling(precision.device, flops))
+def _settle_rounding(cell: Cell, resources: Resources, precision: Precision, world: World) -> Rounding:
+    """Choose whether layers are compiled and which kernels are used, as the first process does, and return what decides
+    how the training rounds. Collective.
+    """
+    device = precision.device
+    compiled = resources.compile == "on"
+    if resources.compile == "auto":
+        flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
+        compiled = worth_compiling(device, flops)
+    name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    kernels = {kernel: works(device) for kernel, works in KERNELS.items()}
+    rounding = world.broadcast(Rounding(name, str(torch.__version__), compiled, **kernels))
+    use_kernels(device, {kernel: getattr(rounding, kernel) for kernel in KERNELS})
+    return rounding
 
 
 def settle_matmul(cell: Cell, loop: Loop) -> MatmulChoice | None:

@@ -11,8 +11,9 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,7 +43,8 @@ class Position:
     time spent in updates. `micro_batch` rows at once in
     each of `processes`, and the float32 matrix product `gemm` (`train.precision`), are kept for a resumed run.
     `text`: what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it. `codes`: the
-    versions of the code that made the updates, oldest first, separated by blanks.
+    versions of the code that made the updates, oldest first, separated by blanks. `rounding`: the fields of
+    `train.rounding.Rounding`, {} in checkpoints that do not record them.
     """
 
     step: int = 0
@@ -54,6 +56,7 @@ class Position:
     text: str = ""
     codes: str = ""
     steps: int = 0
+    rounding: Mapping[str, Any] = field(default_factory=dict)
 
     def made_by(self, code: str) -> Position:
         """Return the position with `code` as the version that makes the next updates; itself if `code` is unknown."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ def softmax_gradients(
     targets: (n,), those below 0 count as 0. Log-probabilities and probabilities are rounded to `exact`, which is wide
     unless the loss is one of bfloat16. One operation, on a GPU one kernel.
     """
-    if _has_triton(logits.device):
+    if _uses("triton", logits.device):
         from gpas_cli.train.triton_cross_entropy import launch
 
         return launch(logits, targets, exact, z_loss, wanted, vocab)
@@ -202,7 +203,7 @@ def _packing(held: NDArray[np.bool_], time: int, device: torch.device, *, causal
     (index,) = np.nonzero(held)
     token = np.maximum(np.cumsum(held) - 1, 0)
     bounds = None
-    if causal and has_ragged(device):
+    if causal and _uses("ragged", device):
         lengths = held.reshape(-1, time).sum(1)
         bounds = _move(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), device)
     return Packing(_move(index, device), _move(token, device), _move(held[:, None], device), time, bounds)
@@ -334,7 +335,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
     beta = 0 if first else 1
     if total.dtype == a.dtype:
         total.addmm_(a, b, beta=beta)
-    elif total.device.type == "cuda" and _accumulates_wider(a.dtype, total.dtype):
+    elif _uses("wider", total.device):
         torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
     elif first:
         total.copy_(a @ b)
@@ -343,15 +344,36 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
 
 
 @functools.cache
-def _accumulates_wider(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Return whether this GPU and this build of torch add a product of `narrow` matrices to a `wide` one without
-    rounding it first, and set a `wide` one to it."""
+def _accumulates_wider(device: torch.device) -> bool:
+    """Return whether `device` is a GPU that adds, with this build of torch, a product of bfloat16 matrices to a float32
+    one without rounding it first, and sets a float32 one to it."""
+    if device.type != "cuda":
+        return False
     try:
-        left = torch.ones(16, 264, dtype=narrow, device="cuda")
+        left = torch.ones(16, 264, dtype=torch.bfloat16, device=device)
         left[:, 257:] = 0  # bfloat16 has no 257
-        total = torch.full((16, 16), math.nan, dtype=wide, device="cuda")
+        total = torch.full((16, 16), math.nan, device=device)
         for beta in (0, 1):
-            torch.addmm(total, left, left.t(), out_dtype=wide, beta=beta, out=total)
+            torch.addmm(total, left, left.t(), out_dtype=total.dtype, beta=beta, out=total)
         return bool((total == 2 * 257).all())
     except Exception:  # its class depends on the build
         return False
+
+
+# Kernels that are used on devices where they work. What is computed without them is the same up to rounding.
+KERNELS: Mapping[str, Callable[[torch.device], bool]] = {
+    "triton": _has_triton,
+    "ragged": has_ragged,
+    "wider": _accumulates_wider,
+}
+_agreed: dict[str, Mapping[str, bool]] = {}  # type of device -> whether each kernel is used on it
+
+
+def use_kernels(device: torch.device, used: Mapping[str, bool]) -> None:
+    """Use on such devices, in this process from now on, those of the KERNELS that are `used`, without a test."""
+    _agreed[device.type] = used
+
+
+def _uses(kernel: str, device: torch.device) -> bool:
+    agreed = _agreed.get(device.type)
+    return agreed[kernel] if agreed else KERNELS[kernel](device)

@@ -43,7 +43,7 @@ def train(
     `teacher`: the checkpoint whose gates the network starts from. Only the first process's `emit` is used; all
     processes stop once `stop` of any returns an outcome. Raises DataError if the text is unavailable, DamagedCheckpoint
     if the teacher's gates are, and GpasError if the batch cannot be split evenly, if the checkpoint was trained on
-    another text, or if other code made it and `resources.resume` forbids that.
+    another text, or if other code or another torch made it and `resources.resume` forbids that.
     """
     emit = emit if world.leads else silent
     require_even_split(cell, world)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from gpas_cli.train.observe import Divergence, Observer
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import MatmulChoice
 from gpas_cli.train.profile import profiling
+from gpas_cli.train.rounding import changes
 
 DEFAULT_MONITORING = Monitoring()
 _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
@@ -102,14 +103,16 @@ def run_training(
     """Do the updates of `inputs`, resuming from the newest intact checkpoint. Collective.
 
     `emit` is that of this process. All processes stop once `stop` of any returns an outcome. Raises GpasError if the
-    checkpoint was trained on another text, or if other code made it and `resources.resume` forbids that.
+    checkpoint was trained on another text, or if other code or another torch made it and `resources.resume` forbids
+    that.
     """
     loop = assemble(inputs.recipe, inputs.batches, resources, world, inputs.start, inputs.selection)
     loop.warn = lambda message: emit(Warned(message))
     folders = [paths.checkpoints, *paths.earlier]
     position = resume(folders, inputs.key, loop, inputs.text, emit)
     _check_code(position, paths.code, resources, emit)
-    loop.position = replace(position, text=inputs.text).made_by(paths.code)
+    _check_rounding(position, loop.position.rounding, resources, emit)
+    loop.position = replace(position, text=inputs.text, rounding=loop.position.rounding).made_by(paths.code)
     matmul = settle_matmul(inputs.recipe, loop)
     if not resources.micro_batch and loop.position.processes == world.size:
         loop.micro_batch = loop.position.micro_batch or loop.micro_batch
@@ -154,11 +157,24 @@ def _check_code(position: Position, code: str, resources: Resources, emit: Emit)
         return
     changed = f"update {position.step} was made by version {before} of the code, and this is version {code}"
     if resources.resume == "same-code":
-        raise GpasError(
-            f"{changed}; resources.resume: same-code refuses to mix them. Restore the code (`gpas why` has the commit) "
-            "and `gpas retry`, set resume: any-code, or move the stage's run directory away to train from the start"
-        )
+        raise _refused(changed, "Restore the code (`gpas why` has the commit)")
     emit(Warned(f"{changed}: the result will come from both"))
+
+
+def _check_rounding(position: Position, now: Mapping[str, Any], resources: Resources, emit: Emit) -> None:
+    """Warn of each change in what decides how updates are rounded, or raise GpasError if torch is another and
+    `resources.resume` forbids that."""
+    for name, changed in changes(position.rounding, now, position.step).items():
+        if name == "torch" and resources.resume == "same-code":
+            raise _refused(changed, f"Install torch {position.rounding[name]}")
+        emit(Warned(f"{changed}, so the result is not bit for bit that of an uninterrupted run"))
+
+
+def _refused(changed: str, remedy: str) -> GpasError:
+    return GpasError(
+        f"{changed}; resources.resume: same-code refuses to mix them. {remedy} and `gpas retry`, set resume: any-code, "
+        "or move the stage's run directory away to train from the start"
+    )
 
 
 def require_even_split(recipe: Cell, world: World) -> None:

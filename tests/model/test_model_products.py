@@ -155,7 +155,7 @@ def by_rows(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Te
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device of the test has the kernel, which takes every dtype."""
-    monkeypatch.setattr(loss_module, "has_ragged", lambda device: True)
+    monkeypatch.setitem(loss_module._agreed, "cpu", {"triton": False, "ragged": True, "wider": False})
     monkeypatch.setattr(attention, "suits_ragged", lambda x, head_dim: True)
     monkeypatch.setattr(attention, "ragged_attention", by_rows)
 

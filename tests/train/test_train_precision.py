@@ -21,7 +21,7 @@ from gpas_cli.train.precision import (
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Restore what `make_deterministic` sets."""
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC", *_ALLOCATOR_VARIABLES):
+    for name in ("CUBLAS_WORKSPACE_CONFIG", *_ALLOCATOR_VARIABLES):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
     enabled = torch.are_deterministic_algorithms_enabled()
@@ -38,7 +38,7 @@ def test_with_a_gpu_determinism_is_strict(on_gpu: bool, monkeypatch: pytest.Monk
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.is_deterministic_algorithms_warn_only_enabled() is not on_gpu
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == ("1" if on_gpu else None)
+    assert torch._inductor.config.deterministic
 
 
 @pytest.mark.parametrize("variable", [None, *_ALLOCATOR_VARIABLES])

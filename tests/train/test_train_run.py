@@ -293,6 +293,26 @@ def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_pa
     assert (mixed.outcome, mixed.metrics["code_versions"]) == ("done", 2)
 
 
+def test_a_run_resumed_on_another_machine_warns_of_what_rounds_otherwise(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(torch, "__version__", "2.10.0")
+        elsewhere.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "OTHER")
+        go(paths, tmp_path / "1", cell(), 9)
+    with pytest.raises(GpasError, match=r"^torch: 2.10.0 up to update 9, .* same-code refuses .* Install torch 2.10.0"):
+        go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"], resources=Resources(resume="same-code"))
+    _, recorder = go(paths, tmp_path / "2", cell(), 3, earlier=[tmp_path / "1"])
+    device, version = (event["message"] for event in recorder.of("warning"))
+    assert device.startswith("the device: CPU with OTHER up to update 9, CPU with ")
+    assert version == (
+        f"torch: 2.10.0 up to update 9, {torch.__version__} after it, so the result is not bit for bit that of an "
+        "uninterrupted run"
+    )
+    _, recorder = go(paths, tmp_path / "3", cell(), earlier=[tmp_path / "2"])
+    assert not recorder.of("warning")
+
+
 def test_a_checkpoint_without_a_record_of_what_was_usual(paths: RunPaths, tmp_path: Path) -> None:
     go(paths, tmp_path / "1", cell(), 9)
     for path in (tmp_path / "1").glob("watch-*.json"):

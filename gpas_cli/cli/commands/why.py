@@ -74,6 +74,7 @@ class _TryJson(TypedDict):
     retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
     imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
     computed: dict[str, Any]
+    warnings: Annotated[list[str], "those at the beginning of its journal"]
     facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: str
     metrics: dict[str, NumberJson]
@@ -113,6 +114,7 @@ class WhyJson(DocumentJson):
 _GONE = "its run directory is gone"
 _MOST_SPIKES = 8  # named in one line
 _MOST_TASKS = 12  # named in one line
+_MOST_WARNINGS = 8  # of an attempt
 
 
 _Names = Annotated[
@@ -129,8 +131,8 @@ _Names = Annotated[
 def why(names: _Names, as_json: AsJson = False) -> None:
     """Show where a number comes from.
 
-    For a cell: every attempt with its host, code, text, seed, log and checkpoint. For a cell of a grid's or a paper's
-    table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
+    For a cell: every attempt with its host, code, text, seed, log, checkpoint and warnings. For a cell of a grid's or a
+    paper's table, named by its row and column: each seed's run, the difference from the base, published numbers, code,
     environment, the hours that it took, and the command that makes it again.
 
     Example: [bold]gpas why pre-gpas-s1[/bold]
@@ -262,6 +264,8 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     for name, text in lines.items():
         if text:
             say_fact(name, text, left=4, width=12)
+    for message in attempt.warnings[:_MOST_WARNINGS]:
+        say_fact("warning", message, left=4, width=12)
 
 
 def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:

@@ -1,5 +1,11 @@
 """`gpas why`: how each attempt ended and why it was made, and what a number of a table was computed from."""
 
+from functools import partial
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+import torch
 from attempts import attempt_at
 from face import START, TRAINED, Face, end
 from scored import finish_cells, finish_external, score
@@ -8,7 +14,10 @@ from test_cli_schema import check
 from gpas_cli.errors import Exit
 from gpas_cli.events import Outcome, event_of
 from gpas_cli.schedule.process import record_exit
+from gpas_cli.spec.run import Cadence
+from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import read_json, write_json
+from gpas_cli.train.run import RunPaths, train
 
 
 def test_the_signal_and_the_reason_of_the_retry_are_shown(face: Face) -> None:
@@ -38,6 +47,30 @@ def test_the_update_that_an_attempt_resumed_from_is_shown(face: Face) -> None:
     assert "    resumed from update 4\n" in said.partition("attempt 2")[2]
     tries = face("why", "pre-s1", "--json").json["stages"][0]["attempts"]
     assert [each["facts"]["resumed_from"] for each in tries] == [0, 4]
+
+
+def test_an_attempt_that_resumed_with_another_torch_warns(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = face.entry("pre-s1")
+    earlier: list[Path] = []
+    for version, most in (("2.10.0", 2), (str(torch.__version__), 99)):
+        monkeypatch.setattr(torch, "__version__", version)
+        attempt = face.waiting(entry)
+        paths = RunPaths(attempt.checkpoints, list(earlier), face.folder / "cache", face.folder)
+        asks = chain(repeat(None, most), repeat("interrupted"))
+        journal = Journal(attempt.journal_path)
+        journal.append(event_of({"kind": "start", **START}))
+        journal.append(train(entry.cell, paths, journal.append, cadence=Cadence(), stop=partial(next, asks)))
+        journal.close()
+        earlier.append(attempt.checkpoints)
+    message = f"torch: 2.10.0 up to update 2, {torch.__version__} after it, so the result is not bit for bit"
+    said = face("why", "pre-s1").out
+    assert message not in said.partition("attempt 2")[0]
+    assert f"    warning      {message}" in said.partition("attempt 2")[2]
+    document = face("why", "pre-s1", "--json").json
+    check("why", document)
+    first, second = (each["warnings"] for each in document["stages"][0]["attempts"])
+    assert (first, len(second)) == ([], 1)
+    assert message in face("logs", "pre-s1").out
 
 
 def test_a_setting_that_the_base_does_not_have_is_not_set(face: Face) -> None:
