@@ -11,11 +11,11 @@ import typer
 import yaml
 from rich.text import Text
 
-from gpas_cli.cli.commands.theory import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.console import console, print_json, say, say_fact
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells, project
 from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.depth import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.working import working
 from gpas_cli.documents import CellNameJson, DocumentJson
 from gpas_cli.errors import GpasError
