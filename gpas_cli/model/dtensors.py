@@ -31,6 +31,14 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     part.copy_(values)
 
 
+def whole(part: Tensor, like: Tensor) -> Tensor:
+    """Return the whole tensor of which `part` is what this process has, sharded as `like`. Collective if it is."""
+    if not isinstance(like, DTensor):
+        return part
+    mesh, shape, stride = like.device_mesh, like.shape, like.stride()
+    return DTensor.from_local(part, mesh, like.placements, run_check=False, shape=shape, stride=stride).full_tensor()
+
+
 def first_row(tensor: Tensor) -> int:
     """Return the index in the whole `tensor` of the first row of this process's part."""
     if not isinstance(tensor, DTensor):

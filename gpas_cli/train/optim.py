@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gpas_cli.model.dtensors import fill, is_shard, joint_norm, local
+from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, whole
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
 
@@ -102,71 +102,93 @@ def zeros(parameter: Tensor, state: StateTensor) -> Tensor:
     return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=(1, 1))
 
 
-_ADJUSTMENTS = {"adamw": "match_rms_adamw", "original": "original"}
+# Elements of the matrices that are orthogonalised at once: 40 MB in bfloat16, 200 MB with what the products need. At
+# 71M all matrices of one shape are one batch; a larger matrix is a batch of its own.
+_STACKED = 20_000_000
 
 
 def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Return torch's Muon for the trainable matrices of the layers, and AdamW for the other parameters."""
+    """Return Muon for the trainable matrices of the layers, and AdamW for the other parameters."""
     own = spec.optimizer_settings or MuonSettings()
     assert isinstance(own, MuonSettings)
     trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}
     matrices = [p for name, p in trainable.items() if role(name, p.dim()) == MATRIX]
     others = [p for name, p in trainable.items() if role(name, p.dim()) != MATRIX]
-    settings = {
-        "weight_decay": spec.weight_decay,
-        "momentum": own.momentum,
-        "nesterov": own.nesterov,
-        "ns_steps": own.newton_steps,
-        "adjust_lr_fn": _ADJUSTMENTS[own.matrix_scale],
-    }
-    return _MuonAndAdam(matrices, settings, own.matrix_lr, _adam_of(others, spec))
+    return _MuonAndAdam(matrices, own, spec.weight_decay, _adam_of(others, spec))
 
 
 class _MuonAndAdam(torch.optim.Optimizer):
-    """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded."""
+    """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded.
+
+    The update of a matrix is that of torch.optim.Muon, which takes one matrix after the other: 84 at 71M, in 1,260
+    products instead of 45. Without `nesterov` torch's also divides averages in bfloat16 by their norm; here they stay.
+    """
 
     def __init__(
-        self,
-        matrices: Sequence[nn.Parameter],
-        settings: dict[str, Any],
-        rate_factor: float,
-        adam: torch.optim.Optimizer,
+        self, matrices: Sequence[nn.Parameter], own: MuonSettings, weight_decay: float, adam: torch.optim.Optimizer
     ):
-        self._settings = settings
-        self._muon = torch.optim.Muon(matrices, lr=0.0, **settings)
-        self._muon.param_groups[0][_RATE_FACTOR] = rate_factor
+        self._own = own
         self._adam = adam
         super().__init__([*matrices, *(p for group in adam.param_groups for p in group["params"])], adam.defaults)
-        self.param_groups = [*self._muon.param_groups, *adam.param_groups]
-        self._muon.state = adam.state = self.state
+        group = {"params": [*matrices], "lr": 0.0, "weight_decay": weight_decay, _RATE_FACTOR: own.matrix_lr}
+        self.param_groups = [group, *adam.param_groups]
+        adam.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
-        group = self._muon.param_groups[0]
-        if any(is_shard(matrix) for matrix in group["params"]):
-            for matrix in group["params"]:
-                self._update_shards(matrix, group["lr"])
-        else:
-            self._muon.step()  # type: ignore[no-untyped-call]
+        group = self.param_groups[0]
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for matrix in group["params"]:
+            if matrix.grad is not None:
+                by_shape.setdefault(matrix.shape, []).append(matrix)
+        for shape, matrices in by_shape.items():
+            size = max(1, _STACKED // shape.numel())
+            for start in range(0, len(matrices), size):
+                self._update(matrices[start : start + size], group["lr"], group["weight_decay"])
         self._adam.step()
 
-    def _update_shards(self, matrix: Any, rate: float) -> None:
-        """Update a sharded matrix: every process gathers it, orthogonalises the whole update and keeps its part."""
-        if matrix.grad is None:
-            return
-        state = self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        whole = nn.Parameter(matrix.detach().full_tensor())
-        whole.grad = matrix.grad.full_tensor()
-        muon = torch.optim.Muon([whole], lr=rate, **self._settings)
-        momentum: Tensor = state["momentum_buffer"].full_tensor()
-        muon.state[whole] = {"momentum_buffer": momentum}
-        muon.step()  # type: ignore[no-untyped-call]
-        fill(matrix, whole.detach())
-        fill(state["momentum_buffer"], momentum)
+    def _update(self, matrices: list[Tensor], rate: float, weight_decay: float) -> None:
+        """Update matrices of one shape. Every process orthogonalises whole matrices and keeps its part of them."""
+        updates = orthogonalised(self._directions(matrices), self._own.newton_steps)
+        rows, columns = matrices[0].shape
+        adamw = self._own.matrix_scale == "adamw"
+        scale = 0.2 * max(rows, columns) ** 0.5 if adamw else max(1, rows / columns) ** 0.5
+        parts = [local(matrix) for matrix in matrices]
+        firsts = [first_row(matrix) for matrix in matrices]
+        own = [u[first : first + len(part)] for u, first, part in zip(updates, firsts, parts, strict=True)]
+        torch._foreach_mul_(parts, 1 - rate * weight_decay)
+        torch._foreach_add_(parts, own, alpha=-rate * scale)
+
+    def _directions(self, matrices: list[Tensor]) -> Tensor:
+        """Average the gradients; return whole averages, shape (matrices, rows, columns), in torch's bfloat16."""
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        averages = [local(self.state[matrix]["momentum_buffer"]) for matrix in matrices]
+        gradients = [local(matrix.grad) for matrix in matrices if matrix.grad is not None]
+        torch._foreach_lerp_(averages, gradients, 1 - self._own.momentum)
+        if self._own.nesterov:
+            averages = list(torch._foreach_lerp(gradients, averages, self._own.momentum))
+        pairs = zip(averages, matrices, strict=True)
+        return torch.stack([whole(average.bfloat16(), matrix) for average, matrix in pairs])
+
+
+def orthogonalised(matrices: Tensor, steps: int) -> Tensor:
+    """Return the Newton-Schulz iterates of matrices, shape (matrices, rows, columns), in their dtype (Jordan 2024).
+
+    The coefficients are those of torch.optim.Muon. In bfloat16 on a CPU the bits are the same for one matrix as in a
+    batch; a GPU may choose another kernel, but the batches depend only on which matrices have gradients.
+    """
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    return x.mT if tall else x
 
 
 _SMALLEST = 1e-30  # of a squared gradient: epsilon 1 of the paper

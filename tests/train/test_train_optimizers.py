@@ -4,11 +4,13 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpas_cli.checkpoints import path_of
 from gpas_cli.errors import InvalidExperiments
@@ -20,9 +22,9 @@ from gpas_cli.spec.optim import MATRIX, OPTIMIZERS, AdafactorSettings, Optim, Op
 from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence
-from gpas_cli.train import checkpoint
+from gpas_cli.train import checkpoint, optim
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
-from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, set_learning_rate
+from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, orthogonalised, set_learning_rate
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.run import RunPaths, train
 
@@ -200,16 +202,62 @@ def test_muon_orthogonalises_the_matrices_of_the_layers_and_adam_trains_the_rest
         rate = 0.02  # twice that of Adam
         moved = (before[name] * (1 - rate * 0.1) - mine.detach()) / (rate * 0.2 * max(mine.shape) ** 0.5)
         # torch iterates in bfloat16; the first update is in the direction of the gradient.
-        torch.testing.assert_close(moved, orthogonalised(mine.grad), rtol=0, atol=0.03, msg=name)
+        torch.testing.assert_close(moved, in_float64(mine.grad).float(), rtol=0, atol=0.03, msg=name)
 
 
-def orthogonalised(gradient: torch.Tensor) -> torch.Tensor:
+class Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("at_once", "products"), [(20_000_000, 3 * 15), (1000, 6 * 15), (1, 14 * 15)])
+@pytest.mark.parametrize("settings", [{"weight_decay": 0.1}, {"matrix_scale": "original", "nesterov": False}])
+def test_muon_in_batches_of_one_shape_moves_each_matrix_as_torchs(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], at_once: int, products: int
+) -> None:
+    """Of the two layers eight matrices are of 16 x 16, four of 24 x 16 and two of 16 x 24."""
+    monkeypatch.setattr(optim, "_STACKED", at_once)
+    recipe = cell(optimizer="muon", **settings).optim
+    network = build(cell().model, seed=1)
+    ours = make_optimizer(network, recipe)
+    matrices = [p for name, p in network.named_parameters() if role(name, p.dim()) == MATRIX]
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in matrices]
+    scale = "match_rms_adamw" if "matrix_scale" not in settings else "original"
+    theirs = torch.optim.Muon(
+        copies, lr=0.01, weight_decay=recipe.weight_decay, nesterov="nesterov" not in settings, adjust_lr_fn=scale
+    )
+    set_learning_rate(ours, 0.01)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        for mine, yours in zip(matrices, copies, strict=True):
+            mine.grad = yours.grad = torch.randn(mine.shape, generator=generator)
+        with Products() as counted:
+            ours.step()
+        assert counted.count == products
+        theirs.step()
+    for mine, yours in zip(matrices, copies, strict=True):
+        torch.testing.assert_close(mine, yours, rtol=0, atol=1e-4)  # 0.2 % of what three updates move
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (24, 16), (16, 24)])
+def test_a_batch_is_orthogonalised_as_one_matrix_after_the_other(shape: tuple[int, int]) -> None:
+    batch = torch.randn(5, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    each = torch.stack([in_float64(matrix) for matrix in batch])
+    torch.testing.assert_close(orthogonalised(batch, 5), each, rtol=0, atol=1e-12)
+
+
+def in_float64(gradient: torch.Tensor) -> torch.Tensor:
     """Return five Newton-Schulz iterations of a matrix in float64, with the coefficients of Jordan (2024)."""
     x = gradient.double() / gradient.double().norm()
     for _ in range(5):
         a = x @ x.T
         x = 3.4445 * x - 4.7750 * a @ x + 2.0315 * a @ a @ x
-    return x.float()
+    return x
 
 
 def test_state_that_its_entry_does_not_declare_is_an_error(tmp_path: Path) -> None:
