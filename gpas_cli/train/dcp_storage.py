@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
+import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -38,6 +39,7 @@ from gpas_cli.files import fsync, parse_json, replace_file
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int64: "I64"}
 
 
 class DamagedCheckpoint(Exception):
@@ -74,7 +76,7 @@ class Writer(StorageWriter):
         """Write the part of this process. Raises OSError."""
         future: Future[list[WriteResult]] = Future()
         file = self.aside / plan.storage_data
-        tensors = {i.index.fqn: planner.resolve_data(i).detach().cpu().contiguous() for i in plan.items}  # type: ignore[union-attr]
+        tensors: dict[str, Any] = {i.index.fqn: planner.resolve_data(i).detach() for i in plan.items}
         assert len(tensors) == len(plan.items)
         digest = _write(file, tensors) if tensors else ""
         future.set_result([WriteResult(i.index, 0, (file.name, digest)) for i in plan.items])
@@ -213,14 +215,40 @@ def _tensors(metadata: Metadata, file_of: Mapping[MetadataIndex, str]) -> dict[s
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write one shard through to the disk; its sha256. Raises OSError."""
+    """Write one shard through to the disk, in the bytes of `safetensors.torch.save`; its sha256. Raises OSError.
+
+    A thread hashes each tensor while it is written: 0.73 of the time of writing first and reading the file for its hash
+    (1 GB, no disk; a busy disk hid the gain). Tensors come to the host one by one.
+    """
+    # safetensors' order: the widest types first, which keeps every tensor aligned.
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    ends = [0, *accumulate(tensors[name].nbytes for name in names)]
+    header = json.dumps(
+        {
+            name: {"dtype": _DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": offsets}
+            for name, *offsets in zip(names, ends, ends[1:], strict=False)
+        },
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode()
+    header += b" " * (-len(header) % 8)
+    digest = hashlib.sha256()
     try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
-    fsync(path)
-    return _sha256(path)
+        with path.open("wb") as file, ThreadPoolExecutor(1) as hasher:
+            for piece in chain((struct.pack("<Q", len(header)), header), (_bytes(tensors[name]) for name in names)):
+                hashed = hasher.submit(digest.update, piece)
+                file.write(piece)
+                hashed.result()
+        fsync(path)
+    except OSError as error:
+        error.filename = str(path)  # `write` does not set it
+        raise
+    return digest.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a tensor in the host's memory, without a copy if it is there."""
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _sha256(path: Path) -> str:

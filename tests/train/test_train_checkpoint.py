@@ -1,10 +1,12 @@
 """Checkpoints: exact round trip, checksum, rotation, and a full disk."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 from disks import full
+from safetensors.torch import save as safetensors_bytes
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.model.llama import Llama, build
@@ -84,6 +86,21 @@ def test_a_checkpoint_of_an_older_version_is_named_and_never_deleted(tmp_path: P
         checkpoint.load(old, KEY, network, adam)
 
 
+def test_a_shard_has_the_bytes_of_safetensors_and_the_sha256_of_what_is_on_disk(tmp_path: Path) -> None:
+    tensors = {
+        "z": torch.randn(3, 5), "wide": torch.arange(3.0, dtype=torch.float64), "half": torch.randn(7).bfloat16(),
+        "scalar": torch.tensor(3.0), "a \"quoted\" \u00fc": torch.randn(2, 3), "empty": torch.zeros(0, 4),
+    }  # fmt: skip
+    path = tmp_path / "x.safetensors"
+    digest = dcp_storage._write(path, tensors | {"turned": torch.arange(24.0).reshape(4, 6).T})
+    data = path.read_bytes()
+    assert data == safetensors_bytes(tensors | {"turned": torch.arange(24.0).reshape(4, 6).T.contiguous()})
+    assert digest == hashlib.sha256(data).hexdigest()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DamagedCheckpoint, match="does not have the checksum"):
+        dcp_storage.verify(tmp_path, path.name, digest)
+
+
 def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
     network, adam = pair()
     path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
@@ -116,11 +133,11 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
     network, adam = pair()
     path = checkpoint.save(tmp_path, KEY, network, adam, Position(step=1))
 
-    def full(_tensors: object, file: Path, **_: object) -> None:
+    def full(file: Path, _tensors: object) -> None:
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dcp_storage, "save_file", full)
+    monkeypatch.setattr(dcp_storage, "_write", full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
     assert newest_first([tmp_path]) == [path]
@@ -128,9 +145,9 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
 
 def test_a_full_disk_is_an_error_with_the_file(small_disk: Path) -> None:
     network, adam = pair()
-    with full(small_disk), pytest.raises(OSError, match=r"No space left on device .*\.safetensors") as caught:
+    with full(small_disk), pytest.raises(OSError, match=r"No space left on device: .*\.safetensors") as caught:
         checkpoint.save(small_disk, KEY, network, adam, Position(step=2))
-    assert "device (os error 28); free space on that file system" in advise(caught.value)
+    assert "; free space on that file system" in advise(caught.value)
 
 
 def test_gates_are_taken_from_another_cell(tmp_path: Path) -> None:
