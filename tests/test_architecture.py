@@ -47,7 +47,7 @@ BUDGET = {
     "doctor": (160, 1),
     "evaluate": (2_667, 106),
     "grid": (2_290, 99),
-    "model": (1_160, 57),
+    "model": (1_163, 57),
     "origin": (818, 30),
     "page": (701, 28),
     "plan": (1_260, 52),
@@ -58,7 +58,7 @@ BUDGET = {
     "state": (1_360, 97),
     "statistics": (274, 30),
     "store": (2_070, 149),
-    "train": (2_676, 105),
+    "train": (2_702, 106),
     "worker": (871, 30),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
