@@ -218,7 +218,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     """Write one shard through to the disk, in the bytes of `safetensors.torch.save`; its sha256. Raises OSError.
 
     A thread hashes each tensor while it is written: 0.73 of the time of writing first and reading the file for its hash
-    (1 GB, no disk; a busy disk hid the gain). Tensors come to the host one by one.
+    (1 GB in memory; on a busy disk no gain was shown). Tensors come to the host one by one.
     """
     # safetensors' order: the widest types first, which keeps every tensor aligned.
     names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
