@@ -22,6 +22,8 @@ from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.precision import choose_device
 
+# So low that the weights stay as they are: products of numbers that are not finite take less power, and so less time.
+_RATE = 1e-6
 ROWS = {"71m": 512, "350m": 512, "1b": 128}
 TINY = {"hidden": 32, "ffn": 93, "heads": 2, "layers": 2, "vocab": 300}
 TINY_TEXT = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 32}
@@ -33,16 +35,15 @@ class Scale:
 
     shrink: bool
 
-    def cell(self, size: str, gate: str = "gpas") -> Cell:
-        # So low that the weights stay as they are: at 1e-3 without a warm-up, 350M had no finite loss after 14 updates.
-        optim = {"lr": 1e-6, "warmup": 1, "steps": 10_000, "batch": 8 if self.shrink else ROWS[size]}
+    def cell(self, size: str, gate: str = "gpas", rate: float = _RATE) -> Cell:
+        optim = {"lr": rate, "warmup": 1, "steps": 10_000, "batch": 8 if self.shrink else ROWS[size]}
         what = {"size": TINY, "data": TINY_TEXT} if self.shrink else {"size": size, "data": "c4"}
         return cell_from({**what, "gate": gate, "precision": "bf16", "optim": optim})
 
-    def loop(self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True) -> Loop:
+    def loop(self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True, rate: float = _RATE) -> Loop:
         """Return a training at update 0, as the trainer makes it."""
         compile_ = "off" if self.shrink or not compiled else "auto"
-        loop = synthetic_loop(self.cell(size, gate), Resources(compile=compile_), padded=padded)
+        loop = synthetic_loop(self.cell(size, gate, rate), Resources(compile=compile_), padded=padded)
         loop.warn = lambda text: say(Result(size, "warning", text))
         return loop
 

@@ -137,9 +137,25 @@ def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch
 
     monkeypatch.setattr(layers._Normed, "backward", staticmethod(halved))
     torch._dynamo.reset()
-    (found,) = gpu_exact._gradients(Scale(shrink=True))
+    (found,) = gpu_exact._gradients(Scale(shrink=True), "71m", padded=True)
     assert 0.3 < found.value < 1
     assert not found.met
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("deterministic")
+def test_a_gradient_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    backward = layers._GatedDown.backward
+    (found,) = gpu_exact._finite(Scale(shrink=True), compiled=False)
+    assert found.met
+    monkeypatch.setattr(
+        layers._GatedDown,
+        "backward",
+        staticmethod(lambda ctx, d_y: tuple(one if one is None else one * torch.nan for one in backward(ctx, d_y))),
+    )
+    (found,) = gpu_exact._finite(Scale(shrink=True), compiled=False)
+    assert not found.met
+    assert found.value.startswith("update 1: model.")
 
 
 @pytest.mark.long

@@ -191,7 +191,7 @@ def test_absent_gpus_are_estimated_from_their_data_sheet(runs: Path) -> None:
     assert found.wall_hours == pytest.approx(found.gpu_hours / 2)  # one job after the other, on two GPUs each
     assert made_plan(runs, *cells, machine=named_gpus("H100", mfu=0.2)).estimate.wall_hours is None
     (basis,) = found.basis
-    assert "5 % of the peak of one H100 (by size, from the 34 % of 71M on an H200" in basis
+    assert "8 % of the peak of one H100 (by size, from the 34 % of 71M on an H200" in basis
     assert "on H100s), 989.5" in basis
     refused = made_plan(runs, *cells, machine=named_gpus("H100:1"))
     assert (refused.jobs, dict(refused.refused)) == ((), {"the job asks for 2 GPUs, but --gpu names 1": 2})
