@@ -144,8 +144,8 @@ def suitable_threads(size: Size) -> AbstractContextManager[None]:
 def use_expandable_segments() -> None:
     """Let the GPU's allocator extend its segments, because the sizes of padded batches differ and would fragment its
     memory. Settings of the user take precedence. Where the allocator cannot do so, as on some virtual machines, warns
-    and leaves it as it was. Call it before the first allocation, on the device of
-    this process."""
+    and leaves it as it was. Call it before the first allocation, on the device of this process.
+    """
     if not torch.cuda.is_available() or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         return
     accept = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
