@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,10 +70,8 @@ def _gradients(scale: Scale, size: str, *, padded: bool) -> Iterator[Result]:
     Without the gates', which are differences of large sums before the first update.
     """
     found = []
-    for compiled in (False, True):
-        loop = scale.loop(size, padded=padded, compiled=compiled)
-        if compiled and scale.shrink:
-            compile_layers(loop.network, "eager")
+    for make in (partial(scale.loop, compiled=False), partial(exact_loop, scale)):
+        loop = make(size, padded=padded)
         loop.update()
         found.append([p.grad for p in loop.network.parameters() if p.grad is not None and len(p) > 1])
         del loop
@@ -128,9 +127,9 @@ def again(scale: Scale, folder: Path) -> Iterator[Result]:
         del loop
 
 
-def exact_loop(scale: Scale) -> Loop:
+def exact_loop(scale: Scale, size: str = "71m", *, padded: bool = True) -> Loop:
     """Return the training of the exactness cases; tiny networks are compiled by a back end that takes no compiler."""
-    loop = scale.loop("71m", padded=True)
+    loop = scale.loop(size, padded=padded)
     if scale.shrink:
         compile_layers(loop.network, "eager")
     return loop
