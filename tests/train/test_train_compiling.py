@@ -49,9 +49,14 @@ def rows(*lengths: int) -> DeviceRows:
     return DeviceRows.of(tokens, targets, FP32.device)
 
 
-@pytest.mark.parametrize("norm", SCHEMES)
 @pytest.mark.parametrize(
-    "site", [pytest.param(site, marks=() if site == "home" else pytest.mark.long) for site in _SITES]
+    ("norm", "site"),
+    [
+        # Mix-LN has layers of two kinds, Post-LN and Pre-LN.
+        pytest.param(norm, site, marks=() if (norm, site) == ("mix", "home") else pytest.mark.long)
+        for norm in SCHEMES
+        for site in _SITES
+    ],
 )
 def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str) -> None:
     torch._dynamo.reset()
@@ -66,6 +71,7 @@ def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str) -> None:
     assert counter.frame_count == (3 if norm in ("mix", "peri") else 2)
 
 
+@pytest.mark.long
 def test_norms_of_queries_and_keys_do_not_break_the_graph() -> None:
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -101,14 +107,15 @@ def graphs_of(made: Llama, batches: list[tuple[int, ...]], *, gradients: bool = 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("norm", "family", "batches", "gradients", "graphs"),
     [
         ("pre", {}, PADDED, True, 2),  # of the layers, and of the final norm
-        pytest.param("pre", {}, FULL, True, 2, marks=pytest.mark.long),
-        pytest.param("mix", {}, PADDED, True, 3, marks=pytest.mark.long),  # of layers of two kinds
+        ("pre", {}, FULL, True, 2),
+        ("mix", {}, PADDED, True, 3),  # of layers of two kinds
         ("pre", {"positions": "learned", "context": 16}, PADDED, False, 3),  # of what is added to the embedding
-        pytest.param("pre", {"positions": "learned", "context": 16}, FULL, False, 3, marks=pytest.mark.long),
+        ("pre", {"positions": "learned", "context": 16}, FULL, False, 3),
     ],
     ids=["padded", "full", "two kinds", "evaluation", "evaluation of full rows"],
 )
@@ -127,6 +134,7 @@ def restored_tag() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("restored_tag")
 def test_a_resumed_run_compiles_for_the_first_batch_of_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,6 +177,7 @@ def test_graphs_do_not_depend_on_the_batches_before() -> None:
     assert {code for codes in forward for code in codes} == {code for codes in backward for code in codes}
 
 
+@pytest.mark.long
 def test_padded_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = summed_loss(network("pre"), rows(*PADDED[0]), FP32)
     monkeypatch.setattr(layers, "prefers_aligned", lambda x: True)
@@ -182,6 +191,7 @@ def test_padded_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch)
     assert counter.frame_count == 2
 
 
+@pytest.mark.long
 def test_attention_both_ways_compiles_once_for_each_kind_of_mask() -> None:
     """Full rows, padded rows, and rows of inputs and targets; none of them breaks the graph. What surrounds the layers
     (embedding, final norm, head) knows only full and padded rows."""
@@ -198,6 +208,7 @@ def test_attention_both_ways_compiles_once_for_each_kind_of_mask() -> None:
     assert counter.frame_count == 3 + 3 * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recompute", [False, True])
 def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import random
 from pathlib import Path
 
@@ -11,18 +10,15 @@ import torch
 from torch import Tensor
 
 from gpas_cli.events import Event, Layers, Step
-from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import _PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
-from gpas_cli.train import observe, strategy
+from gpas_cli.train import observe
 from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.loop import GradientNorms, Update, embedding_rows, measure_layers
+from gpas_cli.train.loop import Update, measure_layers
 from gpas_cli.train.observe import Divergence, Health, Observer, Spike, _read_state, _SpeedMeter, fetch
-from gpas_cli.train.parallel import World, joined
-from gpas_cli.train.precision import Precision
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
 
@@ -85,35 +81,6 @@ def test_gpt_and_a_network_without_gates() -> None:
 
 def test_two_gates_in_a_layer_follow_each_other() -> None:
     assert len(measured(trained(gate={"share": "sublayer", "init": 0.3}))["gate"]) == 8
-
-
-def sharded(rank: int, ranks: int, folder: str) -> None:
-    """Run one process of a network sharded by FSDP, and check that its series equal those of the whole network."""
-    torch.set_num_threads(1)
-    with joined(World(rank, ranks, rank), f"file://{folder}/meet"):
-        network = build(cell().model, seed=1)
-        strategy._shard(network, Precision("fp32", torch.device("cpu")))
-        with_gradients(network)
-        for parameter in network.parameters():
-            if is_shard(parameter.grad):  # the sum over processes, which all compute the same here
-                parameter.grad /= ranks
-        ours, whole = measured(network), measured(trained())
-        table, held = network.model.embed_tokens.weight, tuple(p.grad is not None for p in network.parameters())
-        if rank == 1:  # the other process has no damage in its part
-            local(table.grad)[2] = math.inf
-        _, norms = joint_norm(p.grad for p in network.parameters() if p.grad is not None)
-        gradients = GradientNorms(network, held, norms, embedding_rows(network))
-        row = len(table) // 2 + 2
-        assert gradients.first_fault(World(rank, ranks, rank)) == f"model.embed_tokens.weight, row {row}"
-    assert ours.keys() == whole.keys()
-    assert all(ours[name] == pytest.approx(whole[name], rel=1e-5) for name in whole)
-    (Path(folder) / f"reported-{rank}").touch()
-    os._exit(0)  # a gloo thread that outlives Python may abort the process
-
-
-def test_norms_of_a_sharded_network_are_those_of_the_whole(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(sharded, args=(2, str(tmp_path)), nprocs=2)
-    assert len(list(tmp_path.glob("reported-*"))) == 2
 
 
 def test_all_numbers_are_copied_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Two processes compute the same as one: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,55 +62,90 @@ LAYOUTS = {
 COMPARED = [("ddp", name) for name in ("pre", "paths", "pure")] + [("fsdp", name) for name in CELLS]
 # Two processes read whole weights as one does, so of those that do, one is enough.
 RESUMED = [("one", "ddp"), ("one", "fsdp"), ("ddp", "fsdp"), ("fsdp", "fsdp"), ("ddp", "one"), ("fsdp", "one")]
+SMALL = ("pre", "paths")
+SHORT = {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}
+# One of each kind: layouts, skipped layers, types, optimizers; from whole weights to shards, and back.
+USUAL = [("ddp", "pre"), ("ddp", "paths"), ("fsdp", "pre"), ("fsdp", "bf16"), ("fsdp", "muon")]
+USUALLY_RESUMED = [("one", "fsdp"), ("fsdp", "one")]
 
 
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long_but(all_of_them: Iterable[Any], *usual: Any) -> list[Any]:
+    """Return the parameters of a test that is long except for the `usual` ones."""
+    return [
+        pytest.param(*(one if isinstance(one, tuple) else [one]), marks=() if one in usual else pytest.mark.long)
+        for one in all_of_them
+    ]
+
+
+@pytest.fixture
+def room(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Return the folder of all trainings, which pytest's worker processes share: the first makes it, others wait."""
-    return made_once(tmp_path_factory, "together", train_all)
+    made = made_once(tmp_path_factory, "together", train_usual)
+    if request.node.get_closest_marker("long"):
+        made_once(tmp_path_factory, "together-all", lambda _: train_others(made))
+    return made
 
 
-def train_all(root: Path) -> None:
-    """Train every cell with one process and with two, and some runs that switch between them after three updates."""
+def train_usual(root: Path) -> None:
     text(root)
+    checks = [[check, f"rank_checks:{check}"] for check in ("chosen_kernels", "sharded_series")]
+    train_all(root, USUAL, USUALLY_RESUMED, ["muon"], ["paths"], [["short-ddp", CELLS["pre"], SHORT, [], ALL], *checks])
+
+
+def train_others(root: Path) -> None:
+    train_all(root, COMPARED, RESUMED, OPTIMIZER_CELLS, SMALL, [])
+    start_missing(
+        root,
+        [
+            [f"wide-{way}-{name}", CELLS[name], {**asked, "wide": True}, [], ALL]
+            for way, asked in WIDE_LAYOUTS.items()
+            for name in WIDE_CELLS
+        ],
+    )
+
+
+def train_all(
+    root: Path,
+    compared: Sequence[tuple[str, str]],
+    resumed: Sequence[tuple[str, str]],
+    optimizers: Sequence[str],
+    small: Sequence[str],
+    more: list[list[Any]],
+) -> None:
+    """Train cells with one process and with two, and some runs that switch between them after three updates."""
     make_deterministic(1)
-    for name, cell in CELLS.items():
-        keep(root, [f"one-{name}", cell, {"micro_batch": 3}, [], ALL])
+    for name in dict.fromkeys(name for _, name in compared):
+        keep(root, [f"one-{name}", CELLS[name], {"micro_batch": 3}, [], ALL])
     keep(root, ["half-one", CELLS["pre"], {}, [], 3])
-    cases = [[f"{way}-{name}", CELLS[name], LAYOUTS[way], [], ALL] for way, name in COMPARED]
-    halves = [[f"half-{way}", CELLS["pre"], asked, [], 3] for way, asked in LAYOUTS.items()]
+    cases = [[f"{way}-{name}", CELLS[name], LAYOUTS[way], [], ALL] for way, name in compared]
+    befores = dict.fromkeys(before for before, _ in resumed if before != "one")
+    halves = [[f"half-{before}", CELLS["pre"], LAYOUTS[before], [], 3] for before in befores]
     second = [
         [f"{before}-then-{after}", CELLS["pre"], LAYOUTS[after], [f"half-{before}"], ALL]
-        for before, after in RESUMED
+        for before, after in resumed
         if after != "one"
     ]
-    sharded = [[f"half-fsdp-{name}", CELLS[name], LAYOUTS["fsdp"], [], 3] for name in OPTIMIZER_CELLS]
-    short = ["short-ddp", CELLS["pre"], {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}, [], ALL]
-    small = [[f"small-{name}", CELLS[name], {**LAYOUTS["ddp"], "message": 500}, [], ALL] for name in ("pre", "paths")]
-    start(root, 2, [*cases, *halves, *second, *sharded, short, *small])
-    for name in OPTIMIZER_CELLS:
+    sharded = [[f"half-fsdp-{name}", CELLS[name], LAYOUTS["fsdp"], [], 3] for name in optimizers]
+    many = [[f"small-{name}", CELLS[name], {**LAYOUTS["ddp"], "message": 500}, [], ALL] for name in small]
+    start_missing(root, [*cases, *halves, *second, *sharded, *many, *more])
+    for name in optimizers:
         keep(root, [f"fsdp-then-one-{name}", CELLS[name], {"micro_batch": 3}, [f"half-fsdp-{name}"], ALL])
-    for before in LAYOUTS:
+    for before in befores:
         keep(root, [f"{before}-then-one", CELLS["pre"], {}, [f"half-{before}"], ALL])
 
 
-@pytest.fixture(scope="module")
-def wide_room(room: Path) -> Path:
-    """Train with sharded weights that are padded at use, some of them by compiled layers."""
-    cases = [
-        [f"wide-{way}-{name}", CELLS[name], {**asked, "wide": True}, [], ALL]
-        for way, asked in WIDE_LAYOUTS.items()
-        for name in WIDE_CELLS
-    ]
-    start(room, 2, cases)
-    return room
+def start_missing(root: Path, cases: list[list[Any]]) -> None:
+    """Run in two processes those cases that have not been run."""
+    start(root, 2, [case for case in cases if not (root / f"{case[0]}.json").exists()])
 
 
 def keep(root: Path, case: list[Any]) -> None:
-    (root / f"{case[0]}.json").write_text(json.dumps(run(root, case, ALONE)))
+    """Run a case in this process, unless it has been run."""
+    if not (root / f"{case[0]}.json").exists():
+        (root / f"{case[0]}.json").write_text(json.dumps(run(root, case, ALONE)))
 
 
-def result_of(root: Path, name: str) -> dict[str, Any]:
+def result_of(root: Path, name: str) -> Any:
     return json.loads((root / f"{name}.json").read_text())
 
 
@@ -134,7 +169,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
             assert mine[name] == pytest.approx(yours[name], rel=tolerance, abs=tolerance), name
 
 
-@pytest.mark.parametrize(("way", "name"), COMPARED)
+@pytest.mark.parametrize(("way", "name"), long_but(COMPARED, *USUAL))
 def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
     tolerance = {"bf16": 2e-2, "pure": 5e-2, "adafactor": 1e-5, "muon": 5e-4}.get(name, 1e-6)
@@ -153,7 +188,7 @@ def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
     assert {len(e["values"]["activation_variance"]) for e in two} == {SIZE["layers"] + 1}
 
 
-@pytest.mark.parametrize(("before", "after"), RESUMED)
+@pytest.mark.parametrize(("before", "after"), long_but(RESUMED, *USUALLY_RESUMED))
 def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str) -> None:
     first, second, straight = (result_of(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))
     assert (first["outcome"]["outcome"], first["outcome"]["step"]) == ("interrupted", 3)
@@ -163,7 +198,7 @@ def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OPTIMIZER_CELLS)
+@pytest.mark.parametrize("name", long_but(OPTIMIZER_CELLS, "muon"))
 def test_the_state_of_every_optimizer_is_read_from_shards(room: Path, name: str) -> None:
     second, straight = result_of(room, f"fsdp-then-one-{name}"), result_of(room, f"one-{name}")
     assert next(e["resumed_from"] for e in second["phase"] if "resumed_from" in e) == 3
@@ -181,7 +216,7 @@ def test_processes_agree_on_the_rows_that_fit_the_smallest(room: Path) -> None:
     same(short["step"], roomy["step"], "loss grad_norm tokens", 1e-6)
 
 
-@pytest.mark.parametrize("name", ["pre", "paths"])
+@pytest.mark.parametrize("name", long_but(SMALL, "paths"))
 def test_gradients_sent_in_many_messages_have_the_same_sums(room: Path, name: str) -> None:
     """Of two numbers, there is one sum; layers that an update skips are in no message."""
     small, large = result_of(room, f"small-{name}"), result_of(room, f"ddp-{name}")
@@ -192,8 +227,7 @@ def test_gradients_sent_in_many_messages_have_the_same_sums(room: Path, name: st
 @pytest.mark.long
 @pytest.mark.parametrize("name", WIDE_CELLS)
 @pytest.mark.parametrize("way", WIDE_LAYOUTS)
-def test_sharded_weights_are_padded_at_use(wide_room: Path, way: str, name: str) -> None:
-    room = wide_room
+def test_sharded_weights_are_padded_at_use(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"wide-{way}-{name}")
     (event,) = [e for e in two["phase"] if e["name"] == "training"]
     assert (event["recompute"], event["compiled"]) == (way in ("recomputed", "both"), way in ("compiled", "both"))
@@ -217,6 +251,20 @@ def test_only_the_first_process_emits_events(room: Path) -> None:
     (event,) = [e for e in result_of(room, "fsdp-pre")["phase"] if e["name"] == "training"]
     assert (event["processes"], event["strategy"], event["recompute"], event["micro_batch"]) == (2, "fsdp", True, 1)
     assert [e["step"] for e in result_of(room, "ddp-pre")["step"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_processes_that_would_choose_other_kernels_do_as_the_first(room: Path) -> None:
+    first, second = result_of(room, "chosen_kernels")
+    assert first == second
+    assert first["used"] == {"triton": True, "ragged": True, "wider": False}
+    chosen = {name: first["rounding"][name] for name in ("torch", "compiled", "triton", "ragged", "wider")}
+    assert chosen == {"torch": "2.10.0", "compiled": False, **first["used"]}
+
+
+def test_norms_and_the_first_fault_of_a_sharded_network_are_those_of_the_whole(room: Path) -> None:
+    for one in result_of(room, "sharded_series"):
+        assert one["sharded"] == {name: pytest.approx(series, rel=1e-5) for name, series in one["whole"].items()}
+        assert one["fault"] == f"model.embed_tokens.weight, row {one['row']}"
 
 
 CPU = torch.device("cpu")

@@ -4,9 +4,11 @@ CASES is a JSON file of lists [name, cell, resources, earlier folders, updates];
 If the resources contain `room` as [rank, rows, passes], that process runs out of memory with more than so many rows at
 once after so many forward passes that fit; if they contain `message`, gradients are sent in messages of so many bytes;
 if they contain `wide`, products are padded as on a GPU, and compiled layers run eagerly after AOTAutograd.
+A list [name, module:function] instead calls the function in each process; NAME.json is the list of what they return.
 """
 
 import json
+import pkgutil
 import subprocess
 import sys
 import warnings
@@ -94,11 +96,12 @@ def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300, scr
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "meeting").unlink(missing_ok=True)
     command = [sys.executable, "-P", "-W", "error", "-W", "ignore:Guards may run slower", script]
+    path = f"{ROOT}:{Path(__file__).parent}"
     words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(root)},
+            env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(root)},
         )
         for rank in range(size)
     ]  # fmt: skip
@@ -110,6 +113,15 @@ def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300, scr
     assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
 
 
+def checked(check: str, world: Any) -> list[Any]:
+    """Return what a function returns in each process."""
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * world.size
+    dist.all_gather_object(found, pkgutil.resolve_name(check)(world))
+    return found
+
+
 def main(rank: int, size: int, meeting: str, cases: Path) -> None:
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic
@@ -117,7 +129,7 @@ def main(rank: int, size: int, meeting: str, cases: Path) -> None:
     make_deterministic(1)
     with joined(World(rank, size, rank), meeting) as world:
         for case in json.loads(cases.read_text()):
-            result = run(cases.parent, case, world)
+            result = checked(case[1], world) if len(case) == 2 else run(cases.parent, case, world)
             if rank == 0:
                 (cases.parent / f"{case[0]}.json").write_text(json.dumps(result))
 
