@@ -57,10 +57,14 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates."""
+    """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates.
+
+    folded: whether the gates, if any, are folded into the weights.
+    """
 
     form: str
     reason: str
+    folded: bool = False
     checkpoint: Path
     step: int
     steps: int
@@ -97,7 +101,7 @@ def card(
     sections = {
         f"# {title}": _summary(cell, origin),
         "## Load": _load(folder, code=code, tokenizer=tokenizer),
-        "## Network": _network(cell, code=code),
+        "## Network": _network(cell, written),
         **_trainings(cell, origin, written),
         "## Evaluation": _evaluation(origin, written.measured),
         "## Licence": _license(license_id),
@@ -153,8 +157,10 @@ def _load(folder: Path, *, code: bool, tokenizer: bool) -> str:
     return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
-def _network(cell: Cell, *, code: bool) -> str:
-    form = "its own code" if code else "plain LLaMA: scales, gates and embedding stages are folded into the weights"
+def _network(cell: Cell, written: ExportReport) -> str:
+    form = "plain LLaMA: scales, gates and embedding stages are folded into the weights"
+    if written.form == "bundled":
+        form = f"its own code{', without gates: they are folded into the weights' if written.folded else ''}"
     legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."
     equations = "\n".join(description(cell.model))
     return f"As trained:\n\n```text\n{equations}\n```\n\n{legend} This folder contains it as {form}."

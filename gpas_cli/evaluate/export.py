@@ -18,10 +18,10 @@ from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin, card, check_license
 from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
-from gpas_cli.model.fold import fold, logit_difference, obstacle
+from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.model import Family
+from gpas_cli.spec.model import Family, Model
 from gpas_cli.spec.parse import plain
 from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
@@ -68,13 +68,13 @@ def export(
     network, position = _load(cell, trained)
     reason = "--bundled was given" if options.bundled else obstacle(cell.model)
     with suitable_threads(cell.model.size):
-        if reason:
-            measured = _measure(cell, network, None, corpus, notify)
-        else:
-            network, measured = _folded(cell, network, corpus, options.max_error, notify)
+        network, measured, kept = _exported(cell, network, corpus, options, reason, notify)
+    if kept:
+        notes.append(kept)
     written = ExportReport(
         form="bundled" if reason else "llama",
         reason=reason,
+        folded=measured.random_error is not None,
         checkpoint=trained,
         step=position.step,
         steps=position.steps or cell.optim.updates,
@@ -106,23 +106,46 @@ def _check(cell: Cell, options: ExportOptions) -> None:
         raise GpasError("only networks of the family llama can be exported")
 
 
+def _exported(
+    cell: Cell, network: Llama, corpus: Corpus | None, options: ExportOptions, reason: str,
+    notify: Callable[[str], None],
+) -> tuple[Llama, Comparison, str]:  # fmt: skip
+    """Return the network to write, how it compares with the cell's, and why its code has gates although folding was
+    tried, "" if it has none. `reason`: why it is not exported as plain LLaMA, "" if it is."""
+    dtype = network.model.embed_tokens.weight.dtype
+    kept = ""
+    try:
+        if not reason:
+            return *_folded(cell, network, plain_llama(cell.model), corpus, options.max_error, notify), ""
+        if cell.model.gate is not None and not options.bundled:
+            goal = replace(cell.model, gate=None)
+            return *_folded(cell, network, goal, corpus, options.max_error, notify), ""
+    except GpasError as error:
+        if not reason:
+            raise GpasError(f"{error}; --bundled exports the network exactly, with its own code") from error
+        kept = f"the gates are kept in the code: {error}"
+    network = network.to(dtype)  # back from float32, which changes no weight
+    return network, _measure(cell, network, None, corpus, notify), kept
+
+
 def _folded(
-    cell: Cell, network: Llama, corpus: Corpus | None, max_error: float, notify: Callable[[str], None]
+    cell: Cell, network: Llama, goal: Model, corpus: Corpus | None, max_error: float, notify: Callable[[str], None]
 ) -> tuple[Llama, Comparison]:
-    """Return the network as plain LLaMA, and the error of that. Raises GpasError if it is above `max_error`."""
-    # bfloat16 weights are folded and compared in float32, so that rounding does not hide the error of folding.
-    ours = network.float()
-    plain_llama = fold(ours)
-    measured = _measure(cell, ours, plain_llama, corpus, notify)
+    """Return the network folded into one of `goal`, and the error of that. Raises GpasError if it is above `max_error`.
+
+    bfloat16 weights are folded and compared in float32, so that rounding does not hide the error of folding: `network`
+    is float32 afterwards.
+    """
+    folded = fold(network.float(), goal)
+    measured = _measure(cell, network, folded, corpus, notify)
     worst = _largest(error for error in (0.0, measured.random_error, measured.held_out_error) if error is not None)
     # "not <=" rather than ">", so that NaN is refused too.
     if not worst <= max_error:
         raise GpasError(
-            f"folding into plain LLaMA weights changes the logits by {worst:.2g} of the largest one, more "
-            f"than --max-error {max_error:g}: the gates scale the stream so much that the norms' eps matters; "
-            "--bundled exports the network exactly, with its own code"
+            f"folding the gates into the weights changes the logits by {worst:.2g} of the largest one, more than "
+            f"--max-error {max_error:g}: the gates scale the stream so much that the norms' eps matters"
         )
-    return plain_llama, measured
+    return folded, measured
 
 
 def _text(

@@ -1,19 +1,29 @@
-"""Fold a Pre-LN or LNS network, with its gates and embedding stages, into the weights of a plain LLaMA.
+"""Fold the gates of a network into its weights: the same scheme without a gate, or a plain LLaMA.
 
-Let c be a gate's factor 1 - act(alpha), and C the running product of all factors applied to the stream x. RMSNorm is
-invariant to the scale of its input, so z = x / C follows Pre-LN without a gate once every output projection is divided
-by the C of its sum:
+Let C be the number with x = C z, where x is the residual stream of the network and z that of the folded one, and e, i,
+b, k, s, o the factors 1 - act(alpha) of a gate at ENTRY, IN, BRANCH, SKIP, SUM and OUT: one of them, the others are 1.
+A norm is invariant to the scale of its input, N(C z) = sign(C) N(z), and f is linear in its first and its last
+matrices. Slot by slot, C <- e C at first, and then
 
-    x <- c (x + f(N(x)))        becomes        z <- z + f(N(z)) / C        (C before this gate)
+    in_norm       present: times i sign(C). Absent: the first matrices of f are multiplied by i C.
+    the sum       C <- k C, and C z + b F = C (z + b F / C): branch_norm, without one the last matrix of f, times b / C.
+    SUM           C <- s C
+    out_norm      present: times o sign(C), and C <- 1. Absent: C <- o C.
 
-The final norm absorbs the last C. The stages between the lookup and the first layer depend on the token alone and are
-applied to the table. Only the norms' eps does not fold: relative to z it has another size than relative to x.
+The final norm absorbs the last C. With a bottom-to-top connection the layer's input, which no gate scales, is added to
+the sum of its last sub-layer, where C must therefore be that of the layer's input. The out_norm of the sub-layer before
+can give its output any scale: it is divided by the C that its sub-layer is to leave.
+
+So what does not fold is a factor of 0 on the stream before a sum. Only the norms' eps does not fold either: relative to
+z it has another size than relative to x.
+
+A Pre-LN or LNS network becomes a plain LLaMA in the same way, with the constant factors of its norms and of its skip
+path; the stages between the lookup and the first layer depend on the token alone and are applied to the table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -21,8 +31,9 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.layers import GpasGate, RMSNorm
-from gpas_cli.model.llama import Block, Llama, Residual
+from gpas_cli.model.attention import Positions
+from gpas_cli.model.layers import GpasGate
+from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
 from gpas_cli.spec.parse import plain
@@ -31,7 +42,7 @@ from gpas_cli.spec.parse_cell import parse_model
 
 def obstacle(model: Model) -> str:
     """Return why `model` cannot be folded into a plain LLaMA, or "" if it can."""
-    llama = _plain_model(model)
+    llama = plain_llama(model)
     for layer in range(1, model.size.layers + 1):
         if _without_factors(model.wiring(layer)) != llama.wiring(layer):
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
@@ -48,58 +59,102 @@ def _without_factors(wiring: Wiring) -> Wiring:
     return replace(wiring, in_norm=norm, skip=Wiring().skip, home=Wiring().home)
 
 
-def _plain_model(model: Model) -> Model:
+def plain_llama(model: Model) -> Model:
     """Return LLaMA, that is Pre-LN, of the same shape; Qwen3 if queries and keys are normalised by head."""
     by_head = {"family": {"qk_norm": "head"}} if model.family.qk_norm == "head" else {}
     return parse_model({"size": plain(model.size), **by_head})
 
 
 @torch.no_grad()
-def fold(network: Llama) -> Llama:
-    """Return the plain LLaMA that computes the same function as `network` up to eps, in float32 on the same device.
+def fold(network: Llama, goal: Model) -> Llama:
+    """Return the network of `goal` that computes the same function as `network` up to eps, in its dtype and on its
+    device.
 
-    `network` is in float32, and its model has no `obstacle`. Raises GpasError if a gate multiplies the stream by 0.
+    `goal` is the model of `network` with `gate=None`, or its `plain_llama` if it has no `obstacle`. Raises GpasError if
+    a gate multiplies the stream by 0, or if a layer adds its input to a stream that has another C.
     """
-    gone = (".alpha", "embed_stages")
-    weights = {name: w for name, w in network.state_dict().items() if not any(part in name for part in gone)}
-    weights["model.embed_tokens.weight"] = network.model.embed_stages(network.model.embed_tokens.weight)
-    stream = 1.0
-    for number, layer in enumerate(network.model.layers):
-        stream = _fold_layer(cast(Block, layer), f"model.layers.{number}", weights, stream)
-    weights["model.norm.weight"] = cast(Tensor, network.model.norm.weight) * math.copysign(1, stream)
     with torch.device("meta"):
-        folded = Llama(_plain_model(network.spec))
-    folded.load_state_dict({name: w.detach().float() for name, w in weights.items()}, assign=True)
+        folded = Llama(goal)
+    weights = network.state_dict()
+    folded.load_state_dict({name: weights[name].clone() for name in folded.state_dict()}, assign=True)
+    if goal.embed != network.spec.embed:
+        table = folded.model.embed_tokens.weight
+        table.copy_(network.model.embed_stages(table))
+    stream = 1.0
+    for number, layers in enumerate(zip(network.model.blocks(), folded.model.blocks(), strict=True), start=1):
+        try:
+            stream = _fold_layer(*layers, stream)
+        except ZeroDivisionError as error:
+            message = f"a gate up to layer {number} multiplies the residual stream by 0, which no other factor can undo"
+            raise GpasError(message) from error
+        except _BottomError as error:
+            message = f"layer {number} adds its input to a stream that gates have scaled, and has no norm to undo that"
+            raise GpasError(message) from error
+    _multiply(folded.model.norm, _sign(stream))
     return folded
 
 
-def _fold_layer(layer: Block, prefix: str, weights: dict[str, Tensor], stream: float) -> float:
-    """Fold one layer's factors into its `weights`. `stream` is C before the layer; return C after it."""
-    for residual, norm, output in _sublayers(layer):
-        factor = {slot: _factor(gate) for slot, gate in residual.gates.items()}
-        stream *= factor["entry"]
-        assert isinstance(residual.in_norm, RMSNorm)
-        scaled = residual.in_norm.weight.double() * residual.in_norm.scale
-        weights[f"{prefix}.{norm}.weight"] = scaled * factor["in"] * math.copysign(1, stream)
-        stream *= factor["skip"] * residual.skip
-        if stream == 0:
-            raise GpasError(
-                f"a gate up to {prefix} multiplies the residual stream by 0, so the network is not a LLaMA; "
-                "export it with its own code (--bundled)"
-            )
-        name = f"{prefix}.{output}.weight"
-        weights[name] = weights[name].double() * (factor["branch"] / stream)
-        stream *= factor["sum"] * factor["out"]
-    return stream
+class _BottomError(ValueError):
+    """The stream to which a layer's input is added has another C than the input."""
 
 
-def _sublayers(layer: Block) -> Iterator[tuple[Residual, str, str]]:
-    yield layer._attention, "input_layernorm", "self_attn.o_proj"
-    yield layer._feed_forward, "post_attention_layernorm", "mlp.down_proj"
+def _fold_layer(ours: Block, theirs: Block, stream: float) -> float:
+    """Fold the factors of `ours` into the weights of `theirs`. `stream` is C before the layer; return C after it."""
+    first, second = zip(ours.sublayers(Positions()), theirs.sublayers(Positions()), strict=True)
+    if not ours.bottom:
+        return _fold_sublayer(*second, _fold_sublayer(*first, stream))
+    between = _fold_sublayer(*first, stream, stream / _kept(*second))
+    if not math.isclose(between * _kept(*second), stream):
+        raise _BottomError
+    return _fold_sublayer(*second, between)
+
+
+def _fold_sublayer(ours: SubLayer, theirs: SubLayer, stream: float, left: float = 1.0) -> float:
+    """Fold the factors of a sub-layer, and return C after it, which is `left` if it ends with a norm."""
+    own, other = ours.residual, theirs.residual
+    factor = {slot: _factor(gate) for slot, gate in own.gates.items()}
+    entered = stream * factor["entry"]
+    if isinstance(own.in_norm, nn.Identity):
+        for module in theirs.module.modules():
+            if isinstance(module, nn.Linear) and module is not theirs.output:
+                module.weight.mul_(factor["in"] * entered)
+    else:
+        _multiply(other.in_norm, _sign(entered), factor["in"] * _constant(own.in_norm, other.in_norm))
+    stream *= _kept(ours, theirs)
+    end = theirs.output if isinstance(own.branch_norm, nn.Identity) else other.branch_norm
+    _multiply(end, 1.0, factor["branch"] / stream * _constant(own.branch_norm, other.branch_norm))
+    stream *= factor["sum"]
+    if isinstance(own.out_norm, nn.Identity):
+        return stream * factor["out"]
+    _multiply(other.out_norm, _sign(stream), factor["out"] / left * _constant(own.out_norm, other.out_norm))
+    return left
+
+
+def _kept(ours: SubLayer, theirs: SubLayer) -> float:
+    """Return the factor of the stream from the sub-layer's input to its sum, relative to that of the folded network."""
+    gates = ours.residual.gates
+    return _factor(gates["entry"]) * _factor(gates["skip"]) * ours.residual.skip / theirs.residual.skip
 
 
 def _factor(gate: nn.Module) -> float:
     return 1 - gate.activation(gate.alpha.double()).item() if isinstance(gate, GpasGate) else 1.0
+
+
+def _constant(ours: nn.Module, theirs: nn.Module) -> float:
+    """Return the constant multiplier of a norm, relative to that of the folded network."""
+    return 1.0 if isinstance(ours, nn.Identity) else cast(float, ours.scale) / cast(float, theirs.scale)
+
+
+def _sign(number: float) -> float:
+    return float((number > 0) - (number < 0))
+
+
+def _multiply(module: nn.Module, sign: float, factor: float = 1.0) -> None:
+    """Multiply the output of a norm or a linear map by `factor`, and the part that is not the bias also by `sign`."""
+    cast(Tensor, module.weight).mul_(sign * factor)
+    bias = getattr(module, "bias", None)
+    if bias is not None:
+        bias.mul_(factor)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import ast
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.model.bundle import Bundle
 from gpas_cli.model.export import write_folder
-from gpas_cli.model.fold import fold, logit_difference, obstacle
+from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.layers import GpasGate, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.gate import _SITES
@@ -86,6 +87,8 @@ def test_perplexity_through_transformers_is_ours(room: Room) -> None:
         plain = name.startswith(("pre", "lns")) and name not in ("pre-own-code", "pre-qk-width")
         known = "Qwen3ForCausalLM" if name == "lns-qk-head" else "LlamaForCausalLM"
         assert (forms[name], seen["class"]) == (("llama", known) if plain else ("bundled", "GpasForCausalLM"))
+        config = json.loads((room.folder / "out" / name / "config.json").read_text())
+        assert plain or (config["network"]["gate"] is None) == (name != "pre-own-code"), name
         assert seen["ids"] == corpus.tokenizer.encode("gate norm</s> stream")
         assert (seen["eos"], seen["pad"]) == (1, 0)
     # Different networks, so that loading one for another would have shown.
@@ -123,6 +126,23 @@ def test_measurements_are_reported_and_recorded(room: Room) -> None:
         room.export(room.cell(gate="gpas", seed=6), "described")
 
 
+def test_gates_that_do_not_fold_stay_in_the_code_and_a_note_says_why(room: Room) -> None:
+    folded = room.export(room.cell(norm="sandwich", gate="gpas", seed=9), "gateless")
+    assert (folded.form, folded.folded, folded.notes) == ("bundled", True, ())
+    assert 0 < folded.measured.random_error < 1e-4
+    assert "without gates: they are folded" in (room.folder / "out/gateless/README.md").read_text()
+    assert not any("alpha" in name for name in load_file(room.folder / "out/gateless/model.safetensors"))
+    stopped = {"activation": "identity"}
+    for name, gate, alphas, why in (
+        ("zero", stopped, (0.5, 1.0, 0.0, 0.0), "a gate up to layer 2 multiplies the residual stream by 0"),
+        ("eps", "gpas", (1.25, 1.25, 1.25, 1.25), "more than --max-error 0.001: .* the norms' eps"),
+    ):
+        kept = room.export(room.cell(norm="sandwich", gate=gate, seed=9), name, alphas)
+        assert (kept.form, kept.folded, kept.measured.random_error) == ("bundled", False, None)
+        assert re.fullmatch(f"the gates are kept in the code: .*{why}.*", kept.notes[0])
+        assert any("alpha" in found for found in load_file(room.folder / f"out/{name}/model.safetensors"))
+
+
 def test_a_full_disk_is_one_message_and_leaves_nothing(room: Room, small_disk: Path) -> None:
     network = build(room.cell(gate="gpas").model)
     with full(small_disk), pytest.raises(GpasError, match=r"folder cannot be written: .*No space left on device"):
@@ -150,9 +170,14 @@ def test_each_step_is_announced_and_a_narrow_network_is_compared_in_one_thread(r
 
 def test_bfloat16_weights_are_folded_in_float32_and_bundled_unchanged(room: Room) -> None:
     plain, own = (room.cell(norm=norm, gate="gpas", precision="pure_bf16") for norm in ("pre", "sandwich"))
-    assert (room.export(plain, "bf16-pre").dtype, room.export(own, "bf16-own").dtype) == ("float32", "bfloat16")
-    tensors = load_file(room.folder / "out/bf16-own/model.safetensors")
+    for cell, name in ((plain, "bf16-pre"), (own, "bf16-sandwich")):
+        written = room.export(cell, name)
+        assert (written.dtype, written.folded) == ("float32", True)
+    kept = room.export(own, "bf16-kept", max_error=1e-12)  # tried in float32, then exported as it was
+    assert room.export(own, "bf16-own", bundled=True).dtype == kept.dtype == "bfloat16"
+    tensors, again = (load_file(room.folder / f"out/{name}/model.safetensors") for name in ("bf16-own", "bf16-kept"))
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
     assert json.loads((room.folder / "out/bf16-own/config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
@@ -253,7 +278,7 @@ def test_every_gate_and_embedding_folds_exactly_but_for_eps(norm: object) -> Non
     for gate, embed in (*((gate, "plain") for gate in gates), *(("gpas", embed) for embed in EMBEDS)):
         network = trained(norm, gate, embed=embed)
         assert obstacle(network.spec) == ""
-        folded = fold(network)
+        folded = fold(network, plain_llama(network.spec))
         assert folded.spec.gate is None
         assert logit_difference(network, folded, TOKENS) < 2e-5, (gate, embed)
 
@@ -264,12 +289,13 @@ def test_a_gate_that_negates_the_stream_folds_too(site: str) -> None:
     with torch.no_grad():
         for alpha, value in zip((gate.alpha for gate in network.gates()), (2.0, 0.1, -0.5, 1.9), strict=True):
             alpha.fill_(value)
-    assert logit_difference(network, fold(network), TOKENS) < 2e-5
+    assert logit_difference(network, fold(network, plain_llama(network.spec)), TOKENS) < 2e-5
 
 
 def test_eps_is_the_error_of_folding() -> None:
     gate = {"init": [1.0, 1.0, 1.0, 1.0]}
-    errors = [logit_difference(n, fold(n), TOKENS) for n in (trained("pre", gate, eps=e) for e in (1e-10, 1e-6, 1e-4))]
+    networks = [trained("pre", gate, eps=eps) for eps in (1e-10, 1e-6, 1e-4)]
+    errors = [logit_difference(network, fold(network, plain_llama(network.spec)), TOKENS) for network in networks]
     assert errors[0] < 2e-5 < 1e-3 < errors[2]
     assert errors[1] < errors[2]
 
@@ -277,8 +303,8 @@ def test_eps_is_the_error_of_folding() -> None:
 def test_a_stream_multiplied_by_0_does_not_fold() -> None:
     network = trained("pre", {"activation": "identity"})
     next(network.gates()).alpha.data.fill_(1.0)
-    with pytest.raises(GpasError, match=r"multiplies the residual stream by 0.*--bundled"):
-        fold(network)
+    with pytest.raises(GpasError, match="a gate up to layer 1 multiplies the residual stream by 0"):
+        fold(network, plain_llama(network.spec))
 
 
 @pytest.mark.parametrize("norm", SCHEMES)

@@ -71,6 +71,7 @@ class ExportedJson(DocumentJson):
     folder: NotRequired[str]
     form: NotRequired[Annotated[str, ("llama", "bundled")]]
     reason: NotRequired[str]
+    folded: NotRequired[Annotated[bool, "whether the gates are folded into the weights"]]
     checkpoint: NotRequired[str]
     step: NotRequired[int]
     steps: NotRequired[int]
@@ -92,8 +93,8 @@ def export(
 ) -> None:
     """Write a trained cell as a folder for transformers, or with --archive tables and their evidence.
 
-    The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA with
-    the gates folded into its weights; other schemes are exported with code.
+    The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA,
+    other schemes are exported with code. The gates are folded into the weights of both, unless a logit would change.
 
     An archive has the grids' declaration, journals, records and code, without checkpoints, logs or text: whoever
     unpacks it runs `gpas db rebuild` and prints the same tables. With --anonymous, for a double-blind review, records
@@ -212,8 +213,9 @@ def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
 def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, checked: str) -> None:
     measured = written.measured
     code = written.form == "bundled"
+    gates = ", gates folded into the weights" if written.folded else ""
     form = (
-        f"its own code, modeling_gpas.py: {written.reason}"
+        f"its own code, modeling_gpas.py{gates}: {written.reason}"
         if code
         else "plain LLaMA; scales, gates and embedding stages are folded into its weights"
     )
