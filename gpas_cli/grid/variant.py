@@ -258,6 +258,8 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     if cell.parameters("importance") is not None:
         tasks = _EMBEDDED if cell.parameters("importance").tasks else {}
         tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **tasks}
+    if cell.parameters("quantised") is not None:
+        tiny["quantised"] = {**values["quantised"], "eval_tokens": _EVAL_TOKENS}
     return tiny
 
 

@@ -18,7 +18,7 @@ from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.gate import Gate, activation
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
-from gpas_cli.spec.stage import CORPUS_LOSS, Metric, StageKind
+from gpas_cli.spec.stage import BY_BITS, CORPUS_LOSS, UNQUANTISED, Metric, StageKind
 
 RowKey = tuple[Label | None, ...]
 
@@ -71,12 +71,16 @@ def facts(entry: Entry) -> dict[str, Label]:
 
 
 def measured_labels(cell: Cell, metric: str) -> tuple[str, ...]:
-    """Return the tasks, texts or corpora that the cell's `metric` is measured on, () if it is measured on none."""
+    """Return the tasks, texts, corpora or bits that the cell's `metric` is measured on, () without any."""
     if metric == CORPUS_LOSS:
         return cell.data.names if cell.data.mixture else ()
     if metric in BY_TEXT:
         texts = cell.parameters("texts")
         return tuple(texts.names) if texts else ()
+    if metric in BY_BITS:
+        quantised = cell.parameters("quantised")
+        widths = quantised.widths if quantised else ()
+        return tuple(label for label in widths if label != UNQUANTISED or metric == BY_BITS[0])
     section = cell.parameters("downstream")
     return task_columns(section.tasks, metric) if section and metric in BY_TASK else ()
 
@@ -90,8 +94,8 @@ def usual_label(cell: Cell, metric: Metric) -> str | None:
     section = cell.parameters(metric.stage)
     if section is None:
         return None
-    if metric.name in BY_TEXT:
-        return str(section.names[-1])
+    if metric.name in (*BY_TEXT, *BY_BITS):
+        return measured_labels(cell, metric.name)[-1]
     return headline(section.tasks, metric.name) if metric.name in BY_TASK else None
 
 

@@ -24,9 +24,12 @@ _PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens h
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "precision", "seed")
 NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
-# Columns of a table that are not an axis of its grid: one for each task or text of a later stage, or each corpus.
-MEASURED_COLUMNS = ("task", "text", "corpus")
+# Columns of a table that are not an axis of its grid: one for each task, text or number of bits of a later stage, or
+# each corpus.
+MEASURED_COLUMNS = ("task", "text", "corpus", "bits")
 CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its corpora
+BY_BITS = ("quantised_perplexity", "quantised_rise")  # the metrics that are reported for each number of bits
+UNQUANTISED = "unquantised"  # the task of a score with the weights as they are
 CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.convergence` derives from curves
 EXTERNAL = "external"  # no stage of a cell either: the scores of an external network
 
@@ -150,6 +153,36 @@ class _Importance:
                 yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quantised:
+    """The validation perplexity over `eval_tokens` tokens with the matrices of attention and feed-forward networks
+    rounded to integers of `bits` bits each, symmetric, with one scale for each output channel. Embeddings, head, norms,
+    biases and gates are not rounded.
+    """
+
+    bits: tuple[int, ...] = setting((8, 4), low=2, high=8)
+    eval_tokens: int = setting(20_000, low=1)
+
+    @staticmethod
+    def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` with the most bits first: the order in which they are written does not count."""
+        bits = values.get("bits")
+        ordered = isinstance(bits, list) and all(isinstance(one, int | float) for one in bits)
+        return {**values, "bits": sorted(bits, reverse=True)} if ordered and bits else values
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the section as a whole."""
+        if not self.bits:
+            yield Problem(("bits",), "is empty; give at least one number of bits, such as [8, 4]")
+        for one in sorted({one for one in self.bits if self.bits.count(one) > 1}):
+            yield Problem(("bits",), f"names {one} more than once")
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The measurements by name, as scores and columns have it, with their number of bits: 0 without rounding."""
+        return {UNQUANTISED: 0, **{f"int{bits}": bits for bits in self.bits}}
+
+
 def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the tokens of the remaining updates, plus a third of the tokens of the evaluations between and after them.
 
@@ -169,6 +202,12 @@ def _importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float
     section: _Importance = cell.parameters("importance")
     tokens = section.eval_tokens + downstream_tokens(section.downstream())
     return tokens * (cell.model.size.layers + 1) / EVALUATED_PER_TRAINED
+
+
+def _quantised_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+    """Return a third of the tokens of one evaluation for each number of bits, and one without rounding."""
+    section: Quantised = cell.parameters("quantised")
+    return section.eval_tokens * len(section.widths) / EVALUATED_PER_TRAINED
 
 
 # In the order in which a cell's stages are run, trainings first.
@@ -274,6 +313,16 @@ STAGE_KINDS: dict[str, StageKind] = {
                     digits=4,
                     unit="\N{GREEK SMALL LETTER PI}",
                 ),
+            ),
+        ),
+        StageKind(
+            name="quantised",
+            parameters=Quantised,
+            cost=_quantised_tokens,
+            runner="gpas_cli.worker.stages.scoring:run_quantised",
+            metrics=(
+                Metric("quantised_perplexity", "validation perplexity with rounded weights", by_task=True),
+                Metric("quantised_rise", "rise by rounding the weights", digits=4, unit="nats/token", by_task=True),
             ),
         ),
     )

@@ -155,6 +155,15 @@ def test_quickstart_importance_trains_nothing_twice() -> None:
         assert entry.cell.parameters("importance").tasks == ("indent", "bracket")
 
 
+def test_quickstart_quantised_trains_nothing_twice() -> None:
+    quickstart = named("quickstart")
+    found = named("quickstart-quantised")
+    assert len(found) == 20
+    for name, entry in found.items():
+        assert entry.cell.trained.key == quickstart[name].key
+        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "quantised"]
+
+
 def test_quickstart_downstream_trains_nothing_twice() -> None:
     quickstart, scored = named("quickstart"), named("quickstart-downstream")
     assert scored

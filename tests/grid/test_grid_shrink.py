@@ -97,13 +97,19 @@ def test_schedules_of_the_rate_fit_into_the_updates(recipe: str) -> None:
 
 
 def test_data_sets_of_later_stages_are_replaced() -> None:
-    cell = tiny_of("finetune: {}, downstream: {tasks: [spike], shots: 3}, importance: {tasks: [paper]}, texts: {}")
+    cell = tiny_of(
+        "finetune: {}, downstream: {tasks: [spike], shots: 3}, importance: {tasks: [paper]}, texts: {}, "
+        "quantised: {bits: [5, 2]}"
+    )
     finetune = cell.parameters("finetune")
     assert isinstance(finetune, Finetune)
     assert (finetune.data, finetune.method) == (TEXT.records, "lisa")
     assert cell.parameters("downstream").tasks == ("indent", "bracket")
     assert cell.parameters("importance").tasks == ("indent", "bracket")
     assert cell.parameters("texts").texts == (f"sample={TEXT.validation}",)
+    quantised = cell.parameters("quantised")
+    assert (quantised.bits, quantised.eval_tokens) == ((5, 2), cell.parameters("importance").eval_tokens)
+    assert quantised.eval_tokens < 1000
 
 
 def test_what_was_shrunk_is_listed_once() -> None:

@@ -223,10 +223,10 @@ def _scores(table: Table) -> Iterator[Note]:
     for by in dict.fromkeys((score.harness, score.shots) for score in found):
         mine = [score for score in found if (score.harness, score.shots) == by]
         titles = ", ".join(task_title(task) for task in tasks if any(score.task == task for score in mine))
-        shots = "" if table.metric.name in BY_TEXT else f", {by[1]}-shot"
+        shots = f", {by[1]}-shot" if table.metric.name in BY_TASK else ""
         yield Note("scores", f"{titles}: scored by {by[0]}{shots}")
-    sections = [s.entry.cell.parameters(kind) for s in table.statuses for kind in ("downstream", "texts")]
-    limits = sorted({section.limit for section in sections if found and section and section.limit})
+    sections = [s.entry.cell.parameters(table.metric.stage) for s in table.statuses if found]
+    limits = sorted({section.limit for section in sections if getattr(section, "limit", 0)})
     if limits:
         what = "documents of each text" if table.metric.name in BY_TEXT else "questions of each task"
         yield Note("scores", f"limit: only the first {' or '.join(map(str, limits))} {what} were scored")

@@ -1,4 +1,4 @@
-"""The stages that measure a trained network: downstream tasks, further texts, the importance of layers."""
+"""The stages that measure a trained network: tasks, further texts, the importance of layers, quantised weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.downstream import score_tasks, score_texts
 from gpas_cli.evaluate.importance import measure
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
@@ -248,3 +249,12 @@ def run_importance(stage: StageContext) -> Outcome:
     if stage.world.leads:
         earlier = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
     return measure(stage.cell, trained, corpus, stage.root, stage.emit, stage.stop, stage.world, earlier)
+
+
+def run_quantised(stage: StageContext) -> Outcome:
+    """Measure the perplexity at each number of bits that no earlier attempt has measured of this network."""
+    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
+    stage.require_tokenizer(corpus.tokenizer)
+    checkpoint = short_name(stage.trained_checkpoint())
+    earlier = recorded_events(stage.runs, stage.attempt.key, Score)
+    return measure_quantised(stage.cell, stage.load_trained(), checkpoint, corpus, stage.emit, stage.stop, earlier)

@@ -196,6 +196,33 @@ def test_a_cell_without_texts_has_no_such_number() -> None:
         build([entry()], {}, {}, spec(columns="size", value="text_perplexity"))
 
 
+QUANTISED = {"unquantised": 20.0, "int8": 20.1, "int4": 24.0}
+
+
+def rounded(columns: str, value: str, **changed: object) -> Table:
+    lone = entry(quantised={"bits": [4, 8]})
+    rises = {"quantised_rise/int8": 0.005, "quantised_rise/int4": 0.18}
+    metrics = {f"quantised_perplexity/{name}": number for name, number in QUANTISED.items()} | rises
+    scores = tuple(
+        score(name, number, metric="quantised_perplexity", harness="gpas_cli") for name, number in QUANTISED.items()
+    )
+    found = result(lone, 20.0) | {
+        key: replace(one, scores=scores, **changed)
+        for key, one in result(lone, stage="quantised", metrics=metrics).items()
+    }
+    return build([lone], {}, found, spec(columns=columns, value=value, published={}))
+
+
+def test_every_number_of_bits_has_a_column_and_the_rise_none_without_rounding() -> None:
+    made = rounded("bits", "quantised_perplexity")
+    assert [column.title for column in made.columns] == list(QUANTISED)
+    assert [cell.values for cell in made.rows[0].cells] == [{1: number} for number in QUANTISED.values()]
+    assert texts(made, "scores") == ["unquantised, int8, int4: scored by gpas_cli"]
+    assert [column.title for column in rounded("bits", "quantised_rise").columns] == ["int8", "int4"]
+    assert rounded("bits", "quantised_perplexity", outcome=PARTIAL).rows[0].cells[2].values == {1: 24.0}
+    assert [cell.values for cell in rounded("size", "quantised_rise").rows[0].cells] == [{1: 0.18}]
+
+
 def test_embeddings_with_a_large_shortcut_by_init_small_are_noted() -> None:
     (found,) = [note.text for note in notes(build([entry(init="small")], {}, {}, spec())) if note.kind == "override"]
     assert found.startswith("71m-pre-none-1: init: small starts the embedding at std 0.632, a large shortcut")

@@ -1,0 +1,125 @@
+"""Quantisation of the weights as a measurement: the validation perplexity with matrices rounded to integers.
+
+    w_ij  ->  s_i round(w_ij / s_i),    s_i = max_j |w_ij| / (2^(bits-1) - 1)
+
+Round to nearest, symmetric, one scale s_i for each output channel (a row of the matrix), as weights are quantised
+without data in LLM.int8() (Dettmers et al. 2022) and in the baseline of GPTQ (Frantar et al. 2023). As there, the
+matrices of attention and of the feed-forward networks are rounded; embeddings, head, norms, biases and gates are not,
+and activations keep their precision. The integers are turned back into numbers for each product, so that this measures
+what rounding costs, not what integers save.
+
+A gate is one number, and rounding commutes with it: a matrix times c has the scales |c| s_i and, up to the sign, the
+same integers. So the network as stored and the one with its gates folded into the weights (`gpas_cli.model.fold`) lose
+the same, and one measurement stands for both.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from gpas_cli.data.loader import validation_batches
+from gpas_cli.data.objective import reader_of
+from gpas_cli.data.prepare import Corpus
+from gpas_cli.events import Emit, Outcome, Phase, Score, Step, Stop
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.stage import UNQUANTISED, Quantised
+from gpas_cli.train.assemble import micro_batch_rows
+from gpas_cli.train.evaluate import evaluate
+from gpas_cli.train.run import record_verified
+from gpas_cli.train.trained import TrainedNetwork
+
+_PERPLEXITY = "quantised_perplexity"
+_HARNESS = "gpas_cli, weights rounded to nearest"
+_DIGITS = 12  # of a fingerprint
+
+
+def rounded(weight: Tensor, bits: int) -> Tensor:
+    """Return `weight`, (out, in), with each row rounded to integer multiples of its scale, in the same dtype."""
+    largest = 2 ** (bits - 1) - 1
+    wide = weight.detach().float()
+    scale = (wide.abs().amax(1) / largest).clamp(min=torch.finfo(torch.float32).tiny)  # a row of zeros has a scale, too
+    points = torch.zeros_like(scale, dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(wide, scale, points, 0, -largest, largest).to(weight.dtype)
+
+
+class _Rounded(nn.Module):
+    """Round a matrix whenever it is used."""
+
+    def __init__(self, bits: int):
+        super().__init__()
+        self.bits = bits
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return rounded(weight, self.bits)
+
+
+@contextmanager
+def quantised(network: Llama, bits: int) -> Iterator[None]:
+    """Round the matrices of attention and feed-forward networks to `bits` bits inside the context.
+
+    Each is rounded when it is used, so that memory holds the network and one matrix more, and the parameters stay as
+    they are.
+    """
+    inside = [module for block in network.model.blocks() for module in block.modules()]
+    matrices = [module for module in inside if isinstance(module, nn.Linear)]
+    try:
+        for matrix in matrices:
+            parametrize.register_parametrization(matrix, "weight", _Rounded(bits))
+        yield
+    finally:
+        for matrix in matrices:
+            if parametrize.is_parametrized(matrix):
+                parametrize.remove_parametrizations(matrix, "weight", leave_parametrized=False)
+
+
+def measure_quantised(
+    cell: Cell,
+    loaded: TrainedNetwork,
+    checkpoint: str,
+    corpus: Corpus,
+    emit: Emit,
+    stop: Stop,
+    earlier: Iterable[Score],
+) -> Outcome:
+    """Measure the perplexity with unrounded weights and at each number of bits, and the rise of the loss.
+
+    `loaded` is the network of `checkpoint`, the cell's last training, `corpus` the text that it was trained on. Scores
+    of `earlier` attempts with the same checkpoint and text are not measured again.
+    """
+    began = time.perf_counter()
+    section: Quantised = cell.parameters("quantised")
+    facts = corpus.facts()
+    text = " ".join(str(one)[:_DIGITS] for one in (facts.validation_fingerprint, facts.tokenizer))
+    same = (_PERPLEXITY, checkpoint, text)
+    known = {one.task: one.value for one in earlier if (one.metric, one.checkpoint, one.task_version) == same}
+    reader = reader_of(cell, corpus.tokenizer)
+    batches = list(validation_batches(corpus.validation, cell.optim.batch, section.eval_tokens, reader))
+    network, precision = loaded.network, loaded.precision
+    rows = micro_batch_rows(cell, precision)
+    emit(Phase("rounding weights"))
+    for label, bits in section.widths.items():
+        if label in known:
+            continue
+        if leave := stop():
+            return Outcome(leave, len(known))
+        with quantised(network, bits) if bits else nullcontext():
+            found = evaluate(network, batches, precision, corpus.validation_bytes_per_token, micro_batch=rows)
+        known[label] = found["perplexity"]
+        emit(Score(label, _PERPLEXITY, known[label], int(found["tokens"]), None, text, _HARNESS, checkpoint=checkpoint))
+        emit(Step(len(known), loss=found["loss"], steps=len(section.widths)))
+    record_verified(corpus, emit)
+    rises = {label: math.log(known[label] / known[UNQUANTISED]) for label, bits in section.widths.items() if bits}
+    metrics = {
+        **{f"{_PERPLEXITY}/{label}": known[label] for label in section.widths},
+        **{f"quantised_rise/{label}": rise for label, rise in rises.items()},
+        "seconds": time.perf_counter() - began,
+    }
+    return Outcome("done", len(known), metrics=metrics)
