@@ -32,11 +32,11 @@ def outcomes(toy: Toy) -> list[str]:
     return found
 
 
-def test_from_yaml_to_table_and_a_second_run_does_nothing(tmp_path: Path) -> None:
-    toy = Toy(tmp_path / "a project", seeds="1, 2")
+def test_from_yaml_to_table_and_a_second_run_does_nothing(trained: Toy, tmp_path: Path) -> None:
+    toy = trained.copied(tmp_path / "a project")
+    toy.edit("seed: [1]", "seed: [1, 2]")
     planned = toy("plan", "--json").json
-    assert [cell["action"] for cell in planned["cells"]] == ["new"] * 4
-    assert not toy.runs.exists()
+    assert [cell["action"] for cell in planned["cells"]] == ["done", "new"] * 2
     toy("run", "grid")
     assert set(toy.states().values()) == {"done"}
     first = toy.attempts()

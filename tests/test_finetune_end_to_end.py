@@ -13,7 +13,7 @@ FINETUNE = (
 
 @pytest.fixture(scope="module")
 def toy(trained: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """Return a project whose cells were trained, then declared to be finetuned, and finetuned."""
+    """Return a project whose cells were trained, then declared to be finetuned, of which one was."""
     made = trained.copied(tmp_path_factory.mktemp("finetune") / "toy")
     for name, count in (("records", 20), ("held-out", 4)):
         lines = [json.dumps({"instruction": f"Add {i} and 1.", "output": f"{i + 1}"}) for i in range(count)]
@@ -22,18 +22,18 @@ def toy(trained: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
     made.edit("columns: size,", "columns: size, value: answer_loss,")
     plan = made("plan").out
     assert "2 jobs to start" in plan, plan
-    made("run", "grid", "--yes", "--jobs", "1")
+    made("run", "grid", "--where", "gate=gpas", "--yes")
     return made
 
 
 def test_a_finetuning_follows_a_training_that_is_already_done(toy: Toy) -> None:
-    assert toy.states() == {"pre-s1": "done", "pre-gpas-s1": "done"}
+    assert toy.states()["pre-gpas-s1"] == "done"
     stages = [json.loads((folder / "attempt.json").read_text())["stage"] for folder in toy.attempts()]
-    assert sorted(stages) == ["finetune", "finetune", "pretrain", "pretrain"]
+    assert sorted(stages) == ["finetune", "pretrain", "pretrain"]
 
 
 def test_its_metrics_are_in_the_database_and_the_table(toy: Toy) -> None:
-    metrics = toy.status()["pre-s1"]["metrics"]
+    metrics = toy.status()["pre-gpas-s1"]["metrics"]
     assert metrics["answer_loss"] > 0
     assert metrics["finetuned_perplexity"] > 1
     assert f"{metrics['answer_loss']:.3f}" in toy("table", "small").out

@@ -69,6 +69,7 @@ def test_one_journal_covers_both_processes(straight: Toy) -> None:
     assert [event["step"] for event in events(straight, "step")] == [1, *range(5, LONG + 1, 5)]
 
 
+@pytest.mark.long
 def test_a_job_with_a_killed_process_resumes_to_the_same_bits(straight: Toy, tmp_path: Path) -> None:
     broken = toy_of_two(tmp_path / "broken", steps=LONG, checkpoint_every=10)
     running = broken.start("run", "grid")

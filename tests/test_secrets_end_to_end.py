@@ -57,7 +57,7 @@ class Secretive(Toy):
 
 def test_a_local_run_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
-    toy = Secretive(tmp_path / "project", steps=300)
+    toy = Secretive(tmp_path / "project", gates="gpas", steps=300)
     running = toy.start("run", "grid")
     try:
         wait(lambda: bool(toy.stepping()))

@@ -91,7 +91,7 @@ def limited(healthy: Any, most: int, passes: int = 0) -> Any:
     return loss
 
 
-def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 300, script: str = __file__) -> None:
+def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 600, script: str = __file__) -> None:
     """Run the cases one after the other in `size` processes; fail with their output unless all succeed."""
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "meeting").unlink(missing_ok=True)
