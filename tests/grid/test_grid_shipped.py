@@ -111,65 +111,47 @@ def test_quickstart_precision_trains_fp32_only_once() -> None:
     assert (len(GRIDS["quickstart-precision"]), shared) == (24, ["fp32"] * 8)
 
 
-def test_table3_finetunes_the_1b_cells_of_table2() -> None:
-    table2 = named("table2")
-    assert len(GRIDS["table3"]) == 11
-    for entry in GRIDS["table3"]:
-        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "finetune", "downstream"]
-        assert entry.cell.stages[0].key == table2[f"1b-{entry.name}"].key
+SCORED = ["pretrain", "finetune", "downstream"]
+# Grids of later stages: the grid whose trainings they go on with, what its names begin with, the stages, their number.
+CONTINUED = {
+    "table3": ("table2", "1b-", SCORED, 11),
+    "table3-poster": ("table3", "", SCORED, 11),
+    "figure7": ("table3", "", ["pretrain", "finetune", "importance"], 4),
+    "curse-table2": ("curse-table1", "", SCORED, 10),
+    "quickstart-downstream": ("quickstart", "", SCORED, 8),
+    "quickstart-importance": ("quickstart", "", ["pretrain", "importance"], 8),
+    "quickstart-quantised": ("quickstart", "", ["pretrain", "quantised"], 20),
+}
 
 
-def test_table3_poster_scores_the_networks_of_table3_at_two_more_tasks() -> None:
-    table3, poster = named("table3"), named("table3-poster")
-    assert table3.keys() == poster.keys()
-    for name, entry in poster.items():
-        assert entry.cell.trained.key == table3[name].cell.trained.key
-        more = set(entry.cell.parameters("downstream").tasks) - set(table3[name].cell.parameters("downstream").tasks)
-        assert more == {"arc_challenge", "social_iqa"}
+@pytest.mark.parametrize("grid", CONTINUED)
+def test_a_grid_of_later_stages_trains_nothing_twice(grid: str) -> None:
+    earlier, prefix, stages, count = CONTINUED[grid]
+    assert len(GRIDS[grid]) == count
+    for name, entry in named(grid).items():
+        assert [stage.kind for stage in entry.cell.stages] == stages
+        before = named(earlier)[prefix + name].cell
+        trained = before.stages[: before.stages.index(before.trained) + 1]
+        assert entry.cell.stages[: len(trained)] == trained
 
 
-def test_figure7_removes_layers_of_the_networks_of_table3() -> None:
-    table3 = named("table3")
-    assert sorted(named("figure7")) == ["lns", "lns-gpas", "pre", "pre-gpas"]
+def test_the_tasks_of_grids_of_the_same_networks() -> None:
+    table3 = {name: entry.cell.parameters("downstream").tasks for name, entry in named("table3").items()}
+    for name, entry in named("table3-poster").items():
+        assert {*entry.cell.parameters("downstream").tasks} - {*table3[name]} == {"arc_challenge", "social_iqa"}
     for name, entry in named("figure7").items():
-        assert entry.cell.trained.key == table3[name].cell.trained.key
-        assert entry.cell.parameters("importance").tasks == table3[name].cell.parameters("downstream").tasks
+        assert entry.cell.parameters("importance").tasks == table3[name]
+    assert sorted(named("figure7")) == ["lns", "lns-gpas", "pre", "pre-gpas"]
+    for entry in GRIDS["quickstart-importance"]:
+        assert entry.cell.parameters("importance").tasks == ("indent", "bracket")
 
 
 def test_curse_table2_scales_the_output_of_the_norms() -> None:
-    table1, curse = named("curse-table1"), named("curse-table2")
-    assert len(curse) == 10
-    for name, entry in curse.items():
-        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "finetune", "downstream"]
-        assert entry.cell.stages[0].key == table1[name].key
+    curse = named("curse-table2")
     assert curse["250m-lns"].cell.model.norm == LNS(apply="scale")
     table = published("curse_of_depth", "table2_accuracy")
     printed = [table.value({**facts(entry), "task": "average_paper"}) for entry in curse.values()]
     assert printed == [32.54, 35.63, 41.34, 36.93, 43.14, 31.96, 32.67, 31.72, 43.01, 44.87]
-
-
-def test_quickstart_importance_trains_nothing_twice() -> None:
-    quickstart = named("quickstart")
-    for name, entry in named("quickstart-importance").items():
-        assert entry.cell.trained.key == quickstart[name].key
-        assert entry.cell.parameters("importance").tasks == ("indent", "bracket")
-
-
-def test_quickstart_quantised_trains_nothing_twice() -> None:
-    quickstart = named("quickstart")
-    found = named("quickstart-quantised")
-    assert len(found) == 20
-    for name, entry in found.items():
-        assert entry.cell.trained.key == quickstart[name].key
-        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "quantised"]
-
-
-def test_quickstart_downstream_trains_nothing_twice() -> None:
-    quickstart, scored = named("quickstart"), named("quickstart-downstream")
-    assert scored
-    for name, entry in scored.items():
-        assert entry.cell.stages[0].key == quickstart[name].key
-        assert [stage.kind for stage in entry.cell.stages] == ["pretrain", "finetune", "downstream"]
 
 
 def test_quickstart_grids_share_their_common_cells() -> None:

@@ -95,7 +95,7 @@ def test_tasks_without_a_score_are_named(scored: Face) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(scored: Face) -> None:
-    said = scored("table", "scored", "--external", "thiers", expect=Exit.USAGE)
+    said = scored("table", "scored", "--external", "theirs", "--external", "thiers", expect=Exit.USAGE)
     assert "no scored network is called 'thiers'; did you mean 'theirs'?" in said.err
 
 

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from report_cells import entry, spec
 
-from gpas_cli.errors import GpasError
 from gpas_cli.events import Score
 from gpas_cli.grid import Entry
 from gpas_cli.report.result import ExternalNetwork
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.csv_table import to_csv
-from gpas_cli.report.tables.external import Externals, select_networks
+from gpas_cli.report.tables.external import Externals
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, build
@@ -147,12 +146,3 @@ def test_no_published_number_is_beside_a_network() -> None:
         ("", "68.72"),
         ("theirs", ""),
     ]
-
-
-def test_names_are_selected_or_refused() -> None:
-    one, two = network(), network("a/b", "b" * 16)
-    assert select_networks([one, two], ["a/b"]) == [two]
-    assert select_networks([one, two], ["all"]) == [one, two]
-    assert select_networks([one, two], []) == []
-    with pytest.raises(GpasError, match="no scored network is called 'a/c'; did you mean 'a/b'"):
-        select_networks([one, two], ["theirs", "a/c"])
