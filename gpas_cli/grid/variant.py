@@ -260,6 +260,8 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
         tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **tasks}
     if cell.parameters("quantised") is not None:
         tiny["quantised"] = {**values["quantised"], "eval_tokens": _EVAL_TOKENS}
+    if cell.parameters("layers") is not None:
+        tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS}
     return tiny
 
 

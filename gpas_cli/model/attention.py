@@ -170,24 +170,35 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
+        return self.o_proj(self.averages(x, positions))  # type: ignore[no-any-return]
+
+    def averages(self, x: Tensor, positions: Positions, values: Tensor | None = None) -> Tensor:
+        """Return each head's averages of the values that a token attends to, side by side, in the shape of x.
+
+        `values`: what is averaged, in the shape of x, instead of W_v x.
+        """
         packing = positions.packing
         # Where there is a kernel for rows of different lengths, it takes the stream as it is.
         bounds = packing.bounds if packing and positions.visible is None else None
         if bounds is not None and not suits_ragged(x, self.head_dim):
             bounds = None
-        q, k, v = self.projected(x, packing if bounds is None else None)
+        q, k, v = self.projected(x, packing if bounds is None else None, values)
         if positions.tables is not None:
             tables = positions.tables if packing is None or bounds is None else packing.turns(positions.tables)
             q = rotate(q, tables)
             k = rotate(k, tables)
         y = _attended(q, k, v, positions, bounds).transpose(1, 2).flatten(2)
-        return self.o_proj(y if packing is None or bounds is not None else packing.join(y))  # type: ignore[no-any-return]
+        return y if packing is None or bounds is not None else packing.join(y)
 
-    def projected(self, x: Tensor, packing: Packing | None) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(
+        self, x: Tensor, packing: Packing | None, values: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
         q = self._normed(self.q_norm, self.q_proj(x))
         k = self._normed(self.k_norm, self.k_proj(x))
-        return self._heads(q, packing), self._heads(k, packing), self._heads(self.v_proj(x), packing)
+        v = self.v_proj(x)
+        v = v if values is None else values.to(v.dtype)
+        return self._heads(q, packing), self._heads(k, packing), self._heads(v, packing)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         if not self.norm_by_head:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from gpas_cli.model.attention import Attention, Packing, Positions, Rope, Visible
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, RMSNorm, feed_forward, norm_slot
+from gpas_cli.model.stream import mean_of_finite, of_block, of_stream
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import EMBED_STAGES, Embed, Model, Size
 from gpas_cli.spec.norm import GATE_SLOTS, Norm
@@ -364,11 +365,29 @@ def observed_inputs(modules: Iterable[nn.Module], observe: Callable[[nn.Module, 
             handle.remove()
 
 
+_MEASURED_TOKENS = 1024  # of a forward pass: enough for a mean, and a small part of an update's time
+
+
 @contextmanager
-def activation_variance(network: Llama, *, wanted: bool = True) -> Iterator[list[Tensor]]:
-    """Collect the variance over features, averaged over tokens, of the residual stream entering every layer and the
-    final norm: layers + 1 scalars for each forward pass inside the context. Without `wanted`, collect nothing."""
-    seen: list[Tensor] = []
-    modules = [*network.model.layers, network.model.norm] if wanted else []
-    with observed_inputs(modules, lambda _, x: seen.append(x.float().var(-1, correction=0).mean())):
+def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[dict[str, Tensor]]]:
+    """Collect the means over tokens of what `model.stream` defines, of the residual stream entering every layer and the
+    final norm: layers + 1 dictionaries of scalars for each forward pass inside the context. Without `wanted`, collect
+    nothing.
+
+    The variance is that of all tokens, everything else of the first ones. The last stream enters no layer, and has no
+    `of_block`.
+    """
+    seen: list[dict[str, Tensor]] = []
+    before: list[Tensor] = []
+
+    def observe(module: nn.Module, x: Tensor) -> None:
+        few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
+        if before:
+            seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}
+        means = {name: mean_of_finite(values) for name, values in of_stream(few).items()}
+        seen.append(means | {"activation_variance": x.float().var(-1, correction=0).mean()})
+        if module is not network.model.norm:
+            before.append(few)
+
+    with observed_inputs([*network.model.layers, network.model.norm] if wanted else [], observe):
         yield seen

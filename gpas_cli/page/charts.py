@@ -45,7 +45,8 @@ KINDS: Mapping[str, Sequence[str]] = {
     ),
     "layers": (
         *("activation_variance", "gate", "grad_norm", "weight_norm", "importance", "importance_score"),
-        *("angular_distance", "angular_distances"),
+        *("angular_distance", "angular_distances", "kurtosis", "max_to_rms", "max_to_median"),
+        *("effective_rank", "block_cosine", "block_update", "first_token_share"),
     ),
 }
 

@@ -92,6 +92,13 @@ BY_LAYER = (
     Quantity(
         "output_variance", "variance of the output", curve="activation_variance", by_layer=True, log=True, outputs=True
     ),
+    Quantity("kurtosis", "kurtosis at the input", by_layer=True, log=True),
+    Quantity("max_to_rms", "max-to-rms of the input", by_layer=True, log=True),
+    Quantity("max_to_median", "max-to-median of the input", by_layer=True, log=True),
+    Quantity("effective_rank", "effective rank of the input", by_layer=True),
+    Quantity("block_cosine", "cosine of input and output", by_layer=True),
+    Quantity("block_update", "norm of the update over that of the input", by_layer=True),
+    Quantity("first_token_share", "share of attention on the first token", by_layer=True),
     Quantity("grad_norm", "gradient norm", by_layer=True, log=True),
     Quantity("weight_norm", "weight norm", by_layer=True),
     *(
@@ -116,10 +123,14 @@ def quantity(name: str) -> Quantity:
 
 
 DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for one that did not
-# The metric whose state says whether the stage that records a curve has ended.
-_IMPORTANCE_CURVES = (
-    *("importance", "importance_score", "angular_distance", "angular_distances", "stream_norm", "stability"),
-)
+# The metric whose state says whether the stage that records a curve has ended, if that is not the training.
+_METRICS = {
+    **dict.fromkeys(
+        ("importance", "importance_score", "angular_distance", "angular_distances", "stream_norm", "stability"),
+        "mean_importance",
+    ),
+    **dict.fromkeys(("max_to_median", "effective_rank", "first_token_share"), "mean_effective_rank"),
+}
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
 
@@ -130,7 +141,7 @@ def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:
         return metric(feature.metric.partition("/")[0], kinds)
     if feature.curve:
         curve_of(feature)
-    return metric("mean_importance" if feature.curve in _IMPORTANCE_CURVES else "loss", kinds)
+    return metric(_METRICS.get(feature.curve, "loss"), kinds)
 
 
 def curve_of(feature: Feature) -> Quantity:

@@ -183,6 +183,13 @@ class Quantised:
         return {UNQUANTISED: 0, **{f"int{bits}": bits for bits in self.bits}}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LayerStatistics:
+    """Statistics of the layers of the trained network, from one pass over `eval_tokens` tokens of validation text."""
+
+    eval_tokens: int = setting(20_000, low=1)
+
+
 def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the tokens of the remaining updates, plus a third of the tokens of the evaluations between and after them.
 
@@ -323,6 +330,21 @@ STAGE_KINDS: dict[str, StageKind] = {
             metrics=(
                 Metric("quantised_perplexity", "validation perplexity with rounded weights", by_task=True),
                 Metric("quantised_rise", "rise by rounding the weights", digits=4, unit="nats/token", by_task=True),
+            ),
+        ),
+        StageKind(
+            name="layers",
+            parameters=_LayerStatistics,
+            cost=lambda cell, *_: cell.parameters("layers").eval_tokens / EVALUATED_PER_TRAINED,
+            runner="gpas_cli.worker.stages.scoring:run_layers",
+            metrics=(
+                Metric("largest_kurtosis", "largest kurtosis of the stream"),
+                Metric("largest_max_to_median", "largest max-to-median of the stream"),
+                Metric("largest_activation_variance", "largest variance of the stream", better=""),
+                Metric("mean_effective_rank", "mean effective rank of the stream", better="", digits=1),
+                Metric("mean_first_token_share", "mean attention on the first token", better="", digits=3),
+                Metric("mean_block_cosine", "mean cosine of a layer's input and output", better="", digits=3),
+                Metric("mean_block_update", "mean norm of a layer's update over the stream's", better="", digits=3),
             ),
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +21,7 @@ from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.order import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import first_row, is_shard, local
-from gpas_cli.model.llama import Llama, activation_variance
+from gpas_cli.model.llama import Llama, stream_statistics
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
@@ -119,9 +119,12 @@ def _first_fault(values: Tensor) -> int:
     return next((i for i, value in enumerate(values.tolist()) if not math.isfinite(value)), sys.maxsize // 2)
 
 
-def measure_layers(network: Llama, variance: Sequence[Tensor], active: ActiveLayers | None = None) -> _LayerStatistics:
+_Streams = Sequence[Mapping[str, Tensor]]
+
+
+def measure_layers(network: Llama, streams: _Streams, active: ActiveLayers | None = None) -> _LayerStatistics:
     """Return l2 norms of gradients and weights: of every layer, in total and by module, of the embedding, the final
-    norm and the head; the gates' values act(alpha) and their alpha; and `variance`, the activation variances of this
+    norm and the head; the gates' values act(alpha) and their alpha; and `streams`, the `stream_statistics` of this
     process's first micro-batch, of the layers in `active` (None: all) and of the final norm.
 
     Call it when the gradients are complete and not yet clipped. Collective if the network is sharded.
@@ -130,7 +133,7 @@ def measure_layers(network: Llama, variance: Sequence[Tensor], active: ActiveLay
     rest = [
         *_values("gate", (gate.value() for gate in network.gates())),
         *_values("alpha", (gate.alpha for gate in network.gates())),
-        *_activation_variances(network, variance, active),
+        *_of_streams(network, streams, active),
     ]
     parts = [number.detach().reshape(()).float() for _, number in rest]
     indices = tuple(index for index, _ in (*norms, *rest))
@@ -173,12 +176,13 @@ def _values(name: str, values: Iterable[Tensor]) -> list[tuple[_SeriesIndex, Ten
     return [(((name,), i), value) for i, value in enumerate(values)]
 
 
-def _activation_variances(
-    network: Llama, variance: Sequence[Tensor], active: ActiveLayers | None
-) -> list[tuple[_SeriesIndex, Tensor]]:
+def _of_streams(
+    network: Llama, streams: _Streams, active: ActiveLayers | None
+) -> Iterator[tuple[_SeriesIndex, Tensor]]:
     layers = len(network.model.layers)
     places = [*(number - 1 for number in active.layers), layers] if active else range(layers + 1)
-    return [((("activation_variance",), place), value) for place, value in zip(places, variance, strict=False)]
+    for place, statistics in zip(places, streams, strict=False):
+        yield from ((((name,), place), value) for name, value in statistics.items())
 
 
 def _rounded(value: float | None) -> float | None:
@@ -249,11 +253,11 @@ class Loop:
         if self.selection:
             self.selection.apply(self.network, self.optimizer, step - 1)
         active = self._start_layers(step)
-        loss, tokens, variance = self._gradients(self.batches.at(step - 1), observe, active)
+        loss, tokens, streams = self._gradients(self.batches.at(step - 1), observe, active)
         self.layout.world.sum(loss)
         if self.depth:
             self.depth.fill_skipped(self.network, active)
-        layers = measure_layers(self.network, variance, active) if observe else None
+        layers = measure_layers(self.network, streams, active) if observe else None
         rows = embedding_rows(self.network)
         norm, norms = clip(self._parameters, self._gates, self.spec)
         gradients = GradientNorms(self.network, tuple(p.grad is not None for p in self._parameters), norms, rows)
@@ -302,7 +306,7 @@ class Loop:
         self.depth.grow(self.network, self.optimizer, step)
         return self.depth.active(step)
 
-    def _gradients(self, batch: Batch, observe: bool, active: ActiveLayers | None) -> tuple[Tensor, int, list[Tensor]]:
+    def _gradients(self, batch: Batch, observe: bool, active: ActiveLayers | None) -> tuple[Tensor, int, _Streams]:
         """Accumulate gradients and sum them over processes, halving the micro-batch and starting over while it does not
         fit the device of each.
 
@@ -336,21 +340,20 @@ class Loop:
 
     def _accumulate(
         self, batch: Batch, observe: bool, active: ActiveLayers | None, gradients: GradientSum
-    ) -> tuple[Tensor, int, list[Tensor]]:
+    ) -> tuple[Tensor, int, _Streams]:
         """Compute gradients of the batch's mean loss (`Optim.mean_rows`), the same for any split into micro-batches.
 
-        Returns the loss, the number of tokens read, and the activation variances of the first micro-batch if `observe`.
+        Returns the loss, the number of tokens read, and the statistics of the first micro-batch's streams if `observe`.
         """
         total = torch.zeros((), device=self.precision.device)
-        variance: list[Tensor] = []
+        streams: list[Mapping[str, Tensor]] = []
         parts = list(micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world))
         for number, (part, weight) in enumerate(parts, 1):
             rows = DeviceRows.of_batch(batch, part, self.precision.device)
-            watched = observe and not variance
-            with activation_variance(self.network, wanted=watched) as seen:
+            with stream_statistics(self.network, wanted=observe and not streams) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight, self.spec.z_loss, active)
-            variance.extend(seen)
+            streams.extend(seen)
             with gradients.during_backward() if number == len(parts) else nullcontext():
                 loss.backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
-        return total, batch.tokens_read, variance
+        return total, batch.tokens_read, streams

@@ -121,6 +121,7 @@ CONTINUED = {
     "quickstart-downstream": ("quickstart", "", SCORED, 8),
     "quickstart-importance": ("quickstart", "", ["pretrain", "importance"], 8),
     "quickstart-quantised": ("quickstart", "", ["pretrain", "quantised"], 20),
+    "quickstart-layers": ("quickstart", "", ["pretrain", "layers"], 8),
 }
 
 

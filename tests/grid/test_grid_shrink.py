@@ -99,13 +99,14 @@ def test_schedules_of_the_rate_fit_into_the_updates(recipe: str) -> None:
 def test_data_sets_of_later_stages_are_replaced() -> None:
     cell = tiny_of(
         "finetune: {}, downstream: {tasks: [spike], shots: 3}, importance: {tasks: [paper]}, texts: {}, "
-        "quantised: {bits: [5, 2]}"
+        "quantised: {bits: [5, 2]}, layers: {}"
     )
     finetune = cell.parameters("finetune")
     assert isinstance(finetune, Finetune)
     assert (finetune.data, finetune.method) == (TEXT.records, "lisa")
     assert cell.parameters("downstream").tasks == ("indent", "bracket")
     assert cell.parameters("importance").tasks == ("indent", "bracket")
+    assert cell.parameters("layers").eval_tokens == cell.data.eval_tokens < 1000
     assert cell.parameters("texts").texts == (f"sample={TEXT.validation}",)
     quantised = cell.parameters("quantised")
     assert (quantised.bits, quantised.eval_tokens) == ((5, 2), cell.parameters("importance").eval_tokens)

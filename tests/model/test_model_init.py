@@ -17,7 +17,7 @@ from golden_networks import GOLDEN, model_of
 from gpas_cli.evaluate.removal import without_layer
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import _MLP, GpasGate, norm_slot
-from gpas_cli.model.llama import Llama, activation_variance, build
+from gpas_cli.model.llama import Llama, build, stream_statistics
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.gate import _SITES, ACTIVATIONS, Gate, activation
 from gpas_cli.spec.model import _PRESETS, FAMILIES, SIZES, Model
@@ -299,11 +299,13 @@ def test_parameter_counts_are_the_references(size: str) -> None:
 
 def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
     model = network("pre", {"init": 0.3})
-    with activation_variance(model) as seen:
+    with stream_statistics(model) as seen:
         model(TOKENS)
     embedded = model.model.embed_tokens(TOKENS)
     assert len(seen) == 3
-    assert seen[0].item() == pytest.approx(embedded.var(-1, correction=0).mean().item(), rel=1e-6)
+    assert seen[0]["activation_variance"].item() == pytest.approx(
+        embedded.var(-1, correction=0).mean().item(), rel=1e-6
+    )
     model(TOKENS)
     assert len(seen) == 3
     assert [gate.value().item() for gate in model.gates()] == pytest.approx([activation("silu").value(0.3)] * 2)

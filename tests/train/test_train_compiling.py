@@ -17,7 +17,7 @@ from torch._dynamo.testing import CompileCounter
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model import attention, layers
-from gpas_cli.model.llama import Llama, activation_variance, build
+from gpas_cli.model.llama import Llama, build, stream_statistics
 from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from, parse_model
@@ -218,9 +218,9 @@ def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, m
     plain, compiled = (ParallelLayout(recompute=recompute, compiled=c).build(model, 42, FP32) for c in (False, True))
     found = []
     for made in (plain, compiled):
-        with activation_variance(made) as seen:
+        with stream_statistics(made) as seen:
             summed_loss(made, rows(9, 5, 2, 1), FP32).backward()
-        found.append([v.item() for v in seen])
+        found.append([v.item() for stream in seen for v in stream.values()])
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6)

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from gpas_cli.events import Event, Layers, Step
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama, build, stream_statistics
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import _PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
 from gpas_cli.train import observe
+from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.loop import Update, measure_layers
+from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.observe import Divergence, Health, Observer, Spike, _read_state, _SpeedMeter, fetch
 
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": 40, "batch": 4}
@@ -50,7 +52,7 @@ def joint(tensors: list[Tensor]) -> float:
 @pytest.mark.parametrize("scheme", ["pre", "post", "sandwich", "mix", "lns", "deepnorm"])
 def test_norms_are_those_of_the_layers(scheme: str) -> None:
     network = trained(norm=scheme)
-    found = measure_layers(network, [torch.tensor(2.0), torch.tensor(3.0)])
+    found = measure_layers(network, [{"activation_variance": torch.tensor(value)} for value in (2.0, 3.0)])
     (numbers,) = fetch([found.numbers])
     series = found.series(numbers)
     for i, layer in enumerate(network.model.layers):
@@ -299,3 +301,32 @@ def test_the_count_continues_after_a_resume() -> None:
     after.restore(before.state())
     verdicts = judge([(9.0, 1.0)] * 40, after, first=32)
     assert [verdict.step for verdict in verdicts] == [51]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_observation_changes_no_bit_of_a_training_and_measures_the_first_micro_batch(precision: str) -> None:
+    found = []
+    for observed in (True, False):
+        loop = synthetic_loop(cell(precision=precision), padded=True)
+        loop.micro_batch = 1
+        updates = [loop.update(observe=observed) for _ in range(3)]
+        found.append((torch.stack([update.loss for update in updates]), *loop.network.state_dict().values()))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+    loop = synthetic_loop(cell(precision=precision), padded=True)
+    loop.micro_batch = 1
+    rows = DeviceRows.of_batch(loop.batches.at(0), slice(0, 1), loop.precision.device)
+    with stream_statistics(loop.network) as seen, loop.precision.compute():
+        loop.network.model(rows.inputs, rows.packing)
+    layers = loop.update(observe=True).layers
+    assert layers is not None
+    series = layers.series(layers.numbers.tolist())
+    for name, value in seen[1].items():
+        assert series[name][1] == pytest.approx(value.item(), rel=1e-5), name
+    lengths = {name: len(series[name]) for name in seen[1]}
+    assert lengths == {
+        "activation_variance": 5,
+        "kurtosis": 5,
+        "max_to_rms": 5,
+        "block_cosine": 4,
+        "block_update": 4,
+    }

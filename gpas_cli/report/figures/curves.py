@@ -90,9 +90,15 @@ def recorded_quantities(engine: Engine | None, entries: Sequence[Entry]) -> list
 
 
 def _stages(entry: Entry, selection: Selection) -> list[Stage]:
-    """Return the stages whose curves may be drawn, the last first."""
-    by_update = not selection.quantity.by_layer  # other stages have losses without a layer, one after the other
-    return [stage for stage in reversed(entry.cell.stages) if stage.declared.trains or not by_update]
+    """Return the stages whose curves may be drawn, in order of preference: the last first, but those that train before
+    the others where updates are chosen or drawn."""
+    last_first = list(reversed(entry.cell.stages))
+    trainings = [stage for stage in last_first if stage.declared.trains]
+    if not selection.quantity.by_layer:  # other stages have losses without a layer, one after the other
+        return trainings
+    if selection.over_layers and not selection.at:
+        return last_first
+    return [*trainings, *(stage for stage in last_first if not stage.declared.trains)]
 
 
 class _Stored(NamedTuple):

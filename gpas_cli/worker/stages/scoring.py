@@ -1,4 +1,4 @@
-"""The stages that measure a trained network: tasks, further texts, the importance of layers, quantised weights."""
+"""The stages that measure a trained network: tasks, texts, importance and statistics of layers, quantised weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import token_caches
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import importance, layer_statistics
 from gpas_cli.evaluate.downstream import score_tasks, score_texts
-from gpas_cli.evaluate.importance import measure
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
@@ -248,7 +248,7 @@ def run_importance(stage: StageContext) -> Outcome:
     earlier: Iterable[Removal | RemovalScore] = ()
     if stage.world.leads:
         earlier = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
-    return measure(stage.cell, trained, corpus, stage.root, stage.emit, stage.stop, stage.world, earlier)
+    return importance.measure(stage.cell, trained, corpus, stage.root, stage.emit, stage.stop, stage.world, earlier)
 
 
 def run_quantised(stage: StageContext) -> Outcome:
@@ -258,3 +258,10 @@ def run_quantised(stage: StageContext) -> Outcome:
     checkpoint = short_name(stage.trained_checkpoint())
     earlier = recorded_events(stage.runs, stage.attempt.key, Score)
     return measure_quantised(stage.cell, stage.load_trained(), checkpoint, corpus, stage.emit, stage.stop, earlier)
+
+
+def run_layers(stage: StageContext) -> Outcome:
+    """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
+    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
+    stage.require_tokenizer(corpus.tokenizer)
+    return layer_statistics.measure(stage.cell, stage.load_trained(), corpus, stage.emit, stage.stop)

@@ -169,6 +169,18 @@ def test_a_quantity_by_layer_is_drawn_at_the_last_update_or_at_chosen_ones(recor
     assert [series.title for series in make_series(found)] == ["update 1000", "update 5000"]
 
 
+def test_figures_over_layers_prefer_the_last_stage_and_figures_over_updates_a_training(
+    recorded: dict[str, float],
+) -> None:
+    measured = entry("pre", "none", size={"like": "71m", "layers": LAYERS}, optim=OPTIM, layers={})
+    pretraining, layers = (stage.key for stage in measured.cell.stages)
+    recorded |= {pretraining: 1.0, layers: 7.0}
+    assert [run.stage for run in drawn(recorded, "activation_variance", measured)] == [layers]
+    for selected in ({"at": (1000,)}, {"layers": ()}, {"map": True}):
+        runs = drawn(recorded, "activation_variance", measured, **selected)
+        assert {run.stage for run in runs} == {pretraining}
+
+
 def test_an_update_that_a_run_has_not_reached_is_not_drawn(recorded: dict[str, float]) -> None:
     assert drawn(recorded, "activation_variance", cell(), at=(50_000,)) == []
 

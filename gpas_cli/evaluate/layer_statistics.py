@@ -1,0 +1,185 @@
+"""Statistics of a trained network by layer, all of them from one forward pass over its validation text.
+
+Of the residual stream entering each layer, and of the one leaving the last:
+
+    activation_variance, kurtosis, max_to_rms, max_to_median   means over tokens (`gpas_cli.model.stream`)
+    effective_rank   exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j, for the singular values sigma of the matrix
+                     (tokens, hidden) of the stream at all tokens (Roy & Vetterli, 2007: The Effective Rank). They are
+                     the roots of the eigenvalues of its Gram matrix, which is summed in float64; nothing is centred.
+
+Of each layer:
+
+    block_cosine, block_update   means over tokens (`gpas_cli.model.stream`)
+    first_token_share            the share of attention on the first token of the row, mean over heads and over all
+                                 other tokens (Xiao et al., 2024: StreamingLLM; Gu et al., 2025: When Attention Sink
+                                 Emerges). Uniform causal attention has 1/t at token t = 2, 3, ...
+
+`LayerStatistics` needs no more of a network than its modules; `measure` reads the network of a cell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from gpas_cli.data.loader import Batch, validation_batches
+from gpas_cli.data.objective import reader_of
+from gpas_cli.data.prepare import Corpus
+from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop
+from gpas_cli.model.attention import Attention
+from gpas_cli.model.llama import Llama, observed_inputs
+from gpas_cli.model.stream import max_to_median, of_block, of_stream
+from gpas_cli.spec.cell import Cell
+from gpas_cli.train.assemble import micro_batch_rows
+from gpas_cli.train.loss import DeviceRows
+from gpas_cli.train.run import record_verified
+from gpas_cli.train.trained import TrainedNetwork
+
+_RANK = "effective_rank"
+_SHARE = "first_token_share"
+
+
+class LayerStatistics:
+    """The statistics of a network's layers, summed over the forward passes within `watch`.
+
+    blocks: the layers, first to last, each of which takes the stream (..., hidden) as its first positional argument.
+    reader: the module that takes the last stream in the same way, such as the final norm.
+
+    Between passes only sums are kept: of the stream at each place a matrix (hidden, hidden) in float64.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], reader: nn.Module) -> None:
+        self._modules = [*blocks, reader]
+        self._means: defaultdict[str, defaultdict[int, _Mean]] = defaultdict(lambda: defaultdict(_Mean))
+        self._grams: dict[int, Tensor] = {}
+
+    @contextmanager
+    def watch(self, real: Tensor, shares: AbstractContextManager[Sequence[Tensor]] | None = None) -> Iterator[None]:
+        """Add the statistics of one forward pass, which the block does.
+
+        real: which tokens count, bool, in the shape of the stream without its last dimension. shares: a context of the
+        pass, after which its list has for each block the shares of attention on the first token of the row, of the
+        tokens that count, in any shape; None where the network does not give them.
+        """
+        places = {module: place for place, module in enumerate(self._modules)}
+        before: list[Tensor] = []
+
+        def observe(module: nn.Module, x: Tensor) -> None:
+            place = places[module]
+            tokens = x[real].double()
+            self._add(place, of_stream(tokens) | {"max_to_median": max_to_median(tokens)})
+            self._grams[place] = self._grams.get(place, 0) + tokens.T @ tokens
+            if place:
+                self._add(place - 1, of_block(before.pop(), tokens))
+            before.append(tokens)
+
+        with shares or nullcontext(()) as found, observed_inputs(self._modules, observe):
+            yield
+        for place, share in enumerate(found):
+            self._add(place, {_SHARE: share})
+
+    def _add(self, place: int, statistics: Mapping[str, Tensor]) -> None:
+        for name, values in statistics.items():
+            self._means[name][place].add(values)
+
+    def series(self) -> dict[str, list[float]]:
+        """Return the series by layer: of the streams blocks + 1 numbers each, of the blocks one number for each."""
+        means = {name: [mean.value() for _, mean in sorted(at.items())] for name, at in self._means.items()}
+        return {**means, _RANK: [effective_rank(gram) for _, gram in sorted(self._grams.items())]}
+
+
+class _Mean:
+    """A mean over all finite values that were added, kept on their device."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+
+    def add(self, values: Tensor) -> None:
+        finite = values.isfinite()
+        sums = torch.stack([torch.where(finite, values.double(), 0.0).sum(), finite.sum()])
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def value(self) -> float:
+        """Return the mean, NaN of no values."""
+        assert self._sums is not None
+        total, count = self._sums
+        return float(total / count)
+
+
+def effective_rank(gram: Tensor) -> float:
+    """Return the effective rank of a matrix X, given X^T X (d, d) in float64; NaN if that is not finite.
+
+    Eigenvalues below the rounding error of the largest count as zero.
+    """
+    if not bool(gram.isfinite().all()):
+        return float("nan")
+    eigenvalues = torch.linalg.eigvalsh(gram)
+    noise = eigenvalues[-1] * len(gram) * torch.finfo(gram.dtype).eps
+    singular = torch.where(eigenvalues > noise, eigenvalues, 0.0).sqrt()
+    return float(torch.special.entr(singular / singular.sum()).sum().exp())
+
+
+@contextmanager
+def first_token_shares(network: Llama, rows: DeviceRows) -> Iterator[list[Tensor]]:
+    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass over
+    `rows`: a tensor (tokens,) for each layer.
+
+    Each layer's attention averages, in place of its values, a one at the first token of a row and zeros elsewhere, by
+    the same kernel: no attention matrix is computed.
+    """
+    first = torch.zeros_like(rows.inputs, dtype=torch.bool)
+    if rows.packing is None:
+        first[:, 0] = True
+    else:
+        first[0] = rows.packing.index % rows.packing.time == 0
+    found: list[Tensor] = []
+
+    def observe(module: nn.Module, x: Tensor) -> None:
+        assert isinstance(module, Attention)
+        positions = network.model.positions(x, rows.packing, rows.visible)
+        averages = module.averages(x, positions, first[..., None].expand_as(x))
+        found.append(averages.double().mean(-1)[~first])  # over the features of a head, which are alike, and the heads
+
+    with observed_inputs([block.self_attn for block in network.model.blocks()], observe):
+        yield found
+
+
+def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop: Stop) -> Outcome:
+    """Measure the layers of the trained network of a cell on the validation text of `corpus`, and report them."""
+    began = time.perf_counter()
+    emit(Phase("measuring layers"))
+    tokens = cell.parameters("layers").eval_tokens
+    reader = reader_of(cell, corpus.tokenizer)
+    batches = list(validation_batches(corpus.validation, cell.optim.batch, tokens, reader))
+    found = LayerStatistics(opened.network.model.layers, opened.network.model.norm)
+    for done, batch in enumerate(batches, 1):
+        if leave := stop():
+            return Outcome(leave)
+        _pass(found, opened, batch, micro_batch_rows(cell, opened.precision))
+        emit(Step(done, steps=len(batches)))
+    record_verified(corpus, emit)
+    series = found.series()
+    emit(Layers(opened.position.step, series))
+    return Outcome("done", len(batches), metrics={**_metrics(series), "seconds": time.perf_counter() - began})
+
+
+@torch.no_grad()
+def _pass(found: LayerStatistics, opened: TrainedNetwork, batch: Batch, at_once: int) -> None:
+    """Add a forward pass over a batch, `at_once` rows at once. The head is not computed."""
+    network = opened.network.eval()
+    for start in range(0, len(batch.targets), at_once):
+        rows = DeviceRows.of_batch(batch, slice(start, start + at_once), opened.precision.device)
+        real = torch.ones_like(rows.inputs, dtype=torch.bool)  # rows have no padding, or are packed without it
+        with found.watch(real, first_token_shares(network, rows)), opened.precision.compute():
+            network.model(rows.inputs, rows.packing, rows.visible)
+
+
+def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    largest = {f"largest_{name}": max(series[name]) for name in ("activation_variance", "kurtosis", "max_to_median")}
+    means = (_RANK, _SHARE, "block_cosine", "block_update")
+    return largest | {f"mean_{name}": sum(series[name]) / len(series[name]) for name in means}
