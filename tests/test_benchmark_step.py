@@ -41,7 +41,7 @@ def test_right_padding_needs_no_mask() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
 def test_a_comparison_at_tiny_size(precision: str) -> None:
     one = Comparison(Setting(precision, 4, shrink=True), padded=True, rounds=1, path="highest")
     found = one.ratios(compiled=False)

@@ -95,6 +95,7 @@ def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None
     assert toy.attempts() == [attempt]
 
 
+@pytest.mark.long
 def test_a_failed_cell_is_tried_again(toy: Toy) -> None:
     texts = sorted((toy.folder / "text").iterdir())
     kept = {path: path.read_text() for path in texts}

@@ -113,6 +113,7 @@ def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, m
         list(bench(here, slow, 10_000, force=True))
 
 
+@pytest.mark.long
 def test_the_time_of_an_update_is_extrapolated_from_some_rows(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         estimate_module, "_ASSUMED_THREAD_FLOPS", 2e6
