@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("transformers")
 
 import step
+from marks import long_but
 from products import Products
 from step import Comparison, Ratio, Setting, with_goal
 
@@ -41,7 +42,7 @@ def test_right_padding_needs_no_mask() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("precision", long_but(["fp32", "bf16"], "fp32"))
 def test_a_comparison_at_tiny_size(precision: str) -> None:
     one = Comparison(Setting(precision, 4, shrink=True), padded=True, rounds=1, path="highest")
     found = one.ratios(compiled=False)

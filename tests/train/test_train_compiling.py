@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marks import long_but
 from together import run, text
 from torch._dynamo.testing import CompileCounter
 
@@ -49,15 +51,8 @@ def rows(*lengths: int) -> DeviceRows:
     return DeviceRows.of(tokens, targets, FP32.device)
 
 
-@pytest.mark.parametrize(
-    ("norm", "site"),
-    [
-        # Mix-LN has layers of two kinds, Post-LN and Pre-LN.
-        pytest.param(norm, site, marks=() if (norm, site) == ("mix", "home") else pytest.mark.long)
-        for norm in SCHEMES
-        for site in _SITES
-    ],
-)
+# Mix-LN has layers of two kinds, Post-LN and Pre-LN.
+@pytest.mark.parametrize(("norm", "site"), long_but(product(SCHEMES, _SITES), ("mix", "home")))
 def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str) -> None:
     torch._dynamo.reset()
     counter = CompileCounter()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import long_but
 from test_train_run import STEPS, cell, final_tensors, go, paths
 from together import run, start, text
 from torch import Tensor
@@ -52,9 +53,7 @@ def layers_of(network: Llama) -> list[dict[str, Tensor]]:
     return [tensors(layer) for layer in network.model.layers]
 
 
-@pytest.mark.parametrize(
-    "depth", [pytest.param(name, marks=() if name in ("raptr", "stacking") else pytest.mark.long) for name in DEPTHS]
-)
+@pytest.mark.parametrize("depth", long_but(DEPTHS, "raptr", "stacking"))
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(paths: Any, tmp_path: Path, depth: str) -> None:
     what = deep(DEPTHS[depth])
     outcome, recorder = go(paths, tmp_path / "whole", what)

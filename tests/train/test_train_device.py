@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import long_but
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -60,7 +61,7 @@ def reads(on_host: Iterable[torch.Tensor] = ()) -> Iterator[list[str]]:
 
 
 AUTOGRAD = {"like": "gpas", "site": "before-sublayer"}  # its gradient has no formula of its own
-# Every pair of two values once; the other combinations are long.
+# Every pair of two values at least once; the other combinations are long.
 PAIRS = [
     ("fp32", True, "gpas", "pre"),
     ("fp32", False, "none", "post"),
@@ -76,10 +77,9 @@ PAIRS = [
 
 @pytest.mark.parametrize(
     ("precision", "padded", "gate", "norm"),
-    [
-        pytest.param(*one, marks=() if one in PAIRS else pytest.mark.long)
-        for one in product(["fp32", "bf16", "pure_bf16"], [True, False], ["gpas", "none", AUTOGRAD], ["pre", "post"])
-    ],
+    long_but(
+        product(["fp32", "bf16", "pure_bf16"], [True, False], ["gpas", "none", AUTOGRAD], ["pre", "post"]), *PAIRS
+    ),
 )
 def test_an_update_and_its_observation(precision: str, padded: bool, gate: object, norm: str) -> None:
     made = cell(precision=precision, gate=gate, norm=norm)

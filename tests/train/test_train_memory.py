@@ -10,6 +10,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from marks import long_but
 from together import limited, run, text
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -276,7 +277,7 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["bf16", *(pytest.param(n, marks=pytest.mark.long) for n in list(CASES)[1:])])
+@pytest.mark.parametrize("name", long_but(CASES, "bf16"))
 def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
     what, rows, recompute = CASES[name]
@@ -287,11 +288,7 @@ def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("precision", "recompute"),
-    [
-        ("bf16", False),
-        pytest.param("bf16", True, marks=pytest.mark.long),
-        pytest.param("pure_bf16", False, marks=pytest.mark.long),
-    ],
+    long_but([("bf16", False), ("bf16", True), ("pure_bf16", False)], ("bf16", False)),
 )
 def test_a_sharded_update_takes_what_is_predicted(
     precision: str, recompute: bool, mesh: None, monkeypatch: pytest.MonkeyPatch

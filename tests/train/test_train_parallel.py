@@ -1,13 +1,14 @@
 """Two processes compute the same as one: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from marks import long_but
 from once import made_once
 from together import run, start, text
 from torch import Tensor, nn
@@ -67,14 +68,6 @@ SHORT = {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}
 # One of each kind: layouts, skipped layers, types, optimizers; from whole weights to shards, and back.
 USUAL = [("ddp", "pre"), ("ddp", "paths"), ("fsdp", "pre"), ("fsdp", "bf16"), ("fsdp", "muon")]
 USUALLY_RESUMED = [("one", "fsdp"), ("fsdp", "one")]
-
-
-def long_but(all_of_them: Iterable[Any], *usual: Any) -> list[Any]:
-    """Return the parameters of a test that is long except for the `usual` ones."""
-    return [
-        pytest.param(*(one if isinstance(one, tuple) else [one]), marks=() if one in usual else pytest.mark.long)
-        for one in all_of_them
-    ]
 
 
 @pytest.fixture
