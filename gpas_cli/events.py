@@ -169,6 +169,8 @@ class Evaluation(Event):
 class Removal(Event):
     """A measurement of layer importance: the network without layer `layer`, or the whole network if that is 0.
 
+    removed: None for the whole layer; else "attention" or "feed_forward", its sub-layer alone, or "last 4", "closest
+    4": so many layers from `layer` on.
     loss: nats per token. distances: for the whole network, the series of angular distances and norms; without a layer,
     the change of the output. checkpoint, text: what was measured on which text; measurements with others cannot be
     compared. rows: rows computed at once.
@@ -180,14 +182,15 @@ class Removal(Event):
     text: str
     rows: int
     distances: Mapping[str, Sequence[Number]] = field(default_factory=dict)
+    removed: str | None = None
 
 
 @dataclass(frozen=True)
 class RemovalScore(Event):
     """The accuracy at a task of the network without layer `layer`, or of the whole network if it is 0.
 
-    value: a fraction, of `examples` questions. stderr: its standard error. harness: what scored it. checkpoint: as in
-    `Removal`.
+    value: a fraction, of `examples` questions. stderr: its standard error. harness: what scored it. checkpoint,
+    removed: as in `Removal`.
     """
 
     layer: int
@@ -198,6 +201,7 @@ class RemovalScore(Event):
     harness: str
     checkpoint: str
     stderr: Number | None = None
+    removed: str | None = None
 
 
 @dataclass(frozen=True)

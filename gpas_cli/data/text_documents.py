@@ -16,6 +16,7 @@ from typing import Any
 
 from gpas_cli.data.files import Files
 from gpas_cli.data.hub import first_line
+from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.spec.downstream import KNOWN_TEXTS, KnownText, local_path
 
@@ -53,7 +54,10 @@ def read_text(name: str, root: Path, limit: int = 0) -> ScoredText:
     Raises DataError if it cannot be read or is empty.
     """
     known = KNOWN_TEXTS.get(name)
-    raw = _of_hub(known) if known else _of_files(local_path(name), root)
+    if known and not known.repo:
+        raw = iter([document.text for document in Stdlib().documents("validation")])
+    else:
+        raw = _of_hub(known) if known else _of_files(local_path(name), root)
     chosen = list(islice(raw, limit or None))
     if not chosen:
         raise DataError(f"texts.texts: '{name}' has no document with text")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from gpas_cli.data.hub import first_line
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
+from gpas_cli.evaluate.blocks import Blocks, find_blocks
+from gpas_cli.evaluate.made import made_folder
 from gpas_cli.files import parse_json
 from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Read
+from gpas_cli.spec.network import OTHERS, WEIGHTS, Network, digests, pin_of
 from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.words import byte_size
 
-_WEIGHTS = (".safetensors", ".bin")
-_OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
 _HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
 _PROBE_TOKENS = 8
 
@@ -64,6 +66,11 @@ class ExternalModel:
         return found if isinstance(found, int) and found > 0 else None
 
     @property
+    def pin(self) -> str:
+        """The digest of all its files, by which experiments.yaml pins a folder."""
+        return pin_of(self.weights, self.files)
+
+    @property
     def has_code(self) -> bool:
         """Whether the network consists of code in the folder."""
         return bool(self.config.get("auto_map"))
@@ -91,12 +98,9 @@ def find_model(source: str, revision: str = "") -> ExternalModel:
         folder, commit = _download(source, revision)
     if not (folder / "config.json").is_file():
         raise GpasError(f"{source} has no config.json: it is not a folder that transformers loads (`gpas export`)")
-    names = sorted(path for path in folder.iterdir() if path.is_file())
-    weights = [path for path in names if path.suffix in _WEIGHTS]
-    if not weights:
-        raise GpasError(f"{source} has no weights (*{', *'.join(_WEIGHTS)})")
-    others = [path for path in names if path.suffix in _OTHERS]
-    found = ExternalModel(source, folder, commit, _digest(weights), _digest(others))
+    if not any(path.suffix in WEIGHTS for path in folder.iterdir()):
+        raise GpasError(f"{source} has no weights (*{', *'.join(WEIGHTS)})")
+    found = ExternalModel(source, folder, commit, *digests(folder))
     found.provenance()  # reads config.json before the network is loaded
     return found
 
@@ -106,10 +110,13 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = [f"*{suffix}" for suffix in (*_WEIGHTS, *_OTHERS)]
+        patterns = [f"*{suffix}" for suffix in (*WEIGHTS, *OTHERS)]
         folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:
         # Network, hub and disk raise many classes of exceptions here, and so does a name that cannot be one.
+        if "Gated" in type(error).__name__:
+            remedy = "accept its licence on its page, and set HF_TOKEN to a token of that account"
+            raise GpasError(f"{name} is for accounts that have accepted its licence: {remedy}") from error
         raise GpasError(
             f"{name} is neither a folder nor a repository that the Hugging Face hub or its cache has: "
             f"{type(error).__name__}: {first_line(error)}"
@@ -117,34 +124,45 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
     return folder, folder.name
 
 
-def _digest(paths: list[Path]) -> str:
-    """Return the sha256 of the names and contents of files."""
-    whole = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            one = hashlib.file_digest(file, "sha256")
-        whole.update(f"{path.name}\0{one.hexdigest()}\n".encode())
-    return whole.hexdigest()
+def find_network(network: Network, root: Path, cache: Path, notify: Callable[[str], None]) -> ExternalModel:
+    """Return the network that a cell names; `root` is the folder of experiments.yaml. `notify` gets what takes time.
+
+    Raises GpasError as `find_model` does, and if the files of a folder are not those that are pinned.
+    """
+    if network.made:
+        return find_model(str(made_folder(network, cache, root, notify)))
+    found = find_model(str(network.folder(root)) if network.path else network.hf, network.revision)
+    if network.path and found.pin != network.sha256:
+        raise GpasError(
+            f"the files of {found.source} are not those of the network: their digest is {found.pin}, pinned is "
+            f"{network.sha256}; restore them, or pin the new ones with sha256"
+        )
+    return found
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A loaded network with its tokenizer. `parameters`: their number."""
+    """A loaded network with its tokenizer. `parameters`: their number. `positions`: as in `ExternalModel`."""
 
     network: _TransformersNetwork
     precision: Precision
     tokenizer: Tokenizer
     parameters: int
+    positions: int | None
 
 
-def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel:
+def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "stored") -> OpenedModel:
     """Load the network on the GPU, if there is one, and its tokenizer.
 
-    Weights in bfloat16 stay so; others become float32. Raises GpasError if the folder has code and `trust_code` is
-    false, or if it cannot be loaded or scored.
+    `dtype`: fp32, bf16, or stored: weights in bfloat16 stay so, and others become float32. Raises GpasError if the
+    folder has code and `trust_code` is false, or if it cannot be loaded or scored.
     """
     if model.has_code and not trust_code:
-        raise GpasError(f"{model.source} contains the network's code; --trust-code runs it (read it first)")
+        raise GpasError(
+            f"{model.source} contains the network's code; --trust-code, or trust_code: true in experiments.yaml, runs "
+            "it (read it first)"
+        )
+    _require_memory(model, dtype)
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -155,7 +173,7 @@ def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel
         if found["missing_keys"]:
             raise GpasError(f"{model.source}: its weights lack {', '.join(sorted(found['missing_keys'])[:3])}")
         words = AutoTokenizer.from_pretrained(model.folder, **options)
-        half = next(loaded.parameters()).dtype == torch.bfloat16
+        half = next(loaded.parameters()).dtype == torch.bfloat16 if dtype == "stored" else dtype == "bf16"
         precision = Precision("pure_bf16" if half else "fp32", choose_device())
         network = _TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
         tokenizer = _tokenizer(words, network.vocab, model.source)
@@ -167,7 +185,23 @@ def open_model(model: ExternalModel, *, trust_code: bool = False) -> OpenedModel
             f"transformers cannot load {model.source}: {type(error).__name__}: {first_line(error)}"
         ) from error
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return OpenedModel(network, precision, tokenizer, parameters)
+    return OpenedModel(network, precision, tokenizer, parameters, model.positions)
+
+
+def _require_memory(model: ExternalModel, dtype: str) -> None:
+    """Raise GpasError if the weights alone are larger than the memory that is free."""
+    stored = sum(path.stat().st_size for path in model.folder.iterdir() if path.suffix in WEIGHTS)
+    kept = model.config.get("dtype") or model.config.get("torch_dtype")
+    halves = {"stored": kept == "bfloat16", "bf16": True, "fp32": False}[dtype]
+    needed = stored * (1 if kept in ("bfloat16", "float16") else 0.5) * (1 if halves else 2)
+    on_gpu = choose_device().type == "cuda"
+    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+    if needed > free:
+        remedy = "" if halves else "; dtype: bf16 needs half of it"
+        raise GpasError(
+            f"{model.source}: its weights need {byte_size(needed)}, and {byte_size(free)} are free{remedy}; "
+            "resources: memory and gpus are those of the job"
+        )
 
 
 def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:
@@ -191,6 +225,7 @@ class _TransformersNetwork(nn.Module):
         """Raises GpasError if the logits are not a linear map of the head's input."""
         super().__init__()
         self.inner = inner
+        self.source = source
         head = inner.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise GpasError(f"{source}: its head is not a matrix, so it cannot be scored")
@@ -199,7 +234,10 @@ class _TransformersNetwork(nn.Module):
         self.eval()
         self._check_head(source)
 
-    def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear) -> Tensor:
+    def forward(
+        self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, visible: None = None,
+        active: None = None,
+    ) -> Tensor:  # fmt: skip
         """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`."""
         rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
         hidden = self._hidden(rows)
@@ -229,6 +267,11 @@ class _TransformersNetwork(nn.Module):
             return self.inner(input_ids=rows, use_cache=False).logits
         finally:
             handle.remove()
+
+    def blocks(self) -> Blocks:
+        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
+        rows = torch.arange(_PROBE_TOKENS, device=self._head.weight.device)[None] % self.vocab
+        return find_blocks(self.inner, self.source, lambda: self._hidden(rows))
 
     @torch.no_grad()
     def _check_head(self, source: str) -> None:

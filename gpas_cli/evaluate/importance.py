@@ -10,25 +10,27 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import Corpus
-from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
+from gpas_cli.evaluate.blocks import WHOLE, Removed
 from gpas_cli.evaluate.downstream import score_task
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
-from gpas_cli.evaluate.removal import ANGULAR, WHOLE, RemovalLosses, without_layer
+from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of, own_subject
 from gpas_cli.evaluate.task_score import NothingFits, TaskUnavailable
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.run import record_verified
-from gpas_cli.train.trained import TrainedNetwork, load_trained
+from gpas_cli.train.trained import load_trained
 
 _SCORES = "importance_score"
+_SAFE_POINTS = 1.0  # of accuracy: a layer whose removal costs less is safe to remove
 
 
 class _RemovalScores:
@@ -39,90 +41,101 @@ class _RemovalScores:
 
     def __init__(
         self,
-        cell: Cell,
-        loaded: TrainedNetwork,
-        tokenizer: Tokenizer,
+        subject: Subject,
+        section: Any,
         root: Path,
-        checkpoint: str,
+        wanted: Callable[[], list[Removed]],
         earlier: Iterable[Removal | RemovalScore],
     ):
-        """Take over the scores of `earlier` of the same checkpoint."""
-        self.network = loaded.network
-        self.section: Downstream = cell.parameters("importance").downstream()
-        length = cell.model.family.row_length(self.section.max_length)
-        self.scorer = Scorer(loaded.network, loaded.precision, max_length=length)
-        self.tokenizer = tokenizer
+        """Take over the scores of `earlier` of the same checkpoint. `wanted` returns what is left out."""
+        self.blocks = subject.blocks
+        self.section: Downstream = section.downstream()
+        self.scorer = Scorer(subject.network, subject.precision, max_length=subject.max_length)
+        self.tokenizer = subject.tokenizer
         self.root = root
-        self.checkpoint = checkpoint
-        self.scores: dict[tuple[int, str], RemovalScore] = {}
+        self.checkpoint = subject.name
+        self.wanted = wanted
+        self.scores: dict[tuple[int, str, str], RemovalScore] = {}
         self.unavailable: dict[str, GpasError] = {}
         self.skipped: dict[str, str] = {}
         for score in earlier:
-            if isinstance(score, RemovalScore) and score.checkpoint == checkpoint:
+            if isinstance(score, RemovalScore) and score.checkpoint == self.checkpoint:
                 self._add(score)
 
     def _add(self, score: RemovalScore) -> None:
-        self.scores.pop((score.layer, score.task), None)  # the newest score is the last one
-        self.scores[score.layer, score.task] = score
+        key = (*key_of(score.layer, score.removed), score.task)
+        self.scores.pop(key, None)  # the newest score is the last one
+        self.scores[key] = score
 
     @property
     def total(self) -> int:
         """The number of scores that the section asks for."""
-        return len(self.section.tasks) * (len(self.network.model.layers) + 1)
+        return len(self.section.tasks) * len(self.wanted())
 
-    def missing(self) -> list[tuple[int, str]]:
-        """Return layer and task of each missing score whose task is available, WHOLE first."""
-        newest = {task: score for (_, task), score in self.scores.items()}
+    def missing(self) -> list[tuple[Removed, str]]:
+        """Return what is left out and the task of each missing score whose task is available: task by task, because
+        the evaluation without a layer starts from what that without the layer before has kept."""
+        newest = {task: score for (_, _, task), score in self.scores.items()}
         return [
-            (layer, task)
-            for layer in range(len(self.network.model.layers) + 1)
+            (removed, task)
             for task in self.section.tasks
-            if task not in self.unavailable and not self._known(layer, newest.get(task), task)
+            for removed in self.wanted()
+            if task not in self.unavailable and not self._known(removed, newest.get(task), task)
         ]
 
-    def _known(self, layer: int, newest: RemovalScore | None, task: str) -> bool:
-        """Return whether there is a score without `layer`, of the version of the task that was scored last."""
-        mine = self.scores.get((layer, task))
+    def _known(self, removed: Removed, newest: RemovalScore | None, task: str) -> bool:
+        """Return whether there is a score without `removed`, of the version of the task that was scored last."""
+        mine = self.scores.get((*key_of(removed.first, removed.label), task))
         return mine is not None and newest is not None and _version(mine) == _version(newest)
 
-    def score(self, layer: int, task: str, stop: Callable[[], bool]) -> RemovalScore | None:
-        """Score the network without `layer` at `task`; None if the task is unavailable. Raises ScoringStopped."""
+    def score(self, removed: Removed, task: str, stop: Callable[[], bool]) -> RemovalScore | None:
+        """Score the network without `removed` at `task`; None if the task is unavailable. Raises ScoringStopped."""
         try:
-            with without_layer(self.network, layer):
+            with self.blocks.without(removed, task):
                 found = score_task(task, self.section, self.scorer, self.tokenizer, self.root, stop=stop)
         except (TaskUnavailable, DownstreamMissing, DataError) as error:
             self.unavailable[task] = error
             return None
         (mine,) = (score for score in found if score.metric == measure_of(task))
         score = RemovalScore(
-            layer, task, mine.value, mine.examples, mine.task_version, mine.harness, self.checkpoint, mine.stderr
-        )
+            removed.first, task, mine.value, mine.examples, mine.task_version, mine.harness, self.checkpoint,
+            mine.stderr, removed.label or None,
+        )  # fmt: skip
         self._add(score)
         for one in found:
             if one.metric == SKIPPED:
                 self.skipped[task] = skipped_note(task, one.value, one.examples)
         return score
 
-    def series(self) -> dict[str, list[float]]:
+    def series(self) -> dict[str, list[float | None]]:
         """Return the drop of the accuracy without each layer, in percentage points: the mean over tasks, and each task.
 
         Tasks that are unavailable are left out; without one of them there is no mean.
         """
         tasks = [task for task in self.section.tasks if task not in self.unavailable]
         drops = {task: self._drops(task) for task in tasks}
-        by_task = {f"{_SCORES}/{task}": drop for task, drop in drops.items()}
+        by_task = {f"{_SCORES}/{task}": by_layer(_single(drop), len(self.blocks))[""] for task, drop in drops.items()}
         if self.unavailable or not tasks:
             return by_task
-        return {_SCORES: [sum(layer) / len(layer) for layer in zip(*drops.values(), strict=True)], **by_task}
+        means = {one: sum(drop[one] for drop in drops.values()) / len(drops) for one in self.wanted() if one != WHOLE}
+        series = by_layer(means, len(self.blocks))
+        return {"_".join(filter(None, (_SCORES, name))): values for name, values in series.items()} | by_task
 
-    def _drops(self, task: str) -> list[float]:
-        values = [100 * self.scores[layer, task].value for layer in range(len(self.network.model.layers) + 1)]
-        return [values[WHOLE] - value for value in values[1:]]
+    def _drops(self, task: str) -> dict[Removed, float]:
+        values = {
+            removed: 100 * self.scores[*key_of(removed.first, removed.label), task].value for removed in self.wanted()
+        }
+        return {removed: values[WHOLE] - value for removed, value in values.items() if removed != WHOLE}
 
     def accuracy(self) -> float:
         """Return the mean accuracy of the whole network in percent."""
-        values = [100 * self.scores[WHOLE, task].value for task in self.section.tasks]
+        values = [100 * self.scores[*key_of(0, ""), task].value for task in self.section.tasks]
         return sum(values) / len(values)
+
+
+def _single(drops: Mapping[Removed, float]) -> dict[Removed, float]:
+    """Return those of whole layers, one at a time."""
+    return {removed: drop for removed, drop in drops.items() if not removed.series}
 
 
 def _version(score: RemovalScore) -> tuple[str, str, int]:
@@ -145,24 +158,47 @@ def measure(
     measurements of earlier attempts; those of this checkpoint and text are not repeated. Raises DamagedCheckpoint if
     the checkpoint is damaged.
     """
+    loaded = load_trained(cell, trained, world)
+    section = cell.parameters("importance")
+    subject = own_subject(cell, loaded, corpus, short_name(trained), section, world)
+    whole = f"{cell.objective.scored_as}_loss".removeprefix("_")
+    return measure_subject(
+        subject, section, root, emit, stop, world, earlier, whole, lambda told: record_verified(corpus, told)
+    )
+
+
+def measure_subject(
+    subject: Subject,
+    section: Any,
+    root: Path,
+    emit: Emit,
+    stop: Stop,
+    world: World = ALONE,
+    earlier: Iterable[Removal | RemovalScore] = (),
+    whole: str = "loss",
+    verify: Callable[[Emit], None] = lambda _: None,
+) -> Outcome:
+    """Measure a network as the section `importance` asks. Collective. whole: the metric of the whole network's loss.
+    verify: is called once the text has been read."""
     emit = emit if world.leads else silent
     began = time.perf_counter()
+    if section.parts and subject.blocks.fault:
+        raise GpasError(f"importance.parts: {subject.blocks.fault}")
+    if too_many := [n for n in section.groups if n >= len(subject.blocks)]:
+        raise GpasError(f"importance.groups: {too_many[0]} of {len(subject.blocks)} layers cannot be left out")
     known = world.broadcast(list(earlier))
-    loaded = load_trained(cell, trained, world)
-    checkpoint = short_name(trained)
-    losses = RemovalLosses(cell, loaded, corpus, world, checkpoint, known)
-    scores = _RemovalScores(cell, loaded, corpus.tokenizer, root, checkpoint, known)
+    losses = RemovalLosses(subject, section, world, known)
+    scores = _RemovalScores(subject, section, root, losses.wanted, known)
     attempt = _Attempt(losses, scores, emit, stop, world)
     emit(Phase("removing layers"))
     leave = attempt.measure_losses()
-    record_verified(corpus, emit)
+    verify(emit)
     leave = leave or attempt.measure_scores()
     if leave:
         return Outcome(leave, attempt.done)
     series = {**losses.series(), **scores.series()}
-    emit(Layers(loaded.position.step, series))
-    whole = f"{cell.objective.scored_as}_loss".removeprefix("_")
-    metrics = {whole: losses.removals[WHOLE].loss, **_metrics(series), "seconds": time.perf_counter() - began}
+    emit(Layers(subject.step, series))
+    metrics = {whole: losses.whole.loss, **_metrics(series), "seconds": time.perf_counter() - began}
     if _SCORES in series:
         metrics["mean_accuracy"] = scores.accuracy()
     # Another attempt may find the documents of a task, but not choices that fit.
@@ -170,18 +206,22 @@ def measure(
     return Outcome("interrupted" if later else "done", attempt.done, _cause(scores), metrics)
 
 
-def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def _metrics(series: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    angles = [value for value in series[ANGULAR] if value is not None]
     found = {
         **_mean_and_least("importance", series["importance"]),
-        "mean_angular_distance": sum(series[ANGULAR]) / len(series[ANGULAR]),
+        "mean_angular_distance": sum(angles) / len(angles),
     }
     if _SCORES in series:
-        found |= _mean_and_least("score_drop", series[_SCORES])
+        drops = series[_SCORES]
+        found |= _mean_and_least("score_drop", drops)
+        found["safe_layers"] = 100 * sum(drop is not None and drop < _SAFE_POINTS for drop in drops) / len(drops)
     return found
 
 
-def _mean_and_least(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {f"mean_{name}": sum(values) / len(values), f"least_{name}": min(values)}
+def _mean_and_least(name: str, values: Sequence[float | None]) -> dict[str, float]:
+    known = [value for value in values if value is not None]
+    return {f"mean_{name}": sum(known) / len(known), f"least_{name}": min(known)}
 
 
 def _cause(scores: _RemovalScores) -> str:
@@ -207,14 +247,14 @@ class _Attempt:
     @property
     def done(self) -> int:
         """The number of measurements with a removal or a task, by all attempts."""
-        return sum(layer != WHOLE for layer in self.losses.removals) + len(self.scores.scores)
+        return sum(bool(layer) for layer, _ in self.losses.removals) + len(self.scores.scores)
 
     def measure_losses(self) -> str | None:
         """Measure the missing losses. Return the outcome to stop with, None at the end."""
-        for layer in self.losses.missing():
+        while missing := self.losses.missing():
             if leave := self.world.agree(self.stop()):
                 return leave
-            removal = self.losses.measure(layer)
+            removal = self.losses.measure(missing[0])
             self.emit(removal)
             self._report(removal.loss)
         return None
@@ -226,21 +266,20 @@ class _Attempt:
         while missing := self.scores.missing():
             if leave := self.world.agree(self.stop()):
                 return leave
-            layer, task = missing[0]
+            removed, task = missing[0]
             try:
-                score = self.scores.score(layer, task, inside)
+                score = self.scores.score(removed, task, inside)
             except ScoringStopped:
                 return self.stop() or "interrupted"
             if score is None:
                 self.emit(Warned(f"{task} is not scored: {self.scores.unavailable[task]}"))
             else:
                 self.emit(score)
-                if layer == WHOLE and task in self.scores.skipped:
+                if removed == WHOLE and task in self.scores.skipped:
                     self.emit(Warned(self.scores.skipped[task]))
                 self._report(None)
         return None
 
     def _report(self, loss: float | None) -> None:
         if self.done:
-            layers = len(self.losses.network.model.layers)
-            self.emit(Step(self.done, loss=loss, steps=layers + self.scores.total))
+            self.emit(Step(self.done, loss=loss, steps=len(self.losses.wanted()) - 1 + self.scores.total))

@@ -14,28 +14,28 @@ Of each layer:
                                  other tokens (Xiao et al., 2024: StreamingLLM; Gu et al., 2025: When Attention Sink
                                  Emerges). Uniform causal attention has 1/t at token t = 2, 3, ...
 
-`LayerStatistics` needs no more of a network than its modules; `measure` reads the network of a cell.
+`measure` reads the network of a cell, `measure_subject` any other, which has no share of attention.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.data.loader import Batch, validation_batches
-from gpas_cli.data.objective import reader_of
+from gpas_cli.data.loader import Batch
 from gpas_cli.data.prepare import Corpus
+from gpas_cli.evaluate.removal import Subject, joined, own_subject
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop
 from gpas_cli.model.attention import Attention
 from gpas_cli.model.llama import Llama, observed_inputs
 from gpas_cli.model.stream import max_to_median, of_block, of_stream
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.run import record_verified
 from gpas_cli.train.trained import TrainedNetwork
@@ -47,38 +47,37 @@ _SHARE = "first_token_share"
 class LayerStatistics:
     """The statistics of a network's layers, summed over the forward passes within `watch`.
 
-    blocks: the layers, first to last, each of which takes the stream (..., hidden) as its first positional argument.
-    reader: the module that takes the last stream in the same way, such as the final norm.
+    observed: `Blocks.observed` of the network.
 
     Between passes only sums are kept: of the stream at each place a matrix (hidden, hidden) in float64.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], reader: nn.Module) -> None:
-        self._modules = [*blocks, reader]
+    def __init__(self, observed: Callable[[Callable[[int, Tensor], None]], AbstractContextManager[None]]) -> None:
+        self._observed = observed
         self._means: defaultdict[str, defaultdict[int, _Mean]] = defaultdict(lambda: defaultdict(_Mean))
         self._grams: dict[int, Tensor] = {}
 
     @contextmanager
-    def watch(self, real: Tensor, shares: AbstractContextManager[Sequence[Tensor]] | None = None) -> Iterator[None]:
+    def watch(
+        self, chosen: Callable[[Tensor], Tensor], shares: AbstractContextManager[Sequence[Tensor]] | None = None
+    ) -> Iterator[None]:
         """Add the statistics of one forward pass, which the block does.
 
-        real: which tokens count, bool, in the shape of the stream without its last dimension. shares: a context of the
-        pass, after which its list has for each block the shares of attention on the first token of the row, of the
-        tokens that count, in any shape; None where the network does not give them.
+        chosen: returns the tokens of a stream that count, (tokens, hidden). shares: a context of the pass, after which
+        its list has for each block the shares of attention on the first token of the row, of the tokens that count, in
+        any shape; None where the network does not give them.
         """
-        places = {module: place for place, module in enumerate(self._modules)}
         before: list[Tensor] = []
 
-        def observe(module: nn.Module, x: Tensor) -> None:
-            place = places[module]
-            tokens = x[real].double()
+        def observe(place: int, x: Tensor) -> None:
+            tokens = chosen(x).double()
             self._add(place, of_stream(tokens) | {"max_to_median": max_to_median(tokens)})
             self._grams[place] = self._grams.get(place, 0) + tokens.T @ tokens
             if place:
                 self._add(place - 1, of_block(before.pop(), tokens))
             before.append(tokens)
 
-        with shares or nullcontext(()) as found, observed_inputs(self._modules, observe):
+        with shares or nullcontext(()) as found, self._observed(observe):
             yield
         for place, share in enumerate(found):
             self._add(place, {_SHARE: share})
@@ -151,35 +150,57 @@ def first_token_shares(network: Llama, rows: DeviceRows) -> Iterator[list[Tensor
 
 def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop: Stop) -> Outcome:
     """Measure the layers of the trained network of a cell on the validation text of `corpus`, and report them."""
+    subject = own_subject(cell, opened, corpus, "", cell.parameters("layers"))
+    return measure_subject(
+        subject,
+        emit,
+        stop,
+        lambda rows: first_token_shares(opened.network, rows),
+        lambda: record_verified(corpus, emit),
+    )
+
+
+def measure_subject(
+    subject: Subject,
+    emit: Emit,
+    stop: Stop,
+    shares: Callable[[DeviceRows], AbstractContextManager[Sequence[Tensor]] | None] = lambda _: None,
+    verify: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Measure the layers of a network, and report them. shares: as in `LayerStatistics.watch`, of the rows of a pass.
+    verify: is called once the text has been read."""
     began = time.perf_counter()
     emit(Phase("measuring layers"))
-    tokens = cell.parameters("layers").eval_tokens
-    reader = reader_of(cell, corpus.tokenizer)
-    batches = list(validation_batches(corpus.validation, cell.optim.batch, tokens, reader))
-    found = LayerStatistics(opened.network.model.layers, opened.network.model.norm)
-    for done, batch in enumerate(batches, 1):
+    found = LayerStatistics(subject.blocks.observed)
+    for done, batch in enumerate(subject.batches, 1):
         if leave := stop():
             return Outcome(leave)
-        _pass(found, opened, batch, micro_batch_rows(cell, opened.precision))
-        emit(Step(done, steps=len(batches)))
-    record_verified(corpus, emit)
+        _pass(found, subject, batch, shares)
+        emit(Step(done, steps=len(subject.batches)))
+    verify()
     series = found.series()
-    emit(Layers(opened.position.step, series))
-    return Outcome("done", len(batches), metrics={**_metrics(series), "seconds": time.perf_counter() - began})
+    emit(Layers(subject.step, series))
+    metrics = {**_metrics(series), "seconds": time.perf_counter() - began}
+    return Outcome("done", len(subject.batches), metrics=metrics)
 
 
 @torch.no_grad()
-def _pass(found: LayerStatistics, opened: TrainedNetwork, batch: Batch, at_once: int) -> None:
-    """Add a forward pass over a batch, `at_once` rows at once. The head is not computed."""
-    network = opened.network.eval()
-    for start in range(0, len(batch.targets), at_once):
-        rows = DeviceRows.of_batch(batch, slice(start, start + at_once), opened.precision.device)
-        real = torch.ones_like(rows.inputs, dtype=torch.bool)  # rows have no padding, or are packed without it
-        with found.watch(real, first_token_shares(network, rows)), opened.precision.compute():
-            network.model(rows.inputs, rows.packing, rows.visible)
+def _pass(
+    found: LayerStatistics,
+    subject: Subject,
+    batch: Batch,
+    shares: Callable[[DeviceRows], AbstractContextManager[Sequence[Tensor]] | None],
+) -> None:
+    """Add a forward pass over a batch, some rows at once. The head is not computed."""
+    network = subject.network.eval()
+    for start in range(0, len(batch.targets), subject.rows):
+        rows = DeviceRows.of_batch(batch, slice(start, start + subject.rows), subject.precision.device)
+        # Rows have no padding, or are packed without it.
+        with found.watch(partial(joined, rows), shares(rows)), subject.precision.compute():
+            network(rows.inputs, rows.packing, lambda hidden, _: hidden, rows.visible)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
     largest = {f"largest_{name}": max(series[name]) for name in ("activation_variance", "kurtosis", "max_to_median")}
-    means = (_RANK, _SHARE, "block_cosine", "block_update")
+    means = [name for name in (_RANK, _SHARE, "block_cosine", "block_update") if name in series]
     return largest | {f"mean_{name}": sum(series[name]) / len(series[name]) for name in means}

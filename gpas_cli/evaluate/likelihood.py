@@ -17,8 +17,8 @@ from gpas_cli.train.loss import DeviceRows, logits_at_once
 from gpas_cli.train.precision import Precision
 
 # More tokens at once are no faster: measured with benchmarks/scoring.py.
-_CPU_TOKENS = 2048
-_GPU_TOKENS = 2**15
+CPU_TOKENS = 2048
+GPU_TOKENS = 2**15
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Scorer:
         self.network = network
         self.precision = precision
         self.max_length = max_length
-        self.tokens_at_once = tokens_at_once or (_CPU_TOKENS if precision.device.type == "cpu" else _GPU_TOKENS)
+        self.tokens_at_once = tokens_at_once or (CPU_TOKENS if precision.device.type == "cpu" else GPU_TOKENS)
         self.truncated = 0
 
     def score(

@@ -11,8 +11,7 @@ Mix-LN). Nothing is retrained.
     Mix-LN                        a layer of the first kind or of the second, depending on its number.
     with a gate                   the stream is not scaled by 1 - act(alpha) of this layer.
 
-The parameters stay where they are: a list of layers without one of them takes the place of the network's, so that
-nothing is copied or loaded again.
+`evaluate.blocks` leaves the layers out, alone or in groups, in a network that was trained here or not.
 
 Angular distances between the inputs of layers (Gromov et al., 2024: The Unreasonable Ineffectiveness of the Deeper
 Layers).
@@ -35,28 +34,97 @@ random paths by a multiple of (1/L) sum_l Psi_l / |F|.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from gpas_cli.data.loader import IGNORED, validation_batches
+from gpas_cli.data.loader import IGNORED, Batch, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
+from gpas_cli.data.text_documents import ScoredText
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.evaluate.blocks import WHOLE, Blocks, Removed, own_blocks
 from gpas_cli.events import Removal
-from gpas_cli.model.llama import Llama, observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.precision import Precision
 from gpas_cli.train.trained import TrainedNetwork
 
 _STABILITY = "stability"
 _NORMS = "stream_norm"
 _TOKENS = 4096  # the most tokens of each process whose outputs are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The network whose layers are removed, and the text on which its loss is measured.
+
+    network: a Llama, or a module with the same call signature. name: its name in events. step: the update after which
+    it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at once.
+    max_length: the most tokens of a question.
+    """
+
+    network: Any
+    blocks: Blocks
+    precision: Precision
+    tokenizer: Tokenizer
+    name: str
+    step: int
+    batches: Sequence[Batch]
+    bytes_per_token: float
+    text: str
+    rows: int
+    max_length: int
+
+
+def own_subject(
+    cell: Cell, loaded: TrainedNetwork, corpus: Corpus, name: str, section: Any, world: World = ALONE
+) -> Subject:
+    """Return the trained network of a cell with its validation text, `section.eval_tokens` tokens of it."""
+    facts = corpus.facts()
+    reader = reader_of(cell, corpus.tokenizer)
+    return Subject(
+        network=loaded.network,
+        blocks=own_blocks(loaded.network),
+        precision=loaded.precision,
+        tokenizer=corpus.tokenizer,
+        name=name,
+        step=loaded.position.step,
+        batches=list(validation_batches(corpus.validation, cell.optim.batch, section.eval_tokens, reader)),
+        bytes_per_token=corpus.validation_bytes_per_token,
+        text=f"{facts.validation_fingerprint} {facts.tokenizer}",
+        rows=micro_batch_rows(cell, loaded.precision, processes=world.size),
+        max_length=cell.model.family.row_length(section.max_length),
+    )
+
+
+def text_batches(text: ScoredText, tokenizer: Tokenizer, length: int, most: int) -> tuple[list[Batch], float]:
+    """Return a text as batches of one row of `length` tokens, at least `most` tokens of it, and its bytes per token.
+
+    Documents are joined with the end token between them. Every token is predicted once; a row begins with the
+    tokenizer's start token, or with the end token if it has none. Raises DataError if no token is left.
+    """
+    first = (tokenizer.start or (tokenizer.eos_id,))[-1]
+    tokens: list[int] = []
+    size = 0
+    for document in text.documents:
+        tokens += [*tokenizer.encode(document.context + document.text), tokenizer.eos_id]
+        size += len((document.context + document.text).encode())
+        if len(tokens) >= most:
+            break
+    bytes_per_token = size / len(tokens)
+    rows = [[first, *tokens[start : start + length]] for start in range(0, min(len(tokens), most), length)]
+    sequences = [np.array([row], np.int64) for row in rows]
+    return [Batch(one[:, :-1], one[:, 1:]) for one in sequences], bytes_per_token
 
 
 class _LayerStability:
@@ -65,14 +133,13 @@ class _LayerStability:
     `whole` watches an evaluation of the whole network, `dropped` one without a layer, over the same rows.
     """
 
-    def __init__(self, network: Llama) -> None:
-        self.network = network
+    def __init__(self, blocks: Blocks, device: torch.device) -> None:
+        self.blocks = blocks
         self.ready = False  # whether outputs of the whole network are kept
         self._outputs: list[Tensor] = []
-        layers = len(network.model.layers)
-        self._device = next(network.parameters()).device
+        self._device = device
         # Each a sum over tokens and their number.
-        self._norms = torch.zeros(layers + 1, 2, dtype=torch.float64, device=self._device)
+        self._norms = torch.zeros(len(blocks) + 1, 2, dtype=torch.float64, device=self._device)
         self._psi = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._passes = 0
 
@@ -90,29 +157,30 @@ class _LayerStability:
             return
         lengths: list[Tensor] = []
 
-        def observe(module: nn.Module, x: Tensor) -> None:
+        def observe(place: int, x: Tensor) -> None:
             chosen = _evaluated(rows, x)
             lengths.append(_sum_and_count(chosen.norm(dim=-1)))
-            if module is self.network.model.norm:
+            if place == len(self.blocks):
                 self._outputs.append(chosen)
 
-        with observed_inputs([*self.network.model.layers, self.network.model.norm], observe):
+        with self.blocks.observed(observe):
             yield
         self._norms += torch.stack(lengths)
 
     @contextmanager
     def dropped(self, rows: DeviceRows) -> Iterator[None]:
         """Compare one forward pass over `rows`, which the block does, with the whole network's."""
-        place = self._passes
+        at = self._passes
         self._passes += 1
-        if place >= len(self._outputs):
+        if at >= len(self._outputs):
             yield
             return
 
-        def observe(_module: nn.Module, x: Tensor) -> None:
-            self._psi += _sum_and_count((_evaluated(rows, x) - self._outputs[place]).norm(dim=-1))
+        def observe(place: int, x: Tensor) -> None:
+            if place == len(self.blocks):
+                self._psi += _sum_and_count((_evaluated(rows, x) - self._outputs[at]).norm(dim=-1))
 
-        with observed_inputs([self.network.model.norm], observe):
+        with self.blocks.observed(observe):
             yield
 
     def norms(self, world: World = ALONE) -> list[float]:
@@ -125,9 +193,16 @@ class _LayerStability:
         return float(total / count)
 
 
+def joined(rows: DeviceRows, x: Tensor) -> Tensor:
+    """Return the stream x with the tokens of `rows` alone: (tokens, hidden). Some networks compute padding too."""
+    packing = rows.packing
+    flat = x.flatten(0, 1)
+    return flat if packing is None or len(flat) == len(packing.index) else flat[packing.index]
+
+
 def _evaluated(rows: DeviceRows, x: Tensor) -> Tensor:
     """Return the stream at tokens with a target, float64. x: (rows, time, hidden) -> (tokens, hidden)."""
-    return x.flatten(0, 1)[rows.targets.flatten() != IGNORED].double()
+    return joined(rows, x)[rows.targets.flatten() != IGNORED].double()
 
 
 def _sum_and_count(values: Tensor) -> Tensor:
@@ -143,10 +218,9 @@ class AngularDistance:
     Only the streams at last tokens are kept, and only until the end of a pass: (rows, layers + 1, hidden).
     """
 
-    def __init__(self, network: Llama) -> None:
-        self.network = network
-        layers = len(network.model.layers)
-        device = next(network.parameters()).device
+    def __init__(self, blocks: Blocks, device: torch.device) -> None:
+        self.blocks = blocks
+        layers = len(blocks)
         self._sums = [torch.zeros(layers + 1 - n, dtype=torch.float64, device=device) for n in range(1, layers + 1)]
         self._rows = 0
 
@@ -155,8 +229,7 @@ class AngularDistance:
         """Add the distances of one forward pass over `rows`, which the block does."""
         last = _last_tokens(rows)
         states: list[Tensor] = []
-        modules = [*self.network.model.layers, self.network.model.norm]
-        with observed_inputs(modules, lambda _, x: states.append(x.flatten(0, 1)[last].double())):
+        with self.blocks.observed(lambda _, x: states.append(joined(rows, x)[last].double())):
             yield
         stream = torch.stack(states, 1)
         for n, total in enumerate(self._sums, start=1):
@@ -202,87 +275,102 @@ def _last_tokens(rows: DeviceRows) -> Tensor:
     return counted.nonzero().flatten()
 
 
-WHOLE = 0  # the `layer` of a measurement without a removal
+def removals(section: Any, layers: int, distances: Mapping[str, Sequence[float]]) -> list[Removed]:
+    """Return what the section `importance` leaves out, the whole network first.
+
+    distances: the angular distances of the whole network, by which `closest` groups are chosen; without them there are
+    none yet. Of n layers those are closest whose input and output have the least distance (Gromov et al., 2024).
+    """
+    single = [Removed(layer, part=part) for part in ("", *section.parts) for layer in range(1, layers + 1)]
+    last = [Removed(layers + 1 - n, n, how="last") for n in section.groups]
+    known = {n: distances[_series_name(n)] for n in section.groups if _series_name(n) in distances}
+    closest = [Removed(1 + own.index(min(own)), n, how="closest") for n, own in known.items()]
+    return [WHOLE, *single, *last, *closest]
 
 
-@contextmanager
-def without_layer(network: Llama, layer: int) -> Iterator[None]:
-    """Remove layer `layer` = 1, 2, ... inside the context, or none if it is WHOLE."""
-    whole = network.model.layers
-    network.model.layers = nn.ModuleList(block for i, block in enumerate(whole, start=1) if i != layer)
-    try:
-        yield
-    finally:
-        network.model.layers = whole
+def by_layer(values: Mapping[Removed, float], layers: int) -> dict[str, list[float | None]]:
+    """Return the series of differences, by the names of `Removed.series`: by layer, and of groups by their size."""
+    found: dict[str, list[float | None]] = {}
+    for removed, value in values.items():
+        series = found.setdefault(removed.series, [None] * layers)
+        series[(removed.count if removed.how else removed.first) - 1] = value
+    return found
+
+
+def key_of(layer: int, label: str | None) -> tuple[int, str]:
+    """Return what distinguishes the measurements of a network, from their events."""
+    return layer, label or ""
 
 
 class RemovalLosses:
-    """The losses of a network on its validation text without each layer, by layer."""
+    """The losses of a network on its text without each layer, by what is removed."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        loaded: TrainedNetwork,
-        corpus: Corpus,
-        world: World,
-        checkpoint: str,
-        earlier: Iterable[object],
-    ):
-        """Read the batches, and take over the removals of `earlier` on the same checkpoint and text. Collective."""
-        self.network = loaded.network
-        self.precision = loaded.precision
-        self.bytes_per_token = corpus.validation_bytes_per_token
-        self.checkpoint = checkpoint
+    def __init__(self, subject: Subject, section: Any, world: World, earlier: Iterable[object]):
+        """Take over the removals of `earlier` on the same checkpoint and text. Collective."""
+        self.subject = subject
+        self.section = section
         self.world = world
-        facts = corpus.facts()
-        self.text = f"{facts.validation_fingerprint} {facts.tokenizer}"
         mine = [one for one in earlier if isinstance(one, Removal)]
-        found = world.broadcast([one for one in mine if (one.checkpoint, one.text) == (checkpoint, self.text)])
-        self.removals = {one.layer: one for one in found}
+        own = (subject.name, subject.text)
+        found = world.broadcast([one for one in mine if (one.checkpoint, one.text) == own])
+        self.removals = {key_of(one.layer, one.removed): one for one in found}
         # The sums of fewer rows are rounded differently: all measurements compute as many rows at once as the first.
-        fitting = micro_batch_rows(cell, loaded.precision, processes=world.size)
-        self.rows = min([world.min(fitting), *(one.rows for one in found)])
-        tokens = cell.parameters("importance").eval_tokens
-        reader = reader_of(cell, corpus.tokenizer)
-        self.batches = list(validation_batches(corpus.validation, cell.optim.batch, tokens, reader))
-        self.stability = _LayerStability(self.network)
+        self.rows = min([world.min(subject.rows), *(one.rows for one in found)])
+        self.stability = _LayerStability(subject.blocks, subject.precision.device)
 
-    def missing(self) -> list[int]:
-        """Return the layers that have not been removed yet, after WHOLE if the whole network was not measured."""
-        return [layer for layer in range(len(self.network.model.layers) + 1) if layer not in self.removals]
+    @property
+    def whole(self) -> Removal:
+        """The measurement of the whole network."""
+        return self.removals[key_of(0, "")]
 
-    def measure(self, layer: int) -> Removal:
-        """Measure the network without `layer`. Collective."""
-        if layer == WHOLE:
-            angles = AngularDistance(self.network)
+    def wanted(self) -> list[Removed]:
+        """Return what is left out, the whole network first. `closest` groups follow once that is measured."""
+        known = key_of(0, "") in self.removals
+        return removals(self.section, len(self.subject.blocks), self.whole.distances if known else {})
+
+    def missing(self) -> list[Removed]:
+        """Return what has not been measured yet."""
+        return [one for one in self.wanted() if key_of(one.first, one.label) not in self.removals]
+
+    def measure(self, removed: Removed) -> Removal:
+        """Measure the network without `removed`. Collective."""
+        if removed == WHOLE:
+            angles = AngularDistance(self.subject.blocks, self.subject.precision.device)
             loss = self._loss(_both(angles.watch, self.stability.whole))
             distances = {**angles.series(self.world), _NORMS: self.stability.norms(self.world)}
         else:
             if not self.stability.ready:  # an earlier attempt measured the whole network
                 self._loss(self.stability.whole)
             self.stability.start()
-            with without_layer(self.network, layer):
+            with self.subject.blocks.without(removed, "loss"):
                 loss = self._loss(self.stability.dropped)
             distances = {_STABILITY: [self.stability.psi(self.world)]}
-        removal = Removal(layer, loss, self.checkpoint, self.text, self.rows, distances)
-        self.removals[layer] = removal
+        removal = Removal(
+            removed.first, loss, self.subject.name, self.subject.text, self.rows, distances, removed.label or None
+        )
+        self.removals[key_of(removed.first, removed.label)] = removal
         return removal
 
     def _loss(self, watch: Watch = unwatched) -> float:
         found = evaluate(
-            self.network, self.batches, self.precision, self.bytes_per_token,
+            self.subject.network, self.subject.batches, self.subject.precision, self.subject.bytes_per_token,
             micro_batch=self.rows, world=self.world, watch=watch,
         )  # fmt: skip
         return found["loss"]
 
-    def series(self) -> dict[str, list[float]]:
+    def series(self) -> dict[str, list[float | None]]:
         """Return the series by layer: `importance`, the rise of the loss, angular distances, norms and stability."""
-        whole = self.removals[WHOLE]
-        removed = [self.removals[layer] for layer in sorted(self.removals) if layer != WHOLE]
-        distances = {name: list(values) for name, values in whole.distances.items()}
-        if all(_STABILITY in one.distances for one in removed):  # attempts of older versions have not measured it
-            distances[_STABILITY] = [one.distances[_STABILITY][0] for one in removed]
-        return {"importance": [one.loss - whole.loss for one in removed], **distances}
+        measured = {one: self.removals[key_of(one.first, one.label)] for one in self.wanted() if one != WHOLE}
+        rises = {one: removal.loss - self.whole.loss for one, removal in measured.items()}
+        series: dict[str, list[float | None]] = {
+            "_".join(filter(None, ("importance", name))): values
+            for name, values in by_layer(rises, len(self.subject.blocks)).items()
+        }
+        series |= {name: list(values) for name, values in self.whole.distances.items()}
+        single = {one: removal.distances for one, removal in measured.items() if not one.series}
+        if all(_STABILITY in distances for distances in single.values()):  # older versions have not measured it
+            series[_STABILITY] = [distances[_STABILITY][0] for distances in single.values()]
+        return series
 
 
 def _both(first: Watch, second: Watch) -> Watch:

@@ -13,8 +13,8 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import ALL, overlaid
-from gpas_cli.grid.settings import cell_name, children, family_name, located, merge, plain_cell, put
-from gpas_cli.spec.cell import Cell
+from gpas_cli.grid.settings import CELL_PARTS, cell_name, children, family_name, located, merge, plain_cell, put
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
 from gpas_cli.spec.run import Resources
@@ -191,7 +191,11 @@ class Expansion:
         if recipe is not None:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
         found: list[Problem] = []
-        cell = parse_cell(plain_cell(settings), found, self.experiments.catalogue)
+        values = plain_cell(settings)
+        if values.get(NETWORK, "none") != "none":
+            unread = [name for name in values if name in CELL_PARTS]
+            found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
+        cell = parse_cell(values, found, self.experiments.catalogue)
         for problem in found:
             placed = located(problem, settings, grid.mark)
             if recipe is None and problem.path[:1] == ("optim",) and problem.message == "is required":
@@ -232,7 +236,7 @@ class Expansion:
             cell=cell,
             grid=grid.name,
             name=name,
-            axes=draft.labels,
+            axes=_labels(draft, cell),
             cadence=grid.cadence,
             watch=grid.watch,
             resources=self.resources(grid, draft.settings),
@@ -353,6 +357,14 @@ def _with_seed(draft: Draft, seed: Node) -> Draft:
     assert isinstance(seed.value, int)  # checked when the file of added seeds was read
     labels = {**draft.labels, "seed": seed.value}
     return Draft(labels, put(draft.settings, ["seed"], seed), (*draft.notes, _ADDED_SEED), added=True)
+
+
+def _labels(draft: Draft, cell: Cell) -> dict[str, Label]:
+    """Return the labels of a cell; a network that was not trained here has none for settings that it does not have, and
+    one size, so that a table has a column for it."""
+    if cell.network is None:
+        return draft.labels
+    return {"size": NETWORK} | {name: value for name, value in draft.labels.items() if name not in CELL_PARTS}
 
 
 def _size_name(settings: Node) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from gpas_cli.grid.settings import children
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
+from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import Catalogue
@@ -31,7 +32,18 @@ _PLUGINS = ("plugins",)
 _DEFINED_BY_PLUGINS = ("scheme", "stage")
 _Added = TypeVar("_Added", type[Scheme], StageKind)
 _T = TypeVar("_T")
-_TOP_LEVEL_KEYS = ("version", "default", "plugins", "sizes", "corpora", "recipes", "resources", "grids", "claims")
+_TOP_LEVEL_KEYS = (
+    "version",
+    "default",
+    "plugins",
+    "sizes",
+    "corpora",
+    "networks",
+    "recipes",
+    "resources",
+    "grids",
+    "claims",
+)
 _VERSION = 1
 Check = Callable[[Experiments], Iterable[Problem]]
 
@@ -58,12 +70,13 @@ def interpret(
     _check_version(parts["version"], root)
     plugins = _known_plugins(parts["plugins"] if run_plugins else None, path)
     unloaded = any(problem.path == _PLUGINS for problem in problems)
-    sizes, corpora = parts["sizes"].entries(), parts["corpora"].entries()
+    sizes, corpora, networks = (parts[name].entries() for name in ("sizes", "corpora", "networks"))
     catalogue = Catalogue(
         schemes=plugins.schemes,
         stage_kinds=plugins.stage_kinds,
         sizes={**SIZES, **_named(Size, sizes, SIZES)},
         corpora={**CORPORA, **_named(Data, corpora, CORPORA)},
+        networks=_networks(networks, path.parent),
     )
     declared = parts["grids"].entries()
     if not declared and isinstance(root.value, dict):
@@ -90,6 +103,7 @@ def interpret(
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in cell_problems(experiments) if (p.where, p.message) not in known]
         faulty = {("size", name) for name in sizes} | {("data", name) for name in corpora}
+        faulty |= {("network", name) for name in networks}
         raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
 
@@ -121,6 +135,35 @@ def _named(cls: type[_T], entries: Mapping[str, Part], known: Mapping[str, _T]) 
         elif (made := child.instance(cls, {**known, **found})) is not None:
             found[name] = made
     return found
+
+
+def _networks(entries: Mapping[str, Part], root: Path) -> dict[str, Network]:
+    """Return the networks of this file, with the shapes that their folders have; those without a pin are reported."""
+    found: dict[str, Network] = {}
+    for name, child in entries.items():
+        made = child.instance(Network)
+        if made is None:
+            continue
+        problems = [*made.problems(), *_pin_problems(made, root)]
+        for problem in problems:
+            child.report(problem.message, None, *map(str, problem.path))
+        if not problems:
+            found[name] = made.with_shape(root)
+    return found
+
+
+def _pin_problems(network: Network, root: Path) -> Iterator[Problem]:
+    """Yield a problem if a folder has no digest, with the one that its files have now."""
+    if not network.path or network.sha256 or network.hf:
+        return
+    folder = network.folder(root)
+    if not folder.is_dir():
+        yield Problem(("path",), f"there is no folder {folder}")
+        return
+    try:
+        yield Problem(("sha256",), f"is required: the digest of the folder's files, now {pin_of(*digests(folder))}")
+    except OSError as error:
+        yield Problem(("path",), f"{folder} cannot be read: {error.strerror}")
 
 
 def _recipes(part: Part, sizes: Collection[str]) -> dict[str, Node]:

@@ -24,6 +24,7 @@ from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
 from gpas_cli.grid.readers import Entries, Part
 from gpas_cli.grid.resources import read_grid_resources
 from gpas_cli.grid.settings import CELL_PARTS, children, has_label, label, merge, name_fault, nested, unnamed
+from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.spec.stage import PRETRAIN
@@ -110,7 +111,7 @@ def _read_settings(part: Part, stages: Sequence[str]) -> Node:
 def check_setting(name: str, part: Part, stages: Sequence[str]) -> bool:
     """Return whether `name` is a setting or a dotted path into one. Report it if not."""
     top = name.split(".")[0]
-    known = (*CELL_PARTS, *stages)
+    known = (*CELL_PARTS, *stages, NETWORK)
     if top not in known:
         part.report(f"unknown setting '{top}'; {nearest(top, known)}", part.key)
     elif "" in name.split("."):

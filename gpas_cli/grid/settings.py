@@ -14,18 +14,16 @@ from typing import Any
 
 from gpas_cli.errors import Problem
 from gpas_cli.grid.document import WORDS_FOR_BOOLEANS, Label, Mark, Node, mapping, spelled
-from gpas_cli.spec.cell import LATER_STAGES, MODEL_PARTS
+from gpas_cli.spec.cell import MODEL_PARTS, NETWORK
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.stage import TRAINING_PARTS
 
 # The key under which a section's mapping names what it extends, if it is not `like`.
 _WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind"}
-_WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data", "objective")
+_WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data", "objective", NETWORK)
 # The settings that every cell has.
 CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
-# All settings of a cell. The stages after pretraining are optional, and plugins may add to them.
-_SETTINGS = (*CELL_PARTS, *LATER_STAGES)
 
 
 def children(node: Node | None) -> dict[str, Node]:

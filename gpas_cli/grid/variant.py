@@ -160,6 +160,7 @@ _BATCH_ROWS = 4
 _ROW_TOKENS = 16
 _EVAL_TOKENS = 256
 _SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
+_LAYERS = 12  # of a network whose number of layers is not known yet
 _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
 _EMBEDDED = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
 _CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
@@ -238,6 +239,10 @@ def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[P
 def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     """Return the settings of a cell's tiny form, for `parse_cell`."""
     values = cell.to_mapping()
+    if cell.network:
+        made = {"made": cell.network.made or "gpt2", "layers": cell.network.layers or _LAYERS, **_SIZE}
+        made |= {"vocab": _VOCABULARY, "updates": _UPDATES}
+        return {"network": made, **_later(cell, text)}
     tiny = {
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
@@ -249,19 +254,27 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     if cell.data.tokenizer != "bpe":
         # The reference keeps the last row at zero because no token of T5's is there; a BPE uses the whole vocabulary.
         tiny["init"] = {**values["init"], "zero_last_row": False}
+    return {**tiny, **_later(cell, text)}
+
+
+def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
+    """Return the sections of the stages after pretraining, or of those that measure a network."""
+    tiny: dict[str, Any] = {}
+    values = cell.to_mapping()
     if cell.parameters("finetune") is not None:
         tiny["finetune"] = {**values["finetune"], **_finetune(text)}
     if cell.parameters("texts") is not None:
         tiny["texts"] = {**values["texts"], "texts": [f"sample={text.validation}"], "max_length": 0, "limit": 2}
     if cell.parameters("downstream") is not None:
         tiny["downstream"] = {**values["downstream"], **_EMBEDDED, "shots": 0}
-    if cell.parameters("importance") is not None:
-        tasks = _EMBEDDED if cell.parameters("importance").tasks else {}
-        tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **tasks}
+    of_network = {"text": text.validation, "max_length": 4 * _ROW_TOKENS} if cell.network else {}
+    if section := cell.parameters("importance"):
+        tasks = _EMBEDDED if section.tasks else {}
+        tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **of_network, **tasks}
     if cell.parameters("quantised") is not None:
         tiny["quantised"] = {**values["quantised"], "eval_tokens": _EVAL_TOKENS}
     if cell.parameters("layers") is not None:
-        tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS}
+        tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS, **of_network}
     return tiny
 
 

@@ -33,7 +33,7 @@ class SizeCost:
     jobs: int
     parameters: int
     precision: str
-    batch: Annotated[int, "rows per update"]
+    batch: Annotated[int, "rows per update; 0 for a network that was not trained here"]
     length: Annotated[int, "tokens per row"]
     updates: int
     tokens: Annotated[int, "tokens that a cell trains on, with padding"]
@@ -46,9 +46,10 @@ class SizeCost:
 
 def size_names(entries: Iterable[Entry]) -> dict[Size, str]:
     """Return the labels of sizes that are not built in, by size: those that belong to one size of these cells alone."""
-    labels = {entry.cell.model.size: str(entry.axes["size"]) for entry in entries if "size" in entry.axes}
-    uses = Counter(labels.values())
-    return {size: name for size, name in labels.items() if uses[name] == 1 and name not in SIZES}
+    named = ((entry.cell.model.size, entry.axes.get("network", entry.axes.get("size"))) for entry in entries)
+    labels = dict.fromkeys((size, str(label)) for size, label in named if label is not None)
+    names, sizes = Counter(label for _, label in labels), Counter(size for size, _ in labels)
+    return {size: name for size, name in labels if names[name] == sizes[size] == 1 and name not in SIZES}
 
 
 def size_label(cell: Cell, names: _Names) -> str:
@@ -80,16 +81,17 @@ def _group(cell: Cell, names: _Names) -> _Group:
 
 
 def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeCost:
+    trained = cell.network is None
     return SizeCost(
         size=size_label(cell, names),
         cells=cells,
         jobs=len(works),
         parameters=parameters(cell),
         precision=cell.precision,
-        batch=cell.optim.batch,
-        length=cell.data.length,
-        updates=cell.optim.updates,
-        tokens=cell.optim.trained_rows * cell.data.length,
+        batch=cell.optim.batch if trained else 0,
+        length=cell.data.length if trained else 0,
+        updates=cell.optim.updates if trained else 0,
+        tokens=cell.optim.trained_rows * cell.data.length if trained else 0,
         padded=cell.data.layout == "pad",
         devices=max((work.devices for work in works), default=0),
         hours=max((work.hours for work in works), default=0.0),

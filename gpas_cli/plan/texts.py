@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import base_name, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.stage import TOKENISE
@@ -97,7 +99,7 @@ class Texts:
 
     def untokenised(self, cells: Iterable[Cell]) -> list[str]:
         """Return the texts of these cells that are not in the token cache, as far as that is known."""
-        seen = ((cell.data, self._usage(cell)) for cell in distinct(cells))
+        seen = ((cell.data, self._usage(cell)) for cell in distinct(cells) if cell.network is None)
         return list(dict.fromkeys(data.label for data, use in seen if use is None or use.estimated))
 
     def sized(self, cell: Cell) -> Cell:
@@ -120,6 +122,8 @@ class Texts:
 
     def _usage(self, cell: Cell) -> TextUsage | None:
         """Return how the cell uses its text, known or estimated; None if it is neither."""
+        if cell.network:
+            return None
         asked = (cell.data, cell.text_vocab, cell.optim.rows, cell.optim.trained_rows)
         if asked not in self._usages:
             self._usages[asked] = self._looked_up(*asked)
@@ -145,12 +149,17 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
         raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
 
-def _missing(project: Project, cells: Iterable[Cell]) -> dict[Data | Finetune | MaskToken, str]:
+_Read = Data | Finetune | MaskToken | Network
+
+
+def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
     from gpas_cli.data import records
 
     root = project.config.parent
 
-    def reason(what: Data | Finetune | MaskToken) -> str:
+    def reason(what: _Read) -> str:
+        if isinstance(what, Network):
+            return _network_absence(what, root)
         if isinstance(what, Data):
             return unreadable_reason(what, project.cache, root)
         if isinstance(what, Finetune):
@@ -176,11 +185,24 @@ def _placed(reason: str, declared: Declared | None) -> str:
     return f"{declared.place(setting.split('.'))}: {reason}" if reason and declared else reason
 
 
-def _read_by(cell: Cell) -> Iterator[Data | Finetune | MaskToken]:
-    """Yield the cell's text, its tokenizer's mask token and the records it is finetuned on.
+def _network_absence(network: Network, root: Path) -> str:
+    """Return why a network that was not trained here cannot be opened on this machine, "" if nothing speaks against."""
+    if find_spec("transformers") is None:
+        return "network: transformers is not installed, which opens it: pip install 'gpas-cli[export]'"
+    if network.path and not (folder := network.folder(root)).is_dir():
+        return f"network: there is no folder {folder}"
+    return ""
+
+
+def _read_by(cell: Cell) -> Iterator[_Read]:
+    """Yield the cell's text, its tokenizer's mask token and the records it is finetuned on; or the network that it has
+    in place of a training.
 
     Fields that do not identify them have their defaults.
     """
+    if cell.network:
+        yield cell.network
+        return
     usual = Data()
     rows = replace(cell.data, length=usual.length, layout=usual.layout, documents=usual.documents)
     yield replace(rows, eval_tokens=usual.eval_tokens)
@@ -198,7 +220,7 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     """
     jobs = list(jobs)
     keys = {job.key for job in jobs}
-    first = [job for job in jobs if keys.isdisjoint(job.parents)]
+    first = [job for job in jobs if keys.isdisjoint(job.parents) and not job.cell.network]
     readers: dict[Cell, list[StageJob]] = {}  # by `Cell.seedless`
     for job in first:
         readers.setdefault(job.cell.seedless, []).append(job)

@@ -25,8 +25,6 @@ from gpas_cli.state.claims import claim_path
 from gpas_cli.state.view import SchedulerView, facts_of
 from gpas_cli.store.rundir import all_keys
 
-_OF_NO_CELL = (TOKENISE, EXTERNAL)
-
 _T = TypeVar("_T")
 
 
@@ -43,7 +41,7 @@ def undeclared(runs: Path, declared: Iterable[Entry], catalogue: Catalogue, *, c
     found = []
     for key in unknown:
         facts = facts_of(view, key)
-        if facts.get("stage") not in _OF_NO_CELL:
+        if _of_cell(facts):
             with suppress(UnknownCell):
                 found.append(_read(facts, key, catalogue))
     return _distinct(found)
@@ -62,8 +60,13 @@ def with_key(project: Project, prefix: str, catalogue: Catalogue) -> list[Entry]
     view = SchedulerView(project.runs)
     recorded = {key: facts_of(view, key) for key in keys}
     recorded = recorded or {facts["key"]: facts for facts in _in_database(project, prefix)}
-    of_cells = {key: facts for key, facts in recorded.items() if facts.get("stage") not in _OF_NO_CELL}
+    of_cells = {key: facts for key, facts in recorded.items() if _of_cell(facts)}
     return _distinct(_read(facts, key, catalogue) for key, facts in of_cells.items())
+
+
+def _of_cell(facts: Mapping[str, Any]) -> bool:
+    """Return whether a stage belongs to a cell, and neither prepares a text nor comes from `gpas evaluate`."""
+    return facts.get("stage") not in (TOKENISE, EXTERNAL) and facts.get("grid") != EXTERNAL
 
 
 def _in_database(project: Project, prefix: str) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ RowKey = tuple[Label | None, ...]
 
 NO_MATCH = "-"  # the label of a setting that no paper has
 # Axes whose labels are clear without the axis's name; other labels are shown with it.
-_SPEAKING_AXES = ("norm", "gate", "family", "size", "task", "data", "objective", "activation", "site")
+_SPEAKING_AXES = ("network", "norm", "gate", "family", "size", "task", "data", "objective", "activation", "site")
 _ADDED = "gate"  # the axis whose labels are added to what stands before them: "Pre-LN + GPAS"
 _DEPTH_LABELS = ("stages", "full_steps", "fixed", "scale")
 _PROPER_NAMES = {"gpas": "GPAS"}
@@ -38,6 +38,8 @@ def facts(entry: Entry) -> dict[str, Label]:
     trained on, `text` the one that its perplexity is measured on, with the tokens of it (`measured`).
     """
     cell = entry.cell
+    if cell.network:
+        return entry.axes
     model, size = cell.model, cell.model.size
     corpus = next((name for name, known in CORPORA.items() if known.source == cell.data.source), NO_MATCH)
     schedule = {name: getattr(cell.depth, name) for name in READS[cell.depth.kind]}

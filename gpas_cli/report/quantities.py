@@ -21,7 +21,7 @@ class Quantity:
     are recorded as NAME, NAME/2, ...
     of_targets: a loss, which compares only networks of the same objective. of_gates: only networks with gates have it.
     outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
-    of the network, which distinguishes the quantities of one plot.
+    of the network, which distinguishes the quantities of one plot. groups: drawn over the number of layers.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Quantity:
     of_targets: bool = False
     of_gates: bool = False
     part: str = ""
+    groups: bool = False
 
     @property
     def recorded_as(self) -> str:
@@ -61,6 +62,15 @@ _MATRICES = {
     "q": "W_q", "k": "W_k", "v": "W_v", "o": "W_o", "ffn_gate": "W_gate", "ffn_up": "W_up", "ffn_down": "W_down",
     "norms": "the norms",
 }  # fmt: skip
+# What the stage importance leaves out beside whole layers. Groups are drawn over the number of their layers.
+_LEFT_OUT = {
+    "attention": "attention",
+    "feed_forward": "feed-forward",
+    "last": "last layers",
+    "closest": "similar layers",
+}
+_GROUPS = ("last", "closest")
+_SCORE = "importance_score"
 _ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
 
 OVER_UPDATES = (
@@ -107,6 +117,11 @@ BY_LAYER = (
     ),
     Quantity("importance", "rise of the loss without the layer", _NATS, by_layer=True, bars=True),
     Quantity("importance_score", "accuracy lost without the layer", "points", by_layer=True, bars=True),
+    *(
+        Quantity(f"{name}_{what}", f"{lost} without {words}", unit, by_layer=True, bars=True, groups=what in _GROUPS)
+        for name, lost, unit in (("importance", "rise of loss", _NATS), (_SCORE, "accuracy lost", "points"))
+        for what, words in _LEFT_OUT.items()
+    ),
     Quantity("stream_norm", "norm of the layer's output", by_layer=True, outputs=True),
     Quantity("stability", "change of the output without the layer, \N{GREEK CAPITAL LETTER PSI}", by_layer=True),
     Quantity("angular_distance", "angular distance from input to output", _PI, by_layer=True),
@@ -126,9 +141,9 @@ DIVERGED = "diverged"  # the metric that is 1 for a run that diverged and 0 for 
 # The metric whose state says whether the stage that records a curve has ended, if that is not the training.
 _METRICS = {
     **dict.fromkeys(
-        ("importance", "importance_score", "angular_distance", "angular_distances", "stream_norm", "stability"),
-        "mean_importance",
+        ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
     ),
+    **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
     **dict.fromkeys(("max_to_median", "effective_rank", "first_token_share"), "mean_effective_rank"),
 }
 # Spikes are recorded as curves; a claim counts them.

@@ -7,6 +7,7 @@ directories are gone are left out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from sqlalchemy.orm import aliased
 
 from gpas_cli.report.result import SCORING, ExternalNetwork, Result
 from gpas_cli.report.stored_results import metrics_in, results_in, score_rows, task_score
+from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.downstream import Downstream
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Rows
@@ -65,22 +67,29 @@ def external_networks(engine: Engine) -> list[ExternalNetwork]:
     Each is there once for each choice of settings. Scores whose run directories are gone are left out.
     """
     with engine.connect() as connection:
-        rows = score_rows(_plain(connection), "stage.kind IN ({})", [EXTERNAL])
-    by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
-    for row in rows:
-        by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
-    first = sorted(rows, key=lambda row: (row["created"] or 0.0, row["stage_key"]))
-    return [_external(key, list(by_key[key].values())) for key in dict.fromkeys(row["stage_key"] for row in first)]
+        rows = score_rows(_plain(connection), "stage.kind IN ({})", [EXTERNAL, "downstream"])
+    rows = [row for row in rows if row["cell"].get(EXTERNAL) or row["cell"].get(NETWORK)]
+    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: (row["created"] or 0.0, row["stage_key"])):
+        same = row["stage_key"]
+        if network := row["cell"].get(NETWORK):  # stages that differ in their tasks alone belong together
+            settings = {name: value for name, value in row["cell"]["downstream"].items() if name != "tasks"}
+            pin = [network.get(name) for name in ("hf", "revision", "sha256", "dtype")]
+            same = json.dumps([pin, settings], sort_keys=True)
+        found.setdefault(same, {})[row["task"], row["metric"]] = row
+    return [_external(list(scores.values())) for scores in found.values()]
 
 
-def _external(key: str, rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
+def _external(rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
     last = max(rows, key=lambda row: row["number"])
+    network = last["cell"].get(NETWORK) or {}
+    origin = {"source": network.get("path") or network.get("hf"), "revision": network.get("revision")}
     recorded = last["cell"].get("downstream") or {}
     usual = Downstream()
     return ExternalNetwork(
         name=last["name"],
-        key=key,
-        origin=last["cell"].get("external") or {},
+        key=rows[0]["stage_key"],
+        origin=last["cell"].get(EXTERNAL) or {**origin, "files": network.get("sha256")},
         settings={name: recorded.get(name, getattr(usual, name)) for name in SCORING},
         precision=last["precision"],
         scores=tuple(map(task_score, rows)),

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gpas_cli.errors import GpasError
 from gpas_cli.spec import parse
 from gpas_cli.spec.check import canonical_model
 from gpas_cli.spec.cost import CellParts
 from gpas_cli.spec.depth import Depth
+from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import CAUSAL
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
@@ -30,6 +32,7 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 # Parts that were added after keys were published: the key omits them while they have these values.
 _USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth()}
+NETWORK = "network"  # the setting of a cell that names a network that was not trained here
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
 
 
@@ -60,9 +63,17 @@ class Cell(CellParts):
     """Everything that can change a result: network, text, objective, recipe, depth, precision, seed, and later stages.
 
     later: the stages after pretraining in the order in which they run, trainings first.
+    network: a network that was not trained here. Then there is no training, and the other parts only stand for its
+    shape (`Network.described`).
     """
 
     later: tuple[LaterStage, ...] = ()
+    network: Network | None = None
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the network was not trained here."""
+        return self.network is not None
 
     @property
     def key(self) -> str:
@@ -71,14 +82,19 @@ class Cell(CellParts):
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it."""
-        teacher = self.teacher()
-        first = _digest(self._without_later(for_key=True))
-        chain = [Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ())]
+        """The chain, first to last. Each key hashes the stage's own spec and the key of the training before it, or
+        the identity of a network that was not trained here."""
+        chain: list[Stage] = []
+        identity = self.network.identity() if self.network else {}
+        if self.network is None:
+            teacher = self.teacher()
+            first = _digest(self._without_later(for_key=True))
+            chain.append(Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ()))
         for stage in self.later:
-            trained = _last_training(chain).key
-            spec = {"stage": stage.kind.name, "parent": trained, "spec": parse.plain(stage.parameters, for_key=True)}
-            chain.append(Stage(stage.kind, _digest(spec), (trained,)))
+            parents = (_last_training(chain).key,) if self.network is None else ()
+            parent = "".join(parents) or _digest(identity)
+            spec = {"stage": stage.kind.name, "parent": parent, "spec": parse.plain(stage.parameters, for_key=True)}
+            chain.append(Stage(stage.kind, _digest(spec), parents))
         return tuple(chain)
 
     @cached_property
@@ -93,7 +109,9 @@ class Cell(CellParts):
 
     @property
     def trained(self) -> Stage:
-        """The last stage that trains. Its checkpoint is the cell's network."""
+        """The last stage that trains. Its checkpoint is the cell's network. Raises GpasError without a training."""
+        if self.network:
+            raise GpasError(f"{self.network.source} was not trained here, so it has no checkpoint")
         return _last_training(self.stages)
 
     @property
@@ -122,7 +140,8 @@ class Cell(CellParts):
     def to_mapping(self) -> dict[str, Any]:
         """Return the cell as JSON-ready data, which `parse_cell` turns into an equal cell."""
         later = {stage.kind.name: parse.plain(stage.parameters) for stage in self.later}
-        return {**self._without_later(), **dict.fromkeys(LATER_STAGES), **later}
+        network = {NETWORK: parse.plain(self.network)} if self.network else {}
+        return {**self._without_later(), **dict.fromkeys(LATER_STAGES), **later, **network}
 
     def _without_later(self, *, for_key: bool = False) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in TRAINING_PARTS}

@@ -51,6 +51,11 @@ class CellParts:
         """The layers that train in each update of pretraining."""
         return LayerSchedule(self.depth, self.model.size.layers, self.optim.steps)
 
+    @property
+    def is_external(self) -> bool:
+        """Whether the network was not trained here."""
+        raise NotImplementedError
+
     def parameters(self, kind: str) -> Any:
         """Return the parameters of the stage `kind` after pretraining, or None if the cell does not have it."""
         raise NotImplementedError

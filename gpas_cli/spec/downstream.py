@@ -244,7 +244,8 @@ _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 
 @dataclass(frozen=True, kw_only=True)
 class KnownText:
-    """A text that this program knows: the split `test` of a data set of the Hugging Face hub.
+    """A text that this program knows: the split `test` of a data set of the Hugging Face hub, or the held-out files of
+    Python's standard library.
 
     repo, configuration, column: the data set, and the column with the text of a document. scored: `all` tokens, or only
     those of the `last-word` of each document, after the rest of it as context. tokens: about how many there are.
@@ -252,8 +253,8 @@ class KnownText:
 
     name: str
     repo: str
-    configuration: str
-    column: str
+    configuration: str = ""
+    column: str = "text"
     scored: str = "all"
     tokens: int
 
@@ -277,11 +278,12 @@ KNOWN_TEXTS: dict[str, KnownText] = {
             scored="last-word",
             tokens=490_000,
         ),
+        KnownText(name="stdlib", repo="", tokens=1_000_000),
     )
 }
 
 
-def _text_problem(text: str) -> str:
+def text_problem(text: str) -> str:
     """Return what is wrong with the name of a text, "" if nothing is."""
     if text in KNOWN_TEXTS or local_path(text):
         return ""
@@ -313,7 +315,7 @@ class Texts:
     quick check; 0 scores all.
     """
 
-    texts: tuple[str, ...] = setting(tuple(KNOWN_TEXTS), check=_text_problem)
+    texts: tuple[str, ...] = setting(("wikitext", "lambada_openai"), check=text_problem)
     max_length: int = setting(0, low=0, high=1_048_576)
     limit: int = setting(0, low=0)
 

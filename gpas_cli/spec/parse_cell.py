@@ -8,7 +8,7 @@ from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
-from gpas_cli.spec.cell import MODEL_PARTS, Cell, LaterStage
+from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, Cell, LaterStage
 from gpas_cli.spec.check import (
     canonical_model,
     canonical_optim,
@@ -22,6 +22,7 @@ from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
+from gpas_cli.spec.network import Network
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.objective import CAUSAL, Objective, parse_objective
 from gpas_cli.spec.optim import Optim
@@ -39,6 +40,7 @@ class Catalogue:
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
     schemes: Mapping[str, type[Scheme]] = field(default_factory=known_schemes)
     corpora: Mapping[str, Data] = field(default_factory=lambda: CORPORA)
+    networks: Mapping[str, Network] = field(default_factory=dict)
     stage_kinds: Mapping[str, StageKind] = field(default_factory=known_stage_kinds)
     models: dict[str, Model] = field(default_factory=dict, compare=False, repr=False)
 
@@ -55,7 +57,13 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     """
     catalogue = catalogue or Catalogue()
     before = len(problems)
-    known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages)
+    network = None
+    if values.get(NETWORK, "none") != "none":
+        network = _section(Network, NETWORK, values[NETWORK], catalogue.networks, problems)
+        if network is None:
+            return None
+        values = {**network.described(), **values}
+    known = (*MODEL_PARTS, *TRAINING_PARTS, *catalogue.later_stages, NETWORK)
     for name in values:
         if name not in known:
             problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
@@ -78,11 +86,22 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     optim = canonical_optim(replace(optim, steps=own.steps), model, own.last_stage)
     cell = Cell(
         model=model, data=data, optim=optim, depth=own.depth, precision=plain.precision, seed=plain.seed,
-        objective=objective,
+        objective=objective, network=network,
     )  # fmt: skip
     cell = replace(cell, later=tuple(_in_cell(stage, cell, problems) for stage in later))
-    problems.extend(check_training(model, data, optim, objective))
+    wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
+    problems.extend(wrong)
     return cell if len(problems) == before else None
+
+
+def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:
+    """Yield what a cell with a network that was not trained here cannot have or does not have."""
+    kinds = ", ".join(name for name, kind in catalogue.stage_kinds.items() if kind.of_networks)
+    for stage in cell.later:
+        if not stage.kind.of_networks:
+            yield Problem((stage.kind.name,), f"is not for networks that were not trained here; valid: {kinds}")
+    if not cell.later:
+        yield Problem((NETWORK,), f"needs a stage that measures it: {kinds}")
 
 
 def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Model:

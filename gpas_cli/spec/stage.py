@@ -12,7 +12,15 @@ from typing import Any
 
 from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
-from gpas_cli.spec.downstream import Downstream, Texts, downstream_tokens, measure_of, task_problem, tokens_of
+from gpas_cli.spec.downstream import (
+    Downstream,
+    Texts,
+    downstream_tokens,
+    measure_of,
+    task_problem,
+    text_problem,
+    tokens_of,
+)
 from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
@@ -24,6 +32,7 @@ _PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens h
 TRAINING_PARTS = ("data", "objective", "optim", "depth", "precision", "seed")
 NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
+SUBLAYERS = ("attention", "feed_forward")  # of a layer, in order
 # Columns of a table that are not an axis of its grid: one for each task, text or number of bits of a later stage, or
 # each corpus.
 MEASURED_COLUMNS = ("task", "text", "corpus", "bits")
@@ -31,7 +40,7 @@ CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its cor
 BY_BITS = ("quantised_perplexity", "quantised_rise")  # the metrics that are reported for each number of bits
 UNQUANTISED = "unquantised"  # the task of a score with the weights as they are
 CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.convergence` derives from curves
-EXTERNAL = "external"  # no stage of a cell either: the scores of an external network
+EXTERNAL = "external"  # in place of the grid's name: `gpas evaluate` scored it. A kind of stage in older records
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class StageKind:
     trains: whether it writes a checkpoint. Later stages build on the last training; stages that do not train run in
     one process.
     causal: whether it needs a network that was trained to predict the next token.
+    of_networks: whether it also measures networks that were not trained here.
     cost: (cell, cadence, resumed step) -> equivalent tokens: those to train, plus a third of those to evaluate.
     runner: the function that runs it, or where a job finds it: "module:function".
     metrics: what it reports, as tables name it.
@@ -101,6 +111,7 @@ class StageKind:
     parameters: type | None = None
     trains: bool = False
     causal: bool = False
+    of_networks: bool = False
     cost: _Cost
     runner: str | Callable[..., Any]
     metrics: tuple[Metric, ...] = ()
@@ -112,18 +123,28 @@ class StageKind:
         object.__setattr__(self, "metrics", own)
 
 
+def _optional_text(name: str) -> str:
+    return text_problem(name) if name else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Importance:
     """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
     the drop of the accuracy on `tasks`.
 
     tasks, max_length, limit: as in `downstream`; tasks must have an accuracy.
+    parts: also without the `attention` and the `feed_forward` network of each layer alone. groups: also without the
+    last n layers, and without those n in a row that turn the stream least, for each n.
+    text: of a network that was not trained here, the text of the loss, as `texts` names it.
     """
 
     eval_tokens: int = setting(20_000, low=1)
     tasks: tuple[str, ...] = setting((), check=task_problem, omit_default_from_key=True)
     max_length: int = setting(1024, low=2, high=1_048_576, omit_default_from_key=True)
     limit: int = setting(0, low=0, omit_default_from_key=True)
+    parts: tuple[str, ...] = setting((), choices=SUBLAYERS, omit_default_from_key=True)
+    groups: tuple[int, ...] = setting((), low=1, high=1024, omit_default_from_key=True)
+    text: str = setting("", check=_optional_text, omit_default_from_key=True)
 
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,6 +157,7 @@ class _Importance:
 
     def problems_in(self, cell: CellParts) -> Iterator[Problem]:
         """Yield what contradicts the cell."""
+        yield from _text_problems(self.text, cell)
         if self.tasks and not cell.objective.causal:
             yield Problem(("tasks",), f"{cell.objective.needs_next_token('scoring tasks')}; remove the setting")
 
@@ -145,12 +167,20 @@ class _Importance:
             yield from self.downstream().problems()
         else:
             usual = _Importance()
-            for name in ("max_length", "limit"):
+            for name in ("limit",) if self.text else ("max_length", "limit"):
                 if getattr(self, name) != getattr(usual, name):
                     yield Problem((name,), "has no effect without tasks")
         for task in self.tasks:
             if measure_of(task) != "acc":
                 yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")
+
+
+def _text_problems(text: str, cell: CellParts) -> Iterator[Problem]:
+    """Yield a problem if a network that was not trained here has no text, or another one has one."""
+    if cell.is_external and not text:
+        yield Problem(("text",), "is required: the text on which the network is measured, as `texts` names it")
+    elif text and not cell.is_external:
+        yield Problem(("text",), "is for networks that were not trained here; cells have their own validation text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +215,20 @@ class Quantised:
 
 @dataclass(frozen=True, kw_only=True)
 class _LayerStatistics:
-    """Statistics of the layers of the trained network, from one pass over `eval_tokens` tokens of validation text."""
+    """Statistics of the layers of the trained network, from one pass over `eval_tokens` tokens of validation text.
+
+    text, max_length: of a network that was not trained here, the text, as `texts` names it, and the tokens of a row.
+    """
 
     eval_tokens: int = setting(20_000, low=1)
+    text: str = setting("", check=_optional_text, omit_default_from_key=True)
+    max_length: int = setting(1024, low=2, high=1_048_576, omit_default_from_key=True)
+
+    def problems_in(self, cell: CellParts) -> Iterator[Problem]:
+        """Yield what contradicts the cell."""
+        yield from _text_problems(self.text, cell)
+        if not cell.is_external and self.max_length != _LayerStatistics().max_length:
+            yield Problem(("max_length",), "has no effect: the rows are those of the cell's text")
 
 
 def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
@@ -202,13 +243,15 @@ def _pretraining_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> floa
 
 
 def _importance_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of one evaluation of the whole network, and one without each layer.
+    """Return a third of the tokens of one evaluation of the whole network, and of those without layers.
 
     An evaluation is of the validation text and of the questions of all tasks.
     """
     section: _Importance = cell.parameters("importance")
+    layers = cell.model.size.layers
+    each = 0.5 * layers * (1 + len(section.parts)) + 2 * len(section.groups)  # a removal skips the layers before it
     tokens = section.eval_tokens + downstream_tokens(section.downstream())
-    return tokens * (cell.model.size.layers + 1) / EVALUATED_PER_TRAINED
+    return tokens * (1 + each) / EVALUATED_PER_TRAINED
 
 
 def _quantised_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
@@ -274,6 +317,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="downstream",
             parameters=Downstream,
             causal=True,
+            of_networks=True,
             cost=lambda cell, *_: downstream_tokens(cell.parameters("downstream")) / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_downstream",
             metrics=(
@@ -292,6 +336,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="texts",
             parameters=Texts,
             causal=True,
+            of_networks=True,
             # The limit is ignored, because it counts documents.
             cost=lambda cell, *_: tokens_of(cell.parameters("texts").texts) / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_texts",
@@ -304,6 +349,7 @@ STAGE_KINDS: dict[str, StageKind] = {
         StageKind(
             name="importance",
             parameters=_Importance,
+            of_networks=True,
             cost=_importance_tokens,
             runner="gpas_cli.worker.stages.scoring:run_importance",
             metrics=(
@@ -312,6 +358,13 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("mean_score_drop", "mean drop of the accuracy without a layer", better="higher", unit="points"),
                 Metric(
                     "least_score_drop", "least drop of the accuracy without a layer", better="higher", unit="points"
+                ),
+                Metric(
+                    "safe_layers",
+                    "layers whose removal costs less than a point of accuracy",
+                    better="",
+                    digits=1,
+                    unit="%",
                 ),
                 Metric(
                     "mean_angular_distance",
@@ -335,6 +388,7 @@ STAGE_KINDS: dict[str, StageKind] = {
         StageKind(
             name="layers",
             parameters=_LayerStatistics,
+            of_networks=True,
             cost=lambda cell, *_: cell.parameters("layers").eval_tokens / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_layers",
             metrics=(

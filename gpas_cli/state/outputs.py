@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gpas_cli.checkpoints import path_of, short_name, step_of
+from gpas_cli.checkpoints import path_of, step_of
 from gpas_cli.errors import GpasError
 from gpas_cli.events import KINDS, Evaluation, Event, Score, TextFacts
 from gpas_cli.state import rerun
@@ -76,12 +76,12 @@ def evaluation_of(runs: Path, key: str, checkpoint: Path) -> Evaluation | None:
     return found[-1] if found else None
 
 
-def scores_of(runs: Path, keys: Iterable[str], checkpoint: Path) -> list[Score]:
-    """Return the newest score of `checkpoint` by task and metric that the stages `keys` recorded, in their order.
+def scores_of(runs: Path, keys: Iterable[str], name: str) -> list[Score]:
+    """Return the newest score by task and metric of the checkpoint or network called `name` in events that the stages
+    `keys` recorded, in their order.
 
     `taken_from` of each names the attempt that measured it. Raises OSError if a journal cannot be read.
     """
-    name = short_name(checkpoint)
     found: dict[tuple[str, str], Score] = {}
     for key in keys:
         for attempt in rerun.deciding(runs, key):

@@ -1,12 +1,10 @@
-"""Score a network that was not trained here, and record it like a stage: with a key, a run directory and a journal.
+"""Score a network that no grid names at downstream tasks: one attempt at the stage `downstream` of a cell made for it.
 
-The key stands for the network's files and the settings of the scoring, not for the tasks: later attempts add tasks.
+The stage has the key that it has in a grid, so that neither scores again what the other has scored.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import signal
 import socket
@@ -18,25 +16,28 @@ from pathlib import Path
 import torch
 
 import gpas_cli
-from gpas_cli.evaluate.external import ExternalModel, open_model
-from gpas_cli.evaluate.likelihood import Scorer
+from gpas_cli.evaluate.external import ExternalModel
 from gpas_cli.events import Emit, Event, Outcome, Score
 from gpas_cli.project import Project
-from gpas_cli.spec import parse
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.downstream import Downstream, measure_of
+from gpas_cli.spec.network import Network
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.state.cancellation import request_path
-from gpas_cli.state.outputs import recorded_events
+from gpas_cli.state.outputs import scores_of
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.records import AttemptRecord, Author
-from gpas_cli.store.rundir import attempts, create_attempt
+from gpas_cli.store.rundir import create_attempt, stage_dir
 from gpas_cli.store.snapshot import current_code, git_facts
+from gpas_cli.train.parallel import ALONE
+from gpas_cli.train.precision import choose_device
 from gpas_cli.worker.environment import started
 from gpas_cli.worker.job import StopFlag
-from gpas_cli.worker.stages.scoring import score_section, task_sheet
-
-_KEY_VERSION = 1
+from gpas_cli.worker.stages.context import StageContext
+from gpas_cli.worker.stages.scoring import alike, run_downstream
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,14 @@ def score_external(
 
     SIGINT and SIGTERM end the scoring with the outcome `interrupted`. Raises GpasError if the network cannot be loaded.
     """
-    limits = [section.max_length, *([model.positions] if model.positions else [])]
-    section = replace(section, max_length=min(limits))
-    key = _key(model, section)
-    known = _recorded(project.runs, key)
-    missing = [task for task in section.tasks if (task, measure_of(task)) not in known]
-    if not missing:
-        return ExternalScores(name, key, attempts(project.runs, key)[-1].path, _chosen(known, section.tasks), None)
-    opened = open_model(model, trust_code=trust_code)
-    whole = replace(section, tasks=tuple(dict.fromkeys([*(task for task, _ in known), *section.tasks])))
-    record = _record(project, model, whole, key, name)
+    section = replace(section, max_length=min(section.max_length, model.positions or section.max_length))
+    cell = _cell(model, section, trust_code=trust_code)
+    record = _record(project, cell, name)
+    known = _recorded(project.runs, cell, record)
+    if {(task, measure_of(task)) for task in section.tasks} <= {(score.task, score.metric) for score in known}:
+        scores = _chosen(known, section.tasks)
+        stage, _, made = str(scores[-1].taken_from).partition("/")
+        return ExternalScores(name, cell.key, stage_dir(project.runs, stage) / made, scores, None)
     attempt = create_attempt(project.runs, record)
     journal = Journal(attempt.journal_path)
 
@@ -74,19 +73,11 @@ def score_external(
         journal.append(event)
         watch(event)
 
-    scorer = Scorer(opened.network, opened.precision, max_length=section.max_length)
-    values = {place: float(score.value) for place, score in known.items()}
     flag = StopFlag(request_path(attempt.path))
     before = flag.install()
     try:
-        emit(
-            started(
-                record, device=opened.precision.device.type, threads=record.threads,
-                precision=opened.precision.name, processes=1, parameters=opened.parameters,
-            )
-        )  # fmt: skip
-        sheet = task_sheet(whole, values, model.weights, emit, flag.outcome)
-        outcome = score_section(whole, scorer, opened.tokenizer, project.config.parent, sheet)
+        emit(started(record, device=choose_device().type, threads=record.threads, processes=1))
+        outcome = run_downstream(StageContext(cell, record, attempt, emit, flag.outcome, ALONE))
     except Exception as error:
         emit(Outcome("failed", cause=f"{type(error).__name__}: {error}"))
         raise
@@ -96,31 +87,35 @@ def score_external(
         journal.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-    return ExternalScores(name, key, attempt.path, _chosen(_recorded(project.runs, key), section.tasks), outcome)
+    scores = _chosen(_recorded(project.runs, cell, record), section.tasks)
+    return ExternalScores(name, cell.key, attempt.path, scores, outcome)
 
 
-def _key(model: ExternalModel, section: Downstream) -> str:
-    """Return the content key of all scores of a network under the settings of the section, whatever its tasks."""
-    settings = {name: value for name, value in parse.plain(section).items() if name != "tasks"}
-    text = json.dumps([EXTERNAL, _KEY_VERSION, model.weights, model.files, settings], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _cell(model: ExternalModel, section: Downstream, *, trust_code: bool) -> Cell:
+    if model.revision:
+        network = Network(hf=model.source, revision=model.revision, trust_code=trust_code)
+    else:
+        folder = str(Path(model.source).expanduser().resolve())
+        network = Network(path=folder, sha256=model.pin, trust_code=trust_code)
+    return cell_from({NETWORK: plain(network.with_shape(Path())), "downstream": plain(section)})
 
 
-def _recorded(runs: Path, key: str) -> dict[tuple[str, str], Score]:
-    """Return the newest score of each task and metric."""
-    return {(score.task, score.metric): score for score in recorded_events(runs, key, Score)}
+def _recorded(runs: Path, cell: Cell, record: AttemptRecord) -> list[Score]:
+    """Return the newest score of each task and metric, of this stage and those that differ in their tasks alone."""
+    assert cell.network is not None
+    return scores_of(runs, [*alike(runs, record), cell.key], cell.network.name)
 
 
-def _chosen(found: dict[tuple[str, str], Score], tasks: Sequence[str]) -> tuple[Score, ...]:
-    return tuple(score for task in tasks for score in found.values() if score.task == task)
+def _chosen(found: Sequence[Score], tasks: Sequence[str]) -> tuple[Score, ...]:
+    return tuple(score for task in tasks for score in found if score.task == task)
 
 
-def _record(project: Project, model: ExternalModel, section: Downstream, key: str, name: str) -> AttemptRecord:
+def _record(project: Project, cell: Cell, name: str) -> AttemptRecord:
     host = socket.gethostname()
     return AttemptRecord(
-        stage=EXTERNAL,
-        key=key,
-        cell={"external": model.provenance(), "downstream": parse.plain(section)},
+        stage=cell.stages[0].kind,
+        key=cell.key,
+        cell=cell.to_mapping(),
         grid=EXTERNAL,
         name=name,
         axes={},

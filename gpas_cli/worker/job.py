@@ -211,12 +211,15 @@ def _started(run: _AttemptProcess, cell: Cell) -> Started:
     from gpas_cli.worker.environment import started
 
     device = choose_device()
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in Llama(cell.model).parameters())
+    parameters = None  # of a network that was not trained here, which its stage reads
+    if cell.network is None:
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in Llama(cell.model).parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return started(
-        run.attempt, device=device.type, threads=torch.get_num_threads(), precision=cell.precision,
-        processes=run.place.size, parameters=parameters, more={"torch": torch.__version__, "gpu": gpu},
+        run.attempt, device=device.type, threads=torch.get_num_threads(),
+        precision=cell.network.precision if cell.network else cell.precision, processes=run.place.size,
+        parameters=parameters, more={"torch": torch.__version__, "gpu": gpu},
     )  # fmt: skip
 
 

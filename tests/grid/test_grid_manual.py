@@ -12,11 +12,12 @@ from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _KINDS, _OUTER_KEYS,
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import _TOP_LEVEL_KEYS, load
 from gpas_cli.grid.read import _GRID_KEYS, _RULES
-from gpas_cli.grid.settings import _SETTINGS
+from gpas_cli.grid.settings import CELL_PARTS
 from gpas_cli.project import packaged
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.quantities import DIVERGED, SPIKES
 from gpas_cli.report.result import METRICS
+from gpas_cli.spec.cell import LATER_STAGES, NETWORK
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth
@@ -37,7 +38,7 @@ UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective
 NAMES = {
     "top level": set(_TOP_LEVEL_KEYS),
     "grid": set(_GRID_KEYS),
-    "settings": set(_SETTINGS),
+    "settings": {*CELL_PARTS, *LATER_STAGES, NETWORK},
     "axes": {*_RULES, *_RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
     "claim": {*_OUTER_KEYS, *_COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},

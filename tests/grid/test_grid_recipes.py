@@ -14,7 +14,7 @@ from gpas_cli.project import packaged
 from gpas_cli.spec.optim import Optim
 
 EXPERIMENTS = load(packaged("experiments.yaml"))
-GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
+GRIDS = {name: [entry for entry in expand(EXPERIMENTS, [name]) if not entry.cell.network] for name in EXPERIMENTS.grids}
 
 # size: learning rate, warm-up W, updates N, sequences per update
 TABLE = {

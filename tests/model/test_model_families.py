@@ -10,7 +10,7 @@ from canonical_names import canonical_parameters
 from torch import Tensor, nn
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.evaluate.removal import without_layer
+from gpas_cli.evaluate.blocks import Removed, own_blocks
 from gpas_cli.model.attention import Visible, rotate
 from gpas_cli.model.llama import Block, Llama, build
 from gpas_cli.spec.cost import parameters
@@ -172,7 +172,7 @@ def test_every_scheme_and_family_trains_every_parameter(scheme: str) -> None:
         dead = {name for name, p in named.items() if p.grad.abs().max() < 1e-12}
         assert {name for name in dead if not name.endswith("attn.k_bias")} == set(), family
         whole = ours(TOKENS)
-        with without_layer(ours, 2):
+        with own_blocks(ours).without(Removed(2)):
             assert not torch.equal(ours(TOKENS), whole)
 
 

@@ -14,7 +14,7 @@ from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 from golden_networks import GOLDEN, model_of
 
-from gpas_cli.evaluate.removal import without_layer
+from gpas_cli.evaluate.blocks import Removed, own_blocks
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import _MLP, GpasGate, norm_slot
 from gpas_cli.model.llama import Llama, build, stream_statistics
@@ -236,7 +236,7 @@ def test_states_travel_and_any_layer_can_be_removed(scheme: str, share: str) -> 
         whole = one(TOKENS)
         assert torch.equal(whole, other(TOKENS))
         for layer in (1, 2):
-            with without_layer(one, layer):
+            with own_blocks(one).without(Removed(layer)):
                 rest = one(TOKENS)
             assert rest.isfinite().all()
             assert not torch.equal(rest, whole)

@@ -22,7 +22,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.resources import from_site
 from gpas_cli.plan.costs import described
-from gpas_cli.spec.cell import Cell, Stage
+from gpas_cli.spec.cell import NETWORK, Cell, Stage
 from gpas_cli.spec.equation import depth_lines, description, equations
 from gpas_cli.spec.model import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
 from gpas_cli.spec.parse import plain
@@ -111,7 +111,8 @@ def explain(cells: Cells, bounds: _Bounds = False, force: _Force = False, as_jso
 
 def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
     runs: list[_EquationJson] = [
-        {"first": first, "last": last, "equation": text} for first, last, text in equations(entry.cell.model)
+        {"first": first, "last": last, "equation": text}
+        for first, last, text in ([] if entry.cell.network else equations(entry.cell.model))
     ]
     stages: list[_StageKeyJson] = [
         {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
@@ -138,10 +139,13 @@ def _site(entry: Entry, stage: Stage) -> dict[str, str]:
 def _settings(cell: Cell) -> dict[str, Any]:
     """Return the cell as plain data, without the standard deviations that its initialisation does not read."""
     found = cell.to_mapping()
+    if cell.network:
+        later = {stage.kind.name for stage in cell.later}
+        return {name: value for name, value in found.items() if name == NETWORK or name in later}
     return {**found, "init": {k: value for k, value in found["init"].items() if k not in cell.model.init.unread}}
 
 
-def _print(entry: Entry) -> None:
+def _print_network(entry: Entry) -> None:
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
     say(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
@@ -154,6 +158,13 @@ def _print(entry: Entry) -> None:
         say_fact("objective", entry.cell.objective.describe(model.size.vocab), width=14)
     for number, line in enumerate(depth_lines(entry.cell)):
         say_fact("" if number else "depth", line, width=14)
+
+
+def _print(entry: Entry) -> None:
+    if network := entry.cell.network:
+        say(Text.assemble((entry.id, "bold"), f"  {network.source}, not trained here  key {entry.cell.key}"))
+    else:
+        _print_network(entry)
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         asks = described(entry.resources_of(stage))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NotRequired
 import typer
 from rich.text import Text
 
+from gpas_cli.checkpoints import short_name
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell_or_grid
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
@@ -206,7 +207,7 @@ def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
         dirty=dirty,
         text=text,
         evaluation=evaluation_of(runs, entry.cell.trained.key, trained),
-        scores=tuple(scores_of(runs, scoring, trained)),
+        scores=tuple(scores_of(runs, scoring, short_name(trained))),
     )
 
 

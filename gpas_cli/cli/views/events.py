@@ -88,14 +88,22 @@ def _evaluation(event: events.Evaluation) -> str:
     return f"update {event.step}: validation {what} {_short(loss)}, perplexity {_short(perplexity)}"
 
 
-def _network(layer: int) -> str:
-    return f"without layer {layer}" if layer else "whole network"
+def _network(event: events.Removal | events.RemovalScore) -> str:
+    """Return what a measurement leaves out: "without layer 3", "without the attention of layer 3"."""
+    if not event.layer:
+        return "whole network"
+    how, _, count = (event.removed or "").partition(" ")
+    if count:
+        last = event.layer + int(count) - 1
+        return f"without layer {last}" if last == event.layer else f"without layers {event.layer} to {last}"
+    part = f"the {how.replace('_', '-')} of " if how else ""
+    return f"without {part}layer {event.layer}"
 
 
 def _removal_score(event: events.RemovalScore) -> str:
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
     questions = count(event.examples, "question")
-    return f"{_network(event.layer)}: {event.task} {_short(event.value)}{error} ({questions})"
+    return f"{_network(event)}: {event.task} {_short(event.value)}{error} ({questions})"
 
 
 def _score(event: events.Score) -> str:
@@ -123,7 +131,7 @@ _LINES: dict[type[events.Event], Callable[[Any], str]] = {
     events.Step: lambda event: "  ".join(measured(event)) if event.loss is not None else "",
     events.Spike: _spike,
     events.Evaluation: _evaluation,
-    events.Removal: lambda event: f"{_network(event.layer)}: validation loss {_short(event.loss)}",
+    events.Removal: lambda event: f"{_network(event)}: validation loss {_short(event.loss)}",
     events.RemovalScore: _removal_score,
     events.Score: _score,
     events.Checkpoint: _checkpoint,

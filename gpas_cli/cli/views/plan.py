@@ -271,6 +271,13 @@ _WORDS = {"invalid": "cannot run here"}
 _MOST_LISTED = 24  # cells; of more, only the number in each state is shown
 
 
+def _training(one: SizeCost) -> tuple[str, str, str]:
+    """Return batch, updates and tokens of a size, empty for a network that was not trained here."""
+    if not one.updates:
+        return ("", "", "")
+    return (f"{one.batch:,} x {one.length:,}", f"{one.updates:,}", abbreviated(one.tokens))
+
+
 def _by_size(planned: Plan) -> Columns:
     """Return a table with a row per size: what its jobs cost, and what a cell trains on unless no job trains one."""
     headers: tuple[str, ...] = (
@@ -285,8 +292,8 @@ def _by_size(planned: Plan) -> Columns:
         "total",
     )
     rows: list[tuple[str, ...]] = [
-        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
-         abbreviated(one.tokens), f"{one.jobs}", _rounded_hours(one.hours) if one.jobs else "",
+        (one.size, abbreviated(one.parameters), f"{one.cells}", *_training(one), f"{one.jobs}",
+         _rounded_hours(one.hours) if one.jobs else "",
          occupied(one.gpu_hours, one.core_hours) if one.jobs else "")
         for one in planned.sizes
     ]  # fmt: skip
@@ -310,8 +317,8 @@ def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
     """Return a table of the GPU-hours of each size on GPUs elsewhere, with the hours of its longest job."""
     first = costs[0]
     rows = [
-        (one.size, abbreviated(one.parameters), f"{one.cells}", f"{one.batch:,} x {one.length:,}", f"{one.updates:,}",
-         abbreviated(one.tokens), f"{one.devices}", f"{100 * first.machine.share(one.parameters):.0f} %",
+        (one.size, abbreviated(one.parameters), f"{one.cells}", *_training(one),
+         f"{one.devices}", f"{100 * first.machine.share(one.parameters):.0f} %",
          *(_on_gpu(cost.sizes[number]) for cost in costs))
         for number, one in enumerate(first.sizes) if one.jobs
     ]  # fmt: skip

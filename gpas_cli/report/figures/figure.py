@@ -173,7 +173,9 @@ def make_figure(
     x = "update"
     if selection.over_layers:
         each = any(run.variant and run.variant[-1][0] == "update" for run in runs)
-        x = "layer" if each else f"layer ({_when(runs)})"
+        what = "number of layers" if quantity.groups else "layer"
+        untrained = all(run.entry.cell.network for run in runs)
+        x = what if each or untrained else f"{what} ({_when(runs)})"
     objectives = ", ".join(dict.fromkeys(objective_title(run.entry) for run in runs))
     mixed = quantity.of_targets and len({objective_title(run.entry) for run in runs}) > 1
     return Figure(

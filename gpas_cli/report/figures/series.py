@@ -14,6 +14,7 @@ from statistics import fmean
 from gpas_cli.grid.document import Label
 from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import label_title, row_title, scheme_titles
+from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.statistics.stats import Aggregate, aggregate
 from gpas_cli.words import one_line
@@ -118,10 +119,11 @@ def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False
     sub-layers, the later ones are placed between it and the next layer. outputs: values at the input of a layer are
     drawn as those at the output of the layer before it.
     """
-    layers = entry.cell.model.size.layers
+    count = max(values, default=-1) + 1
+    network = entry.cell.network
+    layers = count if network and not network.layers else entry.cell.model.size.layers
     if outputs:
         return tuple((n, value) for n, value in sorted(values.items()) if n > 0 and math.isfinite(value)), None
-    count = max(values, default=-1) + 1
     each = max(1, count // layers)
     inside = {index: value for index, value in values.items() if index < each * layers and math.isfinite(value)}
     final = values.get(layers) if each == 1 else None
@@ -144,14 +146,16 @@ def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
     titles = scheme_titles([run.entry for run in distinct])
     labels = [group[0].labels for group in groups.values()]
     axes = dict.fromkeys(axis for mapping in labels for axis in mapping)
-    varying = [axis for axis in axes if len({mapping.get(axis) for mapping in labels}) > 1]
+    # Networks that were not trained here have names, and none of the labels of a training.
+    trained = [mapping for mapping in labels if NETWORK not in mapping]
+    varying = [axis for axis in axes if len({mapping.get(axis) for mapping in trained or labels}) > 1]
     variants = {axis for run in distinct for axis, _ in run.variant}
     names = [_title(group[0].labels, varying, variants, titles) for group in groups.values()]
     found = []
     for name, group in zip(names, groups.values(), strict=True):
         title = f"{name} ({group[0].entry.grid})" if names.count(name) > 1 else name  # two grids have it
         found.append(Series(title, group[0].labels, tuple(group)))
-    return _coloured(found, varying)
+    return _coloured(found, varying if trained == labels else [*varying, NETWORK])
 
 
 def _title(
@@ -161,6 +165,8 @@ def _title(
 
     If the curves differ only by variants, the method is left out: "layer 3".
     """
+    if NETWORK in labels:
+        return one_line(", ".join(str(labels[axis]) for axis in (NETWORK, *variants) if axis in labels))
     method = [axis for axis in _METHOD if axis in labels]
     others = [axis for axis in varying if axis not in (*_METHOD, _NAMED_METHOD)]
     words = [str(labels[_NAMED_METHOD])] if _NAMED_METHOD in labels else []

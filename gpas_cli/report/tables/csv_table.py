@@ -108,7 +108,10 @@ def _lines(table: Table) -> Iterator[_Line]:
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
     for external in table.externals.rows:
-        origin = {(_ORIGIN, "external"): external.title, (_ORIGIN, "weights"): external.network.origin.get("weights")}
+        origin = {
+            (_ORIGIN, "external"): external.title,
+            (_ORIGIN, "weights"): external.network.origin.get("weights") or external.network.origin.get("files"),
+        }
         for column, score in zip(table.columns, external.cells, strict=True):
             numbers = [column.metric.name, score.value, None, score.stderr, int(score.value is not None), 1]
             named = _named([*numbers, *[None] * 6, "", score.status])

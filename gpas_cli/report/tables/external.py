@@ -93,7 +93,7 @@ def external_rows(
 
 
 def _identity(network: ExternalNetwork) -> tuple[str, str]:
-    return network.name, network.origin.get("weights", network.key)
+    return network.name, network.origin.get("weights") or network.origin.get("files") or network.key
 
 
 def _row(
@@ -119,11 +119,12 @@ def _origin(row: ExternalRow) -> str:
     network = row.network
     origin = network.origin
     revision = origin.get("revision")
+    what, digest = ("weights", origin["weights"]) if origin.get("weights") else ("files", origin.get("files"))
     source = origin.get("source", "unknown origin") + (f" at {revision[:_DIGEST_SHOWN]}" if revision else "")
     limit = network.settings["limit"]
     facts = [
         source,
-        f"weights {origin.get('weights', 'unknown')[:_DIGEST_SHOWN]}",
+        *([f"{what} {digest[:_DIGEST_SHOWN]}"] if digest else []),
         network.precision or "precision unknown",
         "scored by " + ", ".join(dict.fromkeys(score.harness for score in row.scores)),
         f"{network.settings['shots']}-shot",

@@ -12,16 +12,19 @@ from typing import Any
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import token_caches
+from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import importance, layer_statistics
 from gpas_cli.evaluate.downstream import score_tasks, score_texts
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
+from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
 from gpas_cli.evaluate.quantisation import measure_quantised
+from gpas_cli.evaluate.removal import Subject, text_batches
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
-from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note
+from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
 from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events, scores_of
 from gpas_cli.store.records import AttemptRecord
@@ -143,24 +146,47 @@ def run_downstream(stage: StageContext) -> Outcome:
     the next `gpas run` scores what is missing.
     """
     section: Downstream = stage.parameters
-    trained = stage.trained_checkpoint()
-    checkpoint = short_name(trained)
-    tokenizer = _checked_tokenizer(stage)
-    opened = stage.load_trained()
-    length = stage.cell.model.family.row_length(section.max_length)
-    scorer = Scorer(opened.network, opened.precision, max_length=length)
-    sheet = task_sheet(section, _earlier_scores(stage, checkpoint), checkpoint, stage.emit, stage.stop)
-    _take_over(stage, sheet, trained)
+    name, tokenizer, scorer = _opened(stage, section.max_length)
+    sheet = task_sheet(section, _earlier_scores(stage, name), name, stage.emit, stage.stop)
+    _take_over(stage, sheet)
     return score_section(section, scorer, tokenizer, stage.root, sheet)
 
 
-def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
+def _opened(stage: StageContext, max_length: int) -> tuple[str, Tokenizer, Scorer]:
+    """Return the name in events, the tokenizer and a scorer of the network that a stage measures."""
+    if stage.cell.network:
+        opened = open_network(stage)
+        name, tokenizer = stage.cell.network.name, opened.tokenizer
+        longest = min(max_length, opened.positions or max_length)
+        return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest)
+    name = short_name(stage.trained_checkpoint())
+    tokenizer = _checked_tokenizer(stage)
+    loaded = stage.load_trained()
+    longest = stage.cell.model.family.row_length(max_length)
+    return name, tokenizer, Scorer(loaded.network, loaded.precision, max_length=longest)
+
+
+def open_network(stage: StageContext) -> OpenedModel:
+    """Open the network of a cell that was not trained here, and record what it is."""
+    assert stage.cell.network is not None
+    network = stage.cell.network
+    stage.emit(Phase("reading the network", network.source))
+    found = find_network(network, stage.root, stage.cache, lambda what: stage.emit(Phase(what)))
+    opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)
+    facts = found.provenance()
+    what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
+    files = f"weights {facts['weights'][:12]}, other files {facts['files'][:12]}"
+    stage.emit(Phase("opened the network", f"{what}, {files}"))
+    return opened
+
+
+def _take_over(stage: StageContext, sheet: ScoreSheet) -> None:
     """Take over the scores of other stages, unless this one is run again to measure its scores anew."""
     if rerun.superseded(stage.runs, stage.attempt.key):
         return
-    for key in _alike(stage):
+    for key in alike(stage.runs, stage.attempt):
         try:
-            found = scores_of(stage.runs, [key], trained)
+            found = scores_of(stage.runs, [key], sheet.checkpoint)
         except (OSError, GpasError) as error:
             stage.emit(Warned(f"the scores of stage {key} cannot be read and are not taken over: {error}"))
             continue
@@ -168,11 +194,10 @@ def _take_over(stage: StageContext, sheet: ScoreSheet, trained: Path) -> None:
             stage.emit(Phase("taking over scores", f"{', '.join(taken)} from stage {key}"))
 
 
-def _alike(stage: StageContext) -> list[str]:
-    """Return the keys of the stages that differ from this one in their tasks alone."""
-    own = stage.attempt
+def alike(runs: Path, own: AttemptRecord) -> list[str]:
+    """Return the keys of the stages that differ from that of an attempt in their tasks alone."""
     found = set[str]()
-    for attempt in all_attempts(stage.runs):
+    for attempt in all_attempts(runs):
         if attempt.key == own.key or attempt.key in found:
             continue
         with suppress(OSError, GpasError):  # a damaged attempt has no scores to take over
@@ -206,6 +231,7 @@ def score_section(section: Downstream, scorer: Scorer, tokenizer: Tokenizer, roo
     return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
 
 
+_NETWORK_TOKENS = 1024  # that a network is given at once, where the cell does not say how many
 _LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
 
 
@@ -216,14 +242,11 @@ def run_texts(stage: StageContext) -> Outcome:
     `gpas run` scores what is missing.
     """
     section: Texts = stage.parameters
-    checkpoint = short_name(stage.trained_checkpoint())
-    tokenizer = _checked_tokenizer(stage)
-    opened = stage.load_trained()
-    length = stage.cell.model.family.row_length(section.max_length or stage.cell.data.length)
-    scorer = Scorer(opened.network, opened.precision, max_length=length)
+    usual = _NETWORK_TOKENS if stage.cell.network else stage.cell.data.length
+    name, tokenizer, scorer = _opened(stage, section.max_length or usual)
     sheet = ScoreSheet(
-        noun="text", tasks=section.names, last_metric=lambda _: _LAST_METRIC, scores=_earlier_scores(stage, checkpoint),
-        checkpoint=checkpoint, emit=stage.emit, stop=stage.stop,
+        noun="text", tasks=section.names, last_metric=lambda _: _LAST_METRIC, scores=_earlier_scores(stage, name),
+        checkpoint=name, emit=stage.emit, stop=stage.stop,
     )  # fmt: skip
     found = score_texts(
         section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped,
@@ -242,6 +265,10 @@ def run_importance(stage: StageContext) -> Outcome:
     If a task cannot be scored, the outcome is `interrupted`, with the reason: the next `gpas run` scores what is
     missing. Collective.
     """
+    if stage.cell.network:
+        known: Iterable[Removal | RemovalScore] = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
+        subject, section = _network_subject(stage), stage.parameters
+        return importance.measure_subject(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
     trained = stage.trained_checkpoint()
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)
@@ -262,6 +289,32 @@ def run_quantised(stage: StageContext) -> Outcome:
 
 def run_layers(stage: StageContext) -> Outcome:
     """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
+    if stage.cell.network:
+        return layer_statistics.measure_subject(_network_subject(stage), stage.emit, stage.stop)
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)
     return layer_statistics.measure(stage.cell, stage.load_trained(), corpus, stage.emit, stage.stop)
+
+
+def _network_subject(stage: StageContext) -> Subject:
+    """Return the network of a cell that was not trained here, with the text that the stage names."""
+    assert stage.cell.network is not None
+    section = stage.parameters
+    opened = open_network(stage)
+    length = min(section.max_length, opened.positions or section.max_length)
+    text = read_text(section.text, stage.root)
+    batches, bytes_per_token = text_batches(text, opened.tokenizer, length, section.eval_tokens)
+    on_gpu = opened.precision.device.type == "cuda"
+    return Subject(
+        network=opened.network,
+        blocks=opened.network.blocks(),
+        precision=opened.precision,
+        tokenizer=opened.tokenizer,
+        name=stage.cell.network.name,
+        step=0,
+        batches=batches,
+        bytes_per_token=bytes_per_token,
+        text=f"{text_name(section.text)} {text.digest}",
+        rows=max(1, (GPU_TOKENS if on_gpu else CPU_TOKENS) // length),
+        max_length=length,
+    )

@@ -10,6 +10,8 @@ from scored import declare_scored
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
+from gpas_cli.events import Scoring
+from gpas_cli.store.journal import read
 
 pytestmark = needs_transformers
 TASKS = ("--limit", "12", "--tasks")
@@ -31,18 +33,18 @@ def test_scores_are_recorded_once(face: Face, exported: Path) -> None:
     assert [(score["task"], score["examples"]) for score in first["scores"]] == [("indent", 12)] * 2
     assert first["new"]
     again = face("evaluate", str(exported), *TASKS, "indent,bracket", "--json").json
-    assert again["key"] == first["key"]
     assert {score["task"] for score in again["scores"]} == {"indent", "bracket"}
     assert again["metrics"]["accuracy/indent"] == first["metrics"]["accuracy/indent"]
     assert "accuracy/average" in again["metrics"]
     said = face("evaluate", str(exported), *TASKS, "bracket")
     assert "all were recorded earlier" in said.out
-    attempts = sorted(path.name for path in Path(first["directory"]).parent.iterdir())
-    assert attempts == ["001", "002"]
+    assert len(list(face.runs.glob("??/*/001"))) == 2
+    events = [line.event for line in read(Path(again["directory"]) / "journal.jsonl")[0]]
+    assert {event.task for event in events if isinstance(event, Scoring)} == {"bracket"}
     record = json.loads((Path(first["directory"]) / "attempt.json").read_text())
-    assert record["stage"] == "external"
-    assert record["cell"]["external"] == first["origin"]
-    assert record["cell"]["external"]["source"] == str(exported)
+    assert record["stage"] == "downstream"
+    assert record["cell"]["network"]["path"] == str(exported)
+    assert first["origin"]["source"] == str(exported)
 
 
 def test_a_table_shows_the_network_below_the_cells_also_of_a_rebuilt_database(face: Face, exported: Path) -> None:
@@ -53,7 +55,8 @@ def test_a_table_shows_the_network_below_the_cells_also_of_a_rebuilt_database(fa
     document = face("table", "scored", "--external", "theirs", "--json").json
     check("table", document)
     (row,) = document["externals"]
-    assert (row["key"], row["origin"]) == (done["key"], done["origin"])
+    assert row["key"] == done["key"]
+    assert row["origin"]["source"] == done["origin"]["source"]
     assert [cell["value"] for cell in row["cells"]] == list(done["metrics"].values())
     face("db", "rebuild", "--yes")
     face("db", "check")

@@ -1,0 +1,329 @@
+"""The residual blocks of a network, and the network without some of them.
+
+A removed block returns its input: the residual stream passes it unchanged. A sub-layer that is removed alone adds
+nothing to the stream. The parameters stay where they are, and nothing is copied or loaded again.
+
+Blocks are removed one after the other, so the stream that enters block l + 1 is kept while the network is evaluated
+without block l, and the next evaluation starts from it. Removing each of L blocks costs about L / 2 evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from gpas_cli.errors import GpasError
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.stage import SUBLAYERS
+
+_KEPT_SHARE = 0.25  # of the free memory, for the streams that enter a block
+_ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
+_FFN_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2")
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What is left out: `count` blocks from block `first` = 1, 2, ... on, or their sub-layers `part` alone. Nothing if
+    `first` is 0. `how` says why these blocks: "last" and "closest" are groups of several sizes."""
+
+    first: int = 0
+    count: int = 1
+    part: str = ""
+    how: str = ""
+
+    @property
+    def series(self) -> str:
+        """What its series by layer is called after the name of the quantity: "", attention, feed_forward, last, ..."""
+        return self.part or self.how
+
+    @property
+    def label(self) -> str:
+        """Its name in events, "" for a whole block or nothing: "attention", "last 4"."""
+        return f"{self.how} {self.count}" if self.how else self.part
+
+
+WHOLE = Removed()
+
+
+@dataclass(frozen=True)
+class _Sublayer:
+    """A sub-layer: the attribute `name` of `owner` computes it, and `without` returns what takes its place."""
+
+    owner: Any
+    name: str
+    without: Callable[[Forward], Forward]
+
+
+class Blocks:
+    """The residual blocks of a network, first to last.
+
+    sublayers: by part of SUBLAYERS those of each block, empty if they cannot be removed alone, with the reason in
+    `fault`. A block returns the stream, or a tuple of `outputs` objects that begins with it.
+    """
+
+    def __init__(
+        self, layers: Sequence[nn.Module], sublayers: dict[str, list[_Sublayer]], outputs: int = 0, fault: str = ""
+    ):
+        self.layers = list(layers)
+        self.sublayers = sublayers
+        self.fault = fault
+        self._outputs = outputs
+        self._kept: list[Tensor | None] = []  # by forward pass the stream that enters block `_entered`
+        self._entered = 0
+        self._evaluation = ""
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @contextmanager
+    def observed(self, observe: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Call `observe` with i and the stream that enters block i + 1, and with L and the one that leaves the last."""
+        last = len(self.layers) - 1
+        with ExitStack() as stack:
+            for place, layer in enumerate(self.layers):
+
+                def watched(forward: Forward, place: int = place) -> Forward:
+                    def run(*args: Any, **kwargs: Any) -> Any:
+                        observe(place, _entering(args, kwargs).detach())
+                        found = forward(*args, **kwargs)
+                        if place == last:
+                            observe(place + 1, _stream(found).detach())
+                        return found
+
+                    return run
+
+                stack.enter_context(_replaced(layer, "forward", watched))
+            yield
+
+    @contextmanager
+    def without(self, removed: Removed, evaluation: str = "") -> Iterator[None]:
+        """Leave out `removed` in the forward passes inside the context.
+
+        `evaluation` names these passes: if they are the same as those of the last context of that name, without the
+        block before, they start from the streams that it kept. "" keeps none.
+        """
+        if not removed.first:
+            yield
+            return
+        before, first = range(removed.first - 1), removed.first - 1
+        ready = evaluation and (self._evaluation, self._entered) == (evaluation, removed.first)
+        passes = iter(self._kept if ready else ())
+        following: list[Tensor | None] = []
+        free = _free_bytes(self.layers[first]) if evaluation and removed.first < len(self.layers) else 0
+        entering: list[Tensor | None] = [None]  # of this pass
+
+        def skipping(forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return forward(*args, **kwargs) if entering[0] is None else self._returned(_entering(args, kwargs))
+
+            return run
+
+        def beginning(forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                nonlocal free
+                x = entering[0] if entering[0] is not None else _entering(args, kwargs)
+                args, kwargs = _with_entering(args, kwargs, x)
+                needed = x.numel() * x.element_size()
+                if needed <= free:
+                    free -= needed
+                    following.append(_stream(forward(*args, **kwargs)))
+                else:
+                    following.append(None)
+                if not removed.part:
+                    return self._returned(x)
+                own = self.sublayers[removed.part][first]
+                with _replaced(own.owner, own.name, own.without):
+                    return forward(*args, **kwargs)
+
+            return run
+
+        def start(forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                entering[0] = next(passes, None)
+                return forward(*args, **kwargs)
+
+            return run
+
+        with ExitStack() as stack:
+            for place in before:
+                stack.enter_context(_replaced(self.layers[place], "forward", skipping))
+            stack.enter_context(_replaced(self.layers[first], "forward", beginning))
+            for layer in self.layers[first + 1 : first + removed.count]:
+                stack.enter_context(_replaced(layer, "forward", lambda _: self._identity))
+            stack.enter_context(_replaced(self.layers[0], "forward", start))
+            yield
+        self._kept, self._entered, self._evaluation = following, removed.first + 1, evaluation
+
+    def _identity(self, *args: Any, **kwargs: Any) -> Any:
+        return self._returned(_entering(args, kwargs))
+
+    def _returned(self, x: Tensor) -> Any:
+        """Return what a block returns whose stream is x."""
+        return (x, *[None] * (self._outputs - 1)) if self._outputs else x
+
+
+def _entering(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    found: Tensor = args[0] if args else kwargs["hidden_states"]
+    return found
+
+
+def _with_entering(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+
+def _stream(output: Any) -> Tensor:
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def _free_bytes(layer: nn.Module) -> int:
+    """Return how many bytes of streams may be kept on the device of a layer."""
+    device = next(layer.parameters()).device
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return int(_KEPT_SHARE * free)
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, made: Callable[[Forward], Forward]) -> Iterator[None]:
+    """Put the function that `made` returns for the present one in place of a method of one object."""
+    before = vars(owner).get(name)
+    object.__setattr__(owner, name, made(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        if before is None:
+            object.__delattr__(owner, name)
+        else:
+            object.__setattr__(owner, name, before)
+
+
+def own_blocks(network: Llama) -> Blocks:
+    """Return the blocks of a network that was trained here."""
+    layers = network.model.blocks()
+
+    def nothing(_apply: Forward) -> Forward:
+        return lambda x, *_: x
+
+    found = {
+        "attention": [_Sublayer(layer._attention, "apply", nothing) for layer in layers],
+        "feed_forward": [_Sublayer(layer._feed_forward, "apply", nothing) for layer in layers],
+    }
+    return Blocks(layers, found)
+
+
+@torch.no_grad()
+def find_blocks(network: nn.Module, source: str, probe: Callable[[], Tensor]) -> Blocks:
+    """Return the blocks of a network of transformers. `probe` returns the result of one forward pass.
+
+    They are the list of modules with the most parameters. A forward pass must apply each of them once, in order, to
+    the stream that the one before returned, and must return exactly the same if it starts in the middle, from the
+    stream that was kept. Raises GpasError with the reason if that is not so.
+    """
+    config = getattr(network, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise GpasError(f"{source} is an encoder with a decoder: its layers are no single list of residual blocks")
+    lists = [list(found) for found in network.modules() if isinstance(found, nn.ModuleList) and len(found)]
+    if not lists:
+        raise GpasError(f"{source} has no list of layers")
+    layers = max(lists, key=lambda found: sum(own.numel() for layer in found for own in layer.parameters()))
+    entered: list[tuple[int, Tensor]] = []
+    returned: list[Any] = []
+
+    def recorded(place: int) -> Callable[[Forward], Forward]:
+        def made(forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                entered.append((place, _entering(args, kwargs)))
+                returned.append(forward(*args, **kwargs))
+                return returned[-1]
+
+            return run
+
+        return made
+
+    with ExitStack() as stack:
+        for place, layer in enumerate(layers):
+            stack.enter_context(_replaced(layer, "forward", recorded(place)))
+        try:
+            expected = probe()
+        except (KeyError, AttributeError) as error:
+            raise GpasError(f"{source}: its layers are not called with the residual stream: {error!r}") from error
+    order = [place for place, _ in entered]
+    if order != list(range(len(layers))):
+        times = max(map(order.count, order), default=0)
+        why = f"a layer is applied {times} times: layers are shared" if times > 1 else "they are not applied in order"
+        raise GpasError(f"{source}: its {len(layers)} layers cannot be removed: {why}")
+    for (place, x), output in zip(entered[1:], returned, strict=False):
+        if not (isinstance(_stream(output), Tensor) and torch.equal(x, _stream(output))):
+            raise GpasError(f"{source}: layer {place + 1} does not read what layer {place} returns")
+    outputs = len(returned[0]) if isinstance(returned[0], tuple) else 0
+    found = Blocks(layers, _sublayers(layers), outputs)
+    _check_start(found, source, probe, expected)
+    found.fault = _sublayer_fault(found, entered, probe)
+    return found
+
+
+def _check_start(found: Blocks, source: str, probe: Callable[[], Tensor], expected: Tensor) -> None:
+    """Raise GpasError unless a pass that starts from a kept stream gives the same bits as a whole one."""
+    if len(found) < 2:
+        return
+    with found.without(Removed(1), "check"):
+        probe()
+    with found.without(Removed(2), "check"):
+        short = probe()
+    with found.without(Removed(2)):
+        whole = probe()
+    if not torch.equal(short, whole) or not torch.equal(probe(), expected):
+        raise GpasError(f"{source}: its layers carry more than the residual stream, so they cannot be removed")
+
+
+def _sublayers(layers: Sequence[nn.Module]) -> dict[str, list[_Sublayer]]:
+    """Return attention and feed-forward network of each layer; nothing if a layer has none with a usual name."""
+    found: dict[str, list[_Sublayer]] = {}
+    for part, names in zip(SUBLAYERS, (_ATTENTION_NAMES, _FFN_NAMES), strict=True):
+        modules = [next((own for n in names if (own := getattr(layer, n, None)) is not None), None) for layer in layers]
+        if all(isinstance(module, nn.Module) for module in modules):
+            found[part] = [_Sublayer(module, "forward", _zeros) for module in modules]
+    return found
+
+
+def _zeros(forward: Forward) -> Forward:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = forward(*args, **kwargs)
+        return (torch.zeros_like(found[0]), *found[1:]) if isinstance(found, tuple) else torch.zeros_like(found)
+
+    return run
+
+
+def _sublayer_fault(found: Blocks, entered: Sequence[tuple[int, Tensor]], probe: Callable[[], Tensor]) -> str:
+    """Return why attention and feed-forward networks cannot be removed alone, "" if they can.
+
+    Without both, a block must be the identity.
+    """
+    if set(found.sublayers) != set(SUBLAYERS):
+        return "no attention or feed-forward network with a usual name was found in its layers"
+    outputs: list[Tensor] = []
+
+    def recorded(forward: Forward) -> Forward:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            returned = forward(*args, **kwargs)
+            outputs.append(_stream(returned))
+            return returned
+
+        return run
+
+    with ExitStack() as stack:
+        for part in SUBLAYERS:
+            own = found.sublayers[part][0]
+            stack.enter_context(_replaced(own.owner, own.name, own.without))
+        stack.enter_context(_replaced(found.layers[0], "forward", recorded))
+        probe()
+    same = torch.equal(outputs[0], entered[0][1])
+    return "" if same else "without both, a layer is not the identity (a norm follows the sum, as in Post-LN)"

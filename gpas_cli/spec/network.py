@@ -1,0 +1,180 @@
+"""Networks that were not trained here: a folder that `transformers` loads, or a repository of the Hugging Face hub.
+
+They are declared under `networks` in experiments.yaml, and pinned: a repository by its commit, a folder by a digest of
+its files. The pin is the network's identity in the keys of stages, so a folder may be moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpas_cli.errors import Problem, nearest
+from gpas_cli.files import parse_json
+from gpas_cli.spec.parse import setting
+
+WEIGHTS = (".safetensors", ".bin")
+OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# What the configurations of transformers call the numbers of a shape.
+_SHAPE_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
+    "ffn": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "hidden_dim"),
+    "vocab": ("vocab_size",),
+}
+_SHAPE = ("layers", "hidden", "ffn", "heads", "vocab")
+MADE = ("gpt2", "llama", "qwen2", "mistral", "gpt_neox", "bert")  # architectures of transformers; bert is Post-LN
+_LARGEST_VOCAB = 65_536  # of a `Size`
+
+
+def _fault(pattern: re.Pattern[str], what: str) -> Any:
+    return lambda text: "" if not text or pattern.fullmatch(text) else f"'{text}' is not {what}"
+
+
+def _made_fault(name: str) -> str:
+    return "" if name in ("", *MADE) else f"unknown architecture '{name}'; {nearest(name, MADE)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network that was not trained here.
+
+    hf, revision: a repository of the hub and the commit. path, sha256: a folder, relative to experiments.yaml, and the
+    digest of its files. made, seed, updates: a small network of this architecture that is made and trained when it is
+    first needed. dtype: of the weights; `stored` keeps bfloat16 and converts others to fp32. trust_code: whether the
+    code that comes with the network may run. layers, hidden, ffn, heads, vocab: its shape, by which plans estimate the
+    cost; 0 is read from config.json.
+    """
+
+    hf: str = setting("")
+    revision: str = setting("", check=_fault(_COMMIT, "a commit (40 hex digits): a branch or tag can change"))
+    path: str = setting("")
+    sha256: str = setting("", check=_fault(_DIGEST, "a digest (64 hex digits)"))
+    made: str = setting("", choices=MADE, check=_made_fault)
+    seed: int = setting(42, low=0, high=2**31 - 1)
+    updates: int = setting(600, low=0, high=1_000_000)
+    dtype: str = setting("stored", choices=("stored", "fp32", "bf16"))
+    trust_code: bool = setting(False)
+    layers: int = setting(0, low=0, high=1024)
+    hidden: int = setting(0, low=0, high=65_536)
+    ffn: int = setting(0, low=0, high=262_144)
+    heads: int = setting(0, low=0, high=1024)
+    vocab: int = setting(0, low=0, high=10_000_000)
+
+    @property
+    def source(self) -> str:
+        """The folder, the name on the hub or the architecture."""
+        return self.path or self.hf or self.made
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the network as a whole."""
+        if sum(map(bool, (self.hf, self.path, self.made))) != 1:
+            yield Problem(
+                (), "needs one of hf (a name on the Hugging Face hub), path (a folder), made (an architecture)"
+            )
+        if self.made:
+            for name in _SHAPE:
+                if not getattr(self, name):
+                    yield Problem((name,), "is required: the shape of the network to make")
+            if self.heads and self.hidden % self.heads:
+                yield Problem(("heads",), f"does not divide hidden, {self.hidden}")
+        if self.hf and not self.revision:
+            yield Problem(("revision",), "is required: the commit of the repository, 40 hex digits")
+        for own, source in (("revision", self.hf), ("sha256", self.path)):
+            if getattr(self, own) and not source:
+                yield Problem((own,), f"has no effect on {self.source}")
+
+    def identity(self) -> dict[str, str | int]:
+        """Return what identifies the network's numbers, for keys."""
+        if self.made:
+            return {name: getattr(self, name) for name in ("made", "seed", "updates", "dtype", *_SHAPE)}
+        pin = {"hf": self.hf, "revision": self.revision} if self.hf else {"sha256": self.sha256}
+        return {**pin, "dtype": self.dtype}
+
+    @property
+    def name(self) -> str:
+        """Its name in events: what it is, and in which precision."""
+        if self.made:
+            return "made:" + "-".join(map(str, self.identity().values()))
+        pin = f"{self.hf}@{self.revision[:12]}" if self.hf else f"sha256:{self.sha256[:16]}"
+        return pin if self.dtype == "stored" else f"{pin} {self.dtype}"
+
+    @property
+    def precision(self) -> str | None:
+        """The precision of its weights, None if that depends on how they are stored."""
+        if self.made and self.dtype == "stored":
+            return "fp32"
+        return {"fp32": "fp32", "bf16": "pure_bf16"}.get(self.dtype)
+
+    def folder(self, root: Path) -> Path:
+        """Return the folder of its files: for a repository that in the hub's cache, which may not exist yet."""
+        return root / Path(self.path).expanduser() if self.path else _hub_cache(self.hf, self.revision)
+
+    def with_shape(self, root: Path) -> Network:
+        """Return the network with the numbers of its shape that config.json has, if that is on this machine."""
+        try:
+            config = parse_json((self.folder(root) / "config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return self
+        found = shape_in(config) if isinstance(config, Mapping) else {}
+        more: dict[str, Any] = {name: value for name, value in found.items() if not getattr(self, name)}
+        return replace(self, **more)
+
+    def described(self) -> dict[str, Any]:
+        """Return the parts of a cell that stand for the network in estimates of the cost: a plain network of its shape,
+        by default that of 1B."""
+        hidden = self.hidden or 2048
+        size = {
+            "layers": self.layers or 24,
+            "hidden": hidden + hidden % 2,
+            "ffn": self.ffn or 4 * hidden,
+            "vocab": min(max(8, self.vocab or 32_000), _LARGEST_VOCAB),
+            "heads": 1,
+        }
+        optim = {"lr": 1.0, "warmup": 0, "steps": 1, "batch": 1}
+        return {"size": size, "optim": optim, "precision": self.precision or "pure_bf16"}
+
+
+def shape_in(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of a shape that a configuration of transformers has: layers, hidden, ffn, vocab."""
+    found = {}
+    for name, spellings in _SHAPE_NAMES.items():
+        value = next((config[spelling] for spelling in spellings if config.get(spelling)), None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            found[name] = value
+    return found
+
+
+def _hub_cache(name: str, revision: str) -> Path:
+    """Return the folder where huggingface_hub keeps a commit of a repository."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    return cache / f"models--{name.replace('/', '--')}" / "snapshots" / revision
+
+
+def digests(folder: Path) -> tuple[str, str]:
+    """Return the sha256 of the names and contents of the weights in a folder, and of the others. Raises OSError."""
+    names = sorted(path for path in folder.iterdir() if path.is_file())
+    weights, others = ([path for path in names if path.suffix in of] for of in (WEIGHTS, OTHERS))
+    return _digest(weights), _digest(others)
+
+
+def pin_of(weights: str, files: str) -> str:
+    """Return the digest of a folder from those of its weights and of its other files."""
+    return hashlib.sha256(f"{weights} {files}".encode()).hexdigest()
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            one = hashlib.file_digest(file, "sha256")
+        whole.update(f"{path.name}\0{one.hexdigest()}\n".encode())
+    return whole.hexdigest()

@@ -1,0 +1,91 @@
+"""Networks that were not trained here, as the commands show them: planned, explained, listed and refused."""
+
+from pathlib import Path
+
+import pytest
+from face import Face
+
+from gpas_cli.errors import Exit
+from gpas_cli.spec.network import digests, pin_of
+
+GRIDS = """\
+version: 1
+networks:
+  theirs: {{path: net{pin}}}
+  hub: {{hf: org/name, revision: 0123456789abcdef0123456789abcdef01234567, layers: 32, hidden: 4096, ffn: 11008,
+    vocab: 32000}}
+grids:
+  nets:
+    base: {{texts: {{texts: [notes.txt]}}, importance: {{text: notes.txt}}{more}}}
+    axes: {{network: [theirs, hub]}}
+    table: {{rows: [network], value: mean_importance}}
+"""
+
+
+@pytest.fixture
+def nets(face: Face) -> Face:
+    folder = face.folder / "net"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "config.json").write_text('{"num_hidden_layers": 3, "hidden_size": 16, "vocab_size": 99}')
+    (face.folder / "notes.txt").write_text("some text")
+    declare(face)
+    return face
+
+
+def pin(face: Face) -> str:
+    return pin_of(*digests(face.folder / "net"))
+
+
+def declare(face: Face, more: str = "", pinned: bool = True) -> None:
+    face.declare(GRIDS.format(pin=f", sha256: {pin(face)}" if pinned else "", more=more))
+
+
+def test_a_folder_without_a_pin_gets_the_digest_to_write(nets: Face) -> None:
+    declare(nets, pinned=False)
+    said = nets("plan", "nets", expect=Exit.USAGE).err.replace("\n", " ")
+    assert f"networks.theirs.sha256: is required: the digest of the folder's files, now {pin(nets)}" in said
+    assert "size" not in said  # what follows from the faulty declaration is not reported
+
+
+def test_a_plan_has_the_networks_with_their_names_and_no_updates(nets: Face) -> None:
+    document = nets("plan", "nets", "--json", expect=None).json
+    sizes = {one["size"]: one for one in document["sizes"]}
+    assert set(sizes) == {"theirs", "hub"}
+    assert 6e9 < sizes["hub"]["parameters"] < 7e9
+    assert {one["updates"] for one in sizes.values()} == {0}
+
+
+def test_a_missing_folder_is_named_before_anything_starts(nets: Face) -> None:
+    (nets.folder / "net").rename(nets.folder / "elsewhere")
+    said = nets("run", "grid", "nets", "--where", "network=theirs", expect=Exit.USAGE).err.replace("\n", " ")
+    assert f"there is no folder {nets.folder / 'net'}" in said
+    assert not list(nets.runs.glob("??/*/001"))
+
+
+@pytest.mark.parametrize("setting", ["size: toy", "norm: pre", "optim: {lr: 1}", "seed: 3"])
+def test_a_setting_of_a_training_has_no_effect(nets: Face, setting: str) -> None:
+    declare(nets, f", {setting}")
+    said = nets("plan", "nets", expect=Exit.USAGE).err.replace("\n", " ")
+    assert f"{setting.partition(':')[0]}: has no effect on a network that was not trained here" in said
+
+
+def test_explain_says_what_it_is_and_what_measures_it(nets: Face) -> None:
+    said = nets("explain", "nets/theirs").out
+    assert "net, not trained here" in said
+    assert "stage importance" in said
+    assert "x <- " not in said
+    document = nets("explain", "nets/theirs", "--json").json
+    assert document["cells"][0]["layers"] == []
+    assert set(document["cells"][0]["cell"]) == {"network", "texts", "importance"}
+
+
+def test_what_needs_a_checkpoint_says_that_there_is_none(nets: Face, tmp_path: Path) -> None:
+    said = nets("export", "nets/theirs", str(tmp_path / "out"), expect=Exit.USAGE).err
+    assert "net was not trained here, so it has no checkpoint" in said.replace("\n", " ")
+
+
+def test_a_table_and_the_status_list_them(nets: Face) -> None:
+    assert "theirs" in nets("status", "nets").out
+    document = nets("table", "nets", "--json", expect=None).json
+    assert [row["title"] for row in document["rows"]] == ["theirs", "hub"]

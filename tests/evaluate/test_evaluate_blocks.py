@@ -1,0 +1,243 @@
+"""Blocks removed from networks of transformers and of this program: the same as hooks written here, and refusals."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from exporting import needs_transformers
+from torch import Tensor, nn
+
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import blocks as blocks_module
+from gpas_cli.evaluate.blocks import Removed, find_blocks, own_blocks
+from gpas_cli.model.llama import build
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.parse_cell import parse_model
+
+LAYERS = 4
+SHAPE = {"num_hidden_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 90}
+KINDS = ("llama", "gpt2", "qwen2", "gpt_neox", "bert")
+PRE_LN = ("llama", "gpt2", "qwen2", "gpt_neox")
+TOKENS = torch.arange(3 * 11).view(3, 11) % 90
+
+
+def made(kind: str, **more: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(
+        kind, **SHAPE, intermediate_size=24, num_key_value_heads=2, is_decoder=True, max_position_embeddings=32, **more
+    )
+    network = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(8)  # so that every layer matters
+    return network
+
+
+def logits_of(network: Any) -> Callable[[], Tensor]:
+    @torch.no_grad()
+    def logits() -> Tensor:
+        found: Tensor = network(input_ids=TOKENS, use_cache=False).logits
+        return found
+
+    return logits
+
+
+def list_of(network: Any) -> nn.ModuleList:
+    return max(
+        (found for found in network.modules() if isinstance(found, nn.ModuleList)),
+        key=lambda found: sum(parameter.numel() for parameter in found.parameters()),
+    )
+
+
+@contextmanager
+def hooked(modules: list[nn.Module], answer: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Replace the output of each module by `answer(input, output)`, with hooks of torch."""
+
+    def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return answer(args[0] if args else kwargs["hidden_states"], output)
+
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def unchanged(x: Any, output: Any) -> Any:
+    return (x, *output[1:]) if isinstance(output, tuple) else x
+
+
+def nothing(_x: Any, output: Any) -> Any:
+    return (torch.zeros_like(output[0]), *output[1:]) if isinstance(output, tuple) else torch.zeros_like(output)
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", [0.25, 0.0])
+def test_a_removal_is_that_of_hooks_and_leaves_no_trace(
+    kind: str, kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without memory for the streams that the next removal would start from."""
+    monkeypatch.setattr(blocks_module, "_KEPT_SHARE", kept)
+    network = made(kind)
+    logits = logits_of(network)
+    whole = logits()
+    found = find_blocks(network, kind, logits)
+    for first, count in [(layer, 1) for layer in range(1, LAYERS + 1)] + [(3, 2), (1, 3)]:
+        with found.without(Removed(first, count), "text"):
+            ours = logits()
+        with hooked(list(list_of(network))[first - 1 : first - 1 + count], unchanged):
+            expected = logits()
+        assert torch.equal(ours, expected), (first, count)
+        assert not torch.equal(ours, whole)
+    assert torch.equal(logits(), whole)
+    assert not [name for layer in found.layers for name in vars(layer) if name == "forward"]
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", PRE_LN)
+def test_a_sublayer_is_removed_alone(kind: str) -> None:
+    network = made(kind)
+    logits = logits_of(network)
+    found = find_blocks(network, kind, logits)
+    assert found.fault == ""
+    for layer in range(1, LAYERS + 1):
+        block = list_of(network)[layer - 1]
+        for part, names in (("attention", ("self_attn", "attn", "attention")), ("feed_forward", ("mlp",))):
+            module = next(getattr(block, name) for name in names if hasattr(block, name))
+            with found.without(Removed(layer, part=part), part):
+                ours = logits()
+            with hooked([module], nothing):
+                assert torch.equal(ours, logits())
+
+
+@needs_transformers
+def test_layers_before_a_removal_are_not_computed_again() -> None:
+    """The cost of removing each of L layers: about L / 2 networks, not L."""
+    network = made("llama")
+    logits = logits_of(network)
+    found = find_blocks(network, "llama", logits)
+    computed: list[int] = []
+    handles = [layer.mlp.register_forward_hook(lambda *_: computed.append(1)) for layer in found.layers]
+    for layer in range(1, LAYERS + 1):
+        with found.without(Removed(layer), "text"):
+            logits()
+    for handle in handles:
+        handle.remove()
+    # Layer 1: the three after it, and itself for the next one; and so on.
+    assert len(computed) == sum(LAYERS - layer + (layer < LAYERS) for layer in range(1, LAYERS + 1))
+
+
+@needs_transformers
+def test_the_stream_is_observed_where_it_enters_and_leaves() -> None:
+    network = made("gpt2")
+    logits = logits_of(network)
+    found = find_blocks(network, "gpt2", logits)
+    seen: list[Tensor] = []
+    with found.observed(lambda _, x: seen.append(x)):
+        logits()
+    with torch.no_grad():
+        states = network(input_ids=TOKENS, output_hidden_states=True).hidden_states
+    assert len(seen) == LAYERS + 1
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(seen[:-1], states[:-1], strict=True))
+    assert torch.equal(network.transformer.ln_f(seen[-1]), states[-1])
+
+
+@needs_transformers
+def test_a_norm_after_the_sum_forbids_the_removal_of_sublayers() -> None:
+    network = made("bert")
+    found = find_blocks(network, "bert", logits_of(network))
+    assert found.fault
+
+
+class _Shared(nn.Module):
+    """One layer that is applied three times, as in ALBERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self) -> Tensor:
+        x = torch.ones(1, 2, 4)
+        for _ in range(3):
+            x = self.layers[0](x)
+        return x
+
+
+class _Skipping(nn.Module):
+    """Layers that also read what is not in the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self) -> Tensor:
+        first = x = torch.ones(1, 2, 4)
+        for layer in self.layers:
+            x = layer(x) + first
+        return x
+
+
+class _Bare(nn.Module):
+    def forward(self) -> Tensor:
+        return torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (_Shared(), "a layer is applied 3 times: layers are shared"),
+        (_Skipping(), "layer 2 does not read what layer 1 returns"),
+        (_Bare(), "has no list of layers"),
+    ],
+)
+def test_a_network_without_residual_blocks_is_refused(network: nn.Module, reason: str) -> None:
+    with pytest.raises(GpasError, match=reason):
+        find_blocks(network, "theirs", network)
+
+
+@needs_transformers
+def test_an_encoder_with_a_decoder_is_refused() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    network = T5ForConditionalGeneration(
+        T5Config(d_model=16, num_layers=2, num_heads=2, d_ff=24, vocab_size=90, d_kv=8)
+    )
+    with pytest.raises(GpasError, match="an encoder with a decoder"):
+        find_blocks(network, "theirs", lambda: torch.ones(1))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("part", ["attention", "feed_forward"])
+def test_a_sublayer_of_our_networks_passes_the_stream_unchanged(scheme: str, part: str) -> None:
+    size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": LAYERS, "vocab": 90}
+    network = build(parse_model({"size": size, "norm": scheme, "gate": "gpas"}), seed=2)
+    found = own_blocks(network)
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+    block = network.model.blocks()[1]
+    other = block.mlp if part == "attention" else block.self_attn
+    with torch.no_grad(), found.without(Removed(2, part=part)):
+        handle = other.register_forward_hook(lambda _m, args, _o: before.append(args[0]))
+        with found.observed(lambda place, x: after.append(x) if place in (1, 2) else None):
+            network(TOKENS)
+        handle.remove()
+        entering, leaving = after
+        if part == "attention":
+            expected = block._feed_forward.apply(entering, block.mlp, entering if block.bottom else None)
+            assert torch.equal(leaving, expected)
+        else:
+            assert torch.equal(leaving, _attention_alone(network, entering))
+
+
+def _attention_alone(network: Any, x: Tensor) -> Tensor:
+    block = network.model.blocks()[1]
+    positions = network.model.positions(x)
+    found: Tensor = block._attention.apply(x, lambda h: block.self_attn(h, positions))
+    return found

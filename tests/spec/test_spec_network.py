@@ -1,0 +1,129 @@
+"""Networks that were not trained here, as parts of cells: what identifies them, and what is refused."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.network import Network, digests, pin_of, shape_in
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.parse_cell import Catalogue, cell_from
+
+COMMIT, PIN = "0123456789abcdef" * 2 + "01234567", "ab" * 32
+HUB = Network(hf="org/name", revision=COMMIT)
+FOLDER = Network(path="nets/mine", sha256=PIN)
+MADE = Network(made="gpt2", layers=2, hidden=16, ffn=24, heads=2, vocab=300)
+OPTIM = {"lr": 1e-3, "warmup": 1, "steps": 9, "batch": 2}
+STAGE = {"importance": {"text": "stdlib"}}
+
+
+def cell_of(network: Network, **more: object) -> Cell:
+    return cell_from({"network": plain(network), **STAGE, **more})
+
+
+@pytest.mark.parametrize("network", [HUB, FOLDER, MADE])
+def test_a_cell_survives_its_record(network: Network) -> None:
+    cell = cell_of(network, downstream={"tasks": ["indent"]})
+    again = cell_from(json.loads(json.dumps(cell.to_mapping())))
+    assert again == cell
+    assert again.key == cell.key
+    assert [stage.kind for stage in cell.stages] == ["downstream", "importance"]
+    assert all(stage.parents == () for stage in cell.stages)
+
+
+def test_only_what_identifies_the_numbers_is_in_the_key() -> None:
+    for network in (HUB, FOLDER):
+        other = replace(network, trust_code=True, layers=9, hidden=32, ffn=64, vocab=500, seed=7, updates=9)
+        assert cell_of(other).key == cell_of(network).key
+    assert cell_of(replace(FOLDER, path="elsewhere")).key == cell_of(FOLDER).key
+
+
+@pytest.mark.parametrize(
+    ("network", "change"),
+    [
+        (HUB, {"hf": "org/other"}),
+        (HUB, {"revision": "f" * 40}),
+        (HUB, {"dtype": "bf16"}),
+        (FOLDER, {"sha256": "cd" * 32}),
+        *((MADE, {name: value}) for name, value in {"made": "bert", "layers": 3, "hidden": 32, "ffn": 25}.items()),
+        *((MADE, {name: value}) for name, value in {"heads": 4, "vocab": 301, "seed": 1, "updates": 5}.items()),
+    ],
+)
+def test_every_other_change_is_another_network(network: Network, change: dict[str, object]) -> None:
+    other = replace(network, **change)
+    assert cell_of(other).key != cell_of(network).key
+    assert other.name != network.name
+
+
+def test_no_setting_is_forgotten() -> None:
+    known = {"hf", "revision", "path", "sha256", "made", "seed", "updates", "dtype", "trust_code"}
+    assert {own.name for own in fields(Network)} - known == {"layers", "hidden", "ffn", "heads", "vocab"}
+
+
+@pytest.mark.parametrize(
+    ("network", "problem"),
+    [
+        (Network(), "needs one of hf"),
+        (replace(HUB, path="nets/mine"), "needs one of hf"),
+        (Network(hf="org/name"), "revision: is required"),
+        (replace(FOLDER, revision=COMMIT), "revision: has no effect on nets/mine"),
+        (replace(HUB, sha256=PIN), "sha256: has no effect on org/name"),
+        (Network(made="gpt2"), "layers: is required"),
+        (replace(MADE, heads=3), "heads: does not divide hidden, 16"),
+    ],
+)
+def test_what_is_wrong_with_a_network_is_named(network: Network, problem: str) -> None:
+    assert problem in "\n".join(map(str, network.problems()))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "needs a stage that measures it: downstream, texts, importance, layers"),
+        ({"finetune": {}, **STAGE}, "finetune: is not for networks that were not trained here"),
+        ({"importance": {}}, "importance.text: is required: the text on which the network is measured"),
+        ({"network": {"hf": "a/b", "revision": "main"}, **STAGE}, "'main' is not a commit (40 hex digits)"),
+        ({"network": "thiers", **STAGE}, "unknown network 'thiers'; did you mean 'theirs'?"),
+        ({"network": {"made": "gtp2"}, **STAGE}, "did you mean 'gpt2'?"),
+    ],
+)
+def test_bad_cells_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidExperiments) as error:
+        cell_from({"network": plain(FOLDER), **values}, Catalogue(networks={"theirs": HUB}))
+    assert message in str(error.value)
+
+
+def test_a_cell_that_is_trained_here_has_no_text_for_importance() -> None:
+    with pytest.raises(InvalidExperiments, match=r"importance.text: is for networks that were not trained here"):
+        cell_from({"size": "quickstart", "data": "quickstart", "optim": OPTIM, **STAGE})
+
+
+def test_a_network_has_no_checkpoint() -> None:
+    with pytest.raises(GpasError, match="nets/mine was not trained here"):
+        _ = cell_of(FOLDER).trained
+
+
+def test_the_pin_changes_with_every_byte_and_name(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    pins = {pin_of(*digests(tmp_path))}
+    (tmp_path / "README.md").write_text("not read by transformers")
+    assert pin_of(*digests(tmp_path)) in pins
+    (tmp_path / "config.json").write_text("{ }")
+    pins.add(pin_of(*digests(tmp_path)))
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    pins.add(pin_of(*digests(tmp_path)))
+    assert len(pins) == 3
+
+
+def test_the_shape_is_read_under_the_names_of_several_architectures(tmp_path: Path) -> None:
+    gpt2 = {"n_layer": 3, "n_embd": 32, "n_inner": None, "vocab_size": 99}
+    assert shape_in(gpt2) == {"layers": 3, "hidden": 32, "vocab": 99}
+    llama = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 7}
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    found = Network(path=".", sha256=PIN, layers=9).with_shape(tmp_path)
+    assert (found.layers, found.hidden, found.ffn, found.vocab) == (9, 64, 128, 7)
+    assert FOLDER.with_shape(tmp_path) == FOLDER

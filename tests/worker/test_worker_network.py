@@ -1,0 +1,215 @@
+"""The stages of a network that was not trained here, as jobs run them: measured, resumed, and refused if it changed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempts import make_attempt, write_events
+from exporting import needs_transformers
+
+from gpas_cli.data.text_documents import read_text
+from gpas_cli.data.tokenizer import EOS, train_bpe
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import made
+from gpas_cli.evaluate.external import find_network, open_model
+from gpas_cli.evaluate.removal import text_batches
+from gpas_cli.events import Layers, Outcome, Removal, RemovalScore, Score
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.network import Network, digests, pin_of
+from gpas_cli.spec.parse import plain
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.state.outputs import recorded_events
+from gpas_cli.store.journal import Journal
+from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.train.parallel import ALONE
+from gpas_cli.worker.stages.context import StageContext, runner
+
+pytestmark = needs_transformers
+LAYERS = 3
+TEXT = {"text": "notes.txt", "eval_tokens": 200, "max_length": 32}
+SECTION = {**TEXT, "groups": [1, 2], "tasks": ["bracket"], "limit": 5}
+WORDS = "the gate of a deep layer scales the stream and keeps its gradient ".split()
+
+
+class Project:
+    """A folder with a network of transformers and a text."""
+
+    def __init__(self, folder: Path, kind: str = "gpt2"):
+        from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+        self.folder, self.runs, self.net = folder, folder / "runs", folder / "net"
+        (folder / "notes.txt").write_text(" ".join(WORDS[i * i % len(WORDS)] for i in range(400)))
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(
+            kind, num_hidden_layers=LAYERS, hidden_size=16, num_attention_heads=2, intermediate_size=24, vocab_size=300,
+            is_decoder=True, max_position_embeddings=64, bos_token_id=1, eos_token_id=1,
+        )  # fmt: skip
+        network = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.mul_(6 if parameter.dim() == 2 else 1)
+        network.save_pretrained(self.net)
+        tokens = train_bpe([(folder / "notes.txt").read_text()] * 3, 299)
+        PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token=EOS).save_pretrained(self.net)
+        self.network = Network(path="net", sha256=pin_of(*digests(self.net)))
+
+    def cell(self, **sections: Any) -> Cell:
+        return cell_from({"network": plain(self.network), **sections})
+
+    def attempt(self, cell: Cell) -> AttemptDir:
+        (stage,) = cell.stages
+        facts = {"cache": str(self.folder / "cache"), "root": str(self.folder)}
+        return make_attempt(self.runs, stage.key, {"stage": stage.kind, "cell": cell.to_mapping(), **facts})
+
+    def go(self, cell: Cell, stop: Callable[[], str | None] = lambda: None) -> Outcome:
+        attempt = self.attempt(cell)
+        journal = Journal(attempt.journal_path)
+        context = StageContext(cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE)
+        try:
+            outcome = runner(cell, cell.stages[0].kind)(context)
+        finally:
+            journal.close()
+        write_events(attempt, [outcome])
+        return outcome
+
+    def events(self, cell: Cell, *kinds: Any) -> list[Any]:
+        return list(recorded_events(self.runs, cell.key, *kinds))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_importance_is_the_rise_of_the_loss_by_hand(project: Project) -> None:
+    cell = project.cell(importance=SECTION)
+    outcome = project.go(cell)
+    assert outcome.outcome == "done"
+    (layers,) = project.events(cell, Layers)
+    opened = open_model(find_network(project.network, project.folder, project.folder, print))
+    batches, _ = text_batches(read_text("notes.txt", project.folder), opened.tokenizer, 32, 200)
+    assert sum(batch.predicted for batch in batches) >= 200
+    inner = opened.network.inner
+
+    def loss() -> float:
+        total = 0.0
+        for batch in batches:
+            with torch.no_grad():
+                logits = inner(input_ids=torch.from_numpy(batch.inputs), use_cache=False).logits.double()
+            targets = torch.from_numpy(batch.targets)
+            total += float(torch.nn.functional.cross_entropy(logits[0], targets[0], reduction="sum"))
+        return total / sum(batch.predicted for batch in batches)
+
+    whole = loss()
+    assert outcome.metrics["loss"] == pytest.approx(whole, rel=1e-5)
+    blocks = list(inner.transformer.h)
+    rises = []
+    for number in range(LAYERS):
+        inner.transformer.h = torch.nn.ModuleList(blocks[:number] + blocks[number + 1 :])
+        inner.config.n_layer = LAYERS - 1
+        rises.append(loss() - whole)
+    inner.transformer.h = torch.nn.ModuleList(blocks[:1])
+    without_last_two = loss() - whole
+    assert layers.values["importance"] == pytest.approx(rises, abs=1e-5)
+    assert layers.values["importance_last"] == pytest.approx([rises[-1], without_last_two, None], abs=1e-5)
+    assert layers.values["importance_closest"][2] is None
+    assert len(layers.values["angular_distance"]) == LAYERS
+    assert len(layers.values["importance_score"]) == LAYERS
+
+
+def test_a_stopped_job_goes_on_where_it_stopped_and_ends_in_the_same_numbers(project: Project, tmp_path: Path) -> None:
+    cell = project.cell(importance=SECTION)
+    project.go(cell)
+    (whole,) = project.events(cell, Layers)
+    other = Project(tmp_path / "other") if (tmp_path / "other").mkdir() is None else project
+    polls = iter(range(100))
+    while other.go(cell, lambda: "interrupted" if next(polls) % 3 == 2 else None).outcome == "interrupted":
+        pass
+    (resumed,) = other.events(cell, Layers)
+    assert resumed == whole
+    places = [(event.layer, event.removed) for event in other.events(cell, Removal)]
+    scored = [(event.layer, event.removed) for event in other.events(cell, RemovalScore)]
+    assert len(places) == len(set(places)) == len(scored) == len(set(scored)) == 1 + LAYERS + 4
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_tasks_and_texts_are_scored(tmp_path: Path, kind: str) -> None:
+    project = Project(tmp_path, kind)
+    outcome = project.go(project.cell(downstream={"tasks": ["embedded"], "limit": 4}))
+    assert set(outcome.metrics) >= {"accuracy/indent", "accuracy/bracket", "accuracy/average"}
+    texts = project.cell(texts={"texts": ["notes=notes.txt"]})
+    assert project.go(texts).metrics["text_loss/notes"] > 0
+    assert {score.checkpoint for score in project.events(texts, Score)} == {project.network.name}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
+    project = Project(tmp_path, kind)
+    cell = project.cell(layers=TEXT)
+    assert project.go(cell).outcome == "done"
+    (layers,) = project.events(cell, Layers)
+    opened = open_model(find_network(project.network, project.folder, project.folder, print))
+    batches, _ = text_batches(read_text("notes.txt", project.folder), opened.tokenizer, 32, 200)
+    inner = opened.network.inner
+    before, after = [], []
+    block = (inner.transformer.h if kind == "gpt2" else inner.bert.encoder.layer)[1]
+
+    def hook(_block: Any, args: Any, output: Any) -> None:
+        before.append(args[0])
+        after.append(output)
+
+    handle = block.register_forward_hook(hook)
+    for batch in batches:
+        with torch.no_grad():
+            inner(input_ids=torch.from_numpy(batch.inputs), use_cache=False)
+    handle.remove()
+    x, y = (torch.cat([one[0] for one in seen]).double() for seen in (before, after))
+    assert layers.values["activation_variance"][1] == pytest.approx(float(x.var(-1, correction=0).mean()), rel=1e-5)
+    assert layers.values["block_cosine"][1] == pytest.approx(float(torch.cosine_similarity(x, y, -1).mean()), rel=1e-5)
+    update = ((y - x).norm(dim=-1) / x.norm(dim=-1)).mean()
+    assert layers.values["block_update"][1] == pytest.approx(float(update), rel=1e-5)
+    assert len(layers.values["effective_rank"]) == LAYERS + 1
+    assert "first_token_share" not in layers.values
+
+
+def test_files_that_are_not_those_of_the_pin_are_refused(project: Project) -> None:
+    cell = project.cell(texts={"texts": ["notes=notes.txt"]})
+    config = json.loads((project.net / "config.json").read_text())
+    (project.net / "config.json").write_text(json.dumps({**config, "layer_norm_epsilon": 1e-3}))
+    with pytest.raises(GpasError, match=f"pinned is {project.network.sha256}; restore them, or pin the new ones"):
+        project.go(cell)
+
+
+@pytest.mark.parametrize(("section", "message"), [({"groups": [3]}, "3 of 3 layers cannot be left out")])
+def test_more_layers_than_there_are_cannot_be_left_out(project: Project, section: Any, message: str) -> None:
+    with pytest.raises(GpasError, match=message):
+        project.go(project.cell(importance={"text": "notes.txt", **section}))
+
+
+def test_sublayers_that_cannot_be_removed_are_refused_with_the_reason(tmp_path: Path) -> None:
+    project = Project(tmp_path, "bert")
+    cell = project.cell(importance={"text": "notes.txt", "parts": ["attention"]})
+    with pytest.raises(GpasError, match=r"importance.parts: no attention or feed-forward network with a usual name"):
+        project.go(cell)
+
+
+def test_a_network_that_does_not_fit_is_refused_before_it_is_loaded(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    with pytest.raises(GpasError, match=r"its weights need .* and 1.0 kB are free"):
+        project.go(project.cell(texts={"texts": ["notes=notes.txt"]}))
+
+
+def test_a_small_network_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(made="qwen2", layers=2, hidden=16, ffn=24, heads=2, vocab=400, updates=3)
+    said: list[str] = []
+    first = find_network(network, tmp_path, tmp_path / "cache", said.append)
+    assert said == ["training a small qwen2"]
+    monkeypatch.setattr(made, "_trained", None)
+    assert find_network(network, tmp_path, tmp_path / "cache", said.append).pin == first.pin
+    assert len(said) == 1
+    assert open_model(first).network.vocab == 400
