@@ -83,19 +83,28 @@ class ExternalModel:
         return {**facts, "architecture": str(architecture)}
 
 
+def _require_transformers() -> None:
+    if find_spec("transformers") is None:
+        raise GpasError("networks are loaded with transformers, which is not installed: pip install 'gpas-cli[export]'")
+
+
 def find_model(source: str, revision: str = "") -> ExternalModel:
     """Return the network of a folder, or of a repository on the hub, which is downloaded if necessary.
 
     Raises GpasError if there is none, or if the extra `export` is not installed.
     """
-    if find_spec("transformers") is None:
-        raise GpasError("networks are loaded with transformers, which is not installed: pip install 'gpas-cli[export]'")
+    _require_transformers()
     folder = Path(source).expanduser()
     commit = ""
     if folder.is_dir() and revision:
         raise GpasError(f"--revision is for a repository on the hub; {source} is a folder")
     if not folder.is_dir():
         folder, commit = _download(source, revision)
+    return _model_in(folder, source, commit)
+
+
+def _model_in(folder: Path, source: str, commit: str = "") -> ExternalModel:
+    """Return the network in a folder. Raises GpasError if there is none."""
     if not (folder / "config.json").is_file():
         raise GpasError(f"{source} has no config.json: it is not a folder that transformers loads (`gpas export`)")
     if not any(path.suffix in WEIGHTS for path in folder.iterdir()):
@@ -109,9 +118,15 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
     """Return the folder of a repository in the hub's cache, and its commit. Raises GpasError if it is unavailable."""
     from huggingface_hub import snapshot_download
 
+    def fetched(*suffixes: str) -> Path:
+        patterns = [f"*{suffix}" for suffix in suffixes]
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+
     try:
-        patterns = [f"*{suffix}" for suffix in (*WEIGHTS, *OTHERS)]
-        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        best, *others = WEIGHTS
+        folder = fetched(best, *OTHERS)
+        if not any(path.suffix == best for path in folder.iterdir()):  # many repositories have the same weights twice
+            folder = fetched(*others, *OTHERS)
     except Exception as error:
         # Network, hub and disk raise many classes of exceptions here, and so does a name that cannot be one.
         if "Gated" in type(error).__name__:
@@ -129,10 +144,17 @@ def find_network(network: Network, root: Path, cache: Path, notify: Callable[[st
 
     Raises GpasError as `find_model` does, and if the files of a folder are not those that are pinned.
     """
+    _require_transformers()
+    if network.hf:
+        notify(f"looking for {network.hf}")
+        folder, commit = _download(network.hf, network.revision)
+        return _model_in(folder, network.hf, commit)
     if network.made:
-        return find_model(str(made_folder(network, cache, root, notify)))
-    found = find_model(str(network.folder(root)) if network.path else network.hf, network.revision)
-    if network.path and found.pin != network.sha256:
+        return _model_in(made_folder(network, cache, root, notify), network.made)
+    if not (folder := network.folder(root)).is_dir():
+        raise GpasError(f"there is no folder {folder}")
+    found = _model_in(folder, str(folder))
+    if found.pin != network.sha256:
         raise GpasError(
             f"the files of {found.source} are not those of the network: their digest is {found.pin}, pinned is "
             f"{network.sha256}; restore them, or pin the new ones with sha256"

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from exporting import Room, needs_transformers
 
 from gpas_cli.data.tokenizer import train_bpe
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.external import OpenedModel, find_model, open_model
+from gpas_cli.evaluate.external import OpenedModel, find_model, find_network, open_model
 from gpas_cli.evaluate.likelihood import Request, Scorer
 from gpas_cli.model.llama import build
+from gpas_cli.spec.network import Network
 from gpas_cli.train import checkpoint
 
 pytestmark = needs_transformers
@@ -225,3 +227,47 @@ def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("gpas_cli.evaluate.external.find_spec", lambda _: None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[export\]'"):
         find_model(str(tmp_path))
+
+
+class Hub:
+    """A repository of the hub: `snapshot_download` copies the files that match the patterns into a cache."""
+
+    def __init__(self, files: Path, cache: Path):
+        self.files, self.cache = files, cache
+
+    def __call__(self, _name: str, *, revision: str, allow_patterns: list[str]) -> str:
+        folder = self.cache / revision
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in self.files.iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, folder)
+        return str(folder)
+
+
+@pytest.mark.parametrize(("twice", "weights"), [(True, {"model.safetensors"}), (False, {"pytorch_model.bin"})])
+def test_weights_that_a_repository_has_twice_are_downloaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twice: bool, weights: set[str]
+) -> None:
+    files = saved(tmp_path / "files", configuration())
+    (files / "pytorch_model.bin").write_bytes((files / "model.safetensors").read_bytes())
+    if not twice:
+        (files / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Hub(files, tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org/name").mkdir(parents=True)  # a folder of that name is not the repository
+    network = Network(hf="org/name", revision="0" * 40)
+    found = find_network(network, tmp_path, tmp_path, lambda _: None)
+    assert {path.name for path in found.folder.iterdir() if path.suffix in (".bin", ".safetensors")} == weights
+    assert (found.source, found.revision) == ("org/name", "0" * 40)
+
+
+def test_a_gated_repository_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class GatedRepoError(Exception):
+        pass
+
+    def refused(*_: object, **__: object) -> None:
+        raise GatedRepoError("403")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refused)
+    with pytest.raises(GpasError, match="accept its licence on its page, and set HF_TOKEN"):
+        find_network(Network(hf="org/name", revision="0" * 40), tmp_path, tmp_path, lambda _: None)

@@ -266,6 +266,9 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
             say_fact(name, text, left=4, width=12)
     for message in attempt.warnings[:_MOST_WARNINGS]:
         say_fact("warning", message, left=4, width=12)
+    if attempt.warnings[_MOST_WARNINGS:]:
+        more = count(len(attempt.warnings) - _MOST_WARNINGS, "more warning")
+        say_fact("", f"and {more}, all in `gpas why --json`", left=4, width=12)
 
 
 def _taken_over(origins: Mapping[str, str]) -> Iterator[str]:

@@ -73,6 +73,16 @@ def test_an_attempt_that_resumed_with_another_torch_warns(face: Face, monkeypatc
     assert message in face("logs", "pre-s1").out
 
 
+def test_only_the_first_warnings_are_printed_and_the_rest_counted(face: Face) -> None:
+    warnings = [("warning", {"message": f"disk {number} is slow"}) for number in range(10)]
+    face.attempt("pre-s1", ("start", START), *warnings, ("outcome", {"outcome": "done", "step": 4}))
+    said = face("why", "pre-s1").out
+    assert "disk 7 is slow" in said
+    assert "disk 8 is slow" not in said
+    assert "and 2 more warnings, all in `gpas why --json`" in said
+    assert len(face("why", "pre-s1", "--json").json["stages"][0]["attempts"][0]["warnings"]) == 10
+
+
 def test_a_setting_that_the_base_does_not_have_is_not_set(face: Face) -> None:
     face.ended("pre-gpas-s1", "done", 4.0)
     said = face("why", "pre-gpas-s1").out
