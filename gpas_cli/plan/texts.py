@@ -18,6 +18,7 @@ from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, LaterStage, distinct
+from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import base_name, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune
@@ -29,7 +30,7 @@ from gpas_cli.state.claims import read_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView, facts_of
-from gpas_cli.words import listed
+from gpas_cli.words import abbreviated, listed
 
 
 class Texts:
@@ -71,7 +72,7 @@ class Texts:
         reasons = dict.fromkeys(self._reason(cell) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
         found = (self._absent_tasks(cells), self._absent_texts(cells), _rows_at_zero(cells), self._foreseen(cells))
-        return [*absences, *chain.from_iterable(found)]
+        return [*absences, *chain.from_iterable(found), *_unknown_shapes(cells)]
 
     def _absent_tasks(self, cells: Iterable[Cell]) -> Iterator[str]:
         """Yield the missing files of questions of the cells' tasks: jobs skip these tasks."""
@@ -167,6 +168,18 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
         return absent_reason(what, root)
 
     return {what: reason(what) for what in dict.fromkeys(what for cell in cells for what in _read_by(cell))}
+
+
+def _unknown_shapes(cells: Iterable[Cell]) -> Iterator[str]:
+    """Yield a warning for each network whose shape, and so its cost, is not known yet."""
+    unknown = {
+        cell.network: cell for cell in cells if cell.network and not (cell.network.layers and cell.network.hidden)
+    }
+    for network, cell in unknown.items():
+        yield (
+            f"{network.source}: its shape is unknown until it is on this machine, and the estimate is for "
+            f"{abbreviated(parameters(cell))} parameters; give it layers, hidden, ffn and vocab"
+        )
 
 
 def _rows_at_zero(cells: Iterable[Cell]) -> Iterator[str]:

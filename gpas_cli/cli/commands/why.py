@@ -244,7 +244,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     say(f"  attempt {attempt.number}: {name}{killed}{': ' if cause else ''}{cause}{mark}")
     commit = f"{(facts['git_commit'] or 'no git')[:12]}{' with local changes' if facts['git_dirty'] else ''}"
     threads = count(facts["threads"] or 0, "thread")
-    where = f"{facts['host']}, {facts['gpu'] or facts['device']}, {threads}, {facts['precision']}"
+    where = ", ".join(filter(None, (facts["host"], facts["gpu"] or facts["device"], threads, facts["precision"])))
     text = f"train {facts['fingerprint']}, validation {facts['validation_fingerprint']}"
     retry = attempt.retry
     lines = {

@@ -56,6 +56,13 @@ def test_a_plan_has_the_networks_with_their_names_and_no_updates(nets: Face) -> 
     assert {one["updates"] for one in sizes.values()} == {0}
 
 
+def test_a_plan_says_that_a_shape_is_unknown(nets: Face) -> None:
+    nets.edit(", layers: 32, hidden: 4096", "")
+    warnings = " ".join(nets("plan", "nets", "--json", expect=None).json["warnings"])
+    assert "org/name: its shape is unknown until it is on this machine" in warnings
+    assert "net: its shape" not in warnings
+
+
 def test_a_missing_folder_is_named_before_anything_starts(nets: Face) -> None:
     (nets.folder / "net").rename(nets.folder / "elsewhere")
     said = nets("run", "grid", "nets", "--where", "network=theirs", expect=Exit.USAGE).err.replace("\n", " ")
