@@ -96,7 +96,7 @@ def ran(project: Project) -> list[str]:
     return [" ".join(line.split()[:2]) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for something to become true, and return it."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

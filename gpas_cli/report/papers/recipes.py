@@ -127,6 +127,9 @@ def fit(entry: Entry, table: PublishedTable) -> tuple[int, Hashable]:
 
 
 def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[_Compared]:
+    entries = [entry for entry in entries if not entry.cell.network]  # others have trained those
+    if not entries:
+        return
     labels = table.in_own_words(facts(entries[0]))
     cells = [entry.cell.to_mapping() for entry in entries]
     for setting, (published, origin) in (item for one in recipes(table) for item in one.settings_of(labels).items()):
