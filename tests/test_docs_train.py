@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from attempts import make_attempt
 from documentation import YAML, written
+from exporting import needs_transformers
 
 from gpas_cli.data.loader import Batch, Batches
 from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
@@ -21,7 +23,9 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train import run
+from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
+from gpas_cli.worker.stages.context import StageContext, runner
 
 TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
 NARROW = 64  # networks up to this width keep their size
@@ -69,6 +73,34 @@ def test_the_cells_of_a_block_train(
     monkeypatch.setattr(Batches, "at", begins_with_the_last_id)
     declared = load(written(tmp_path, text))
     entries = expand(declared, list(yaml.safe_load(text).get("grids", {"example": {}})))
-    for cell, name in {tiny(entry.cell, declared.catalogue): entry.id for entry in reversed(entries)}.items():
+    trained = [entry for entry in reversed(entries) if not entry.cell.network]
+    for cell, name in {tiny(entry.cell, declared.catalogue): entry.id for entry in trained}.items():
         last = cell.text_vocab - 1
         assert ending(folder, cell) == "done", f"{page}: {name}"
+
+
+NETWORKS = [(page, text) for page, text in YAML if yaml.safe_load(text).get("networks")]
+
+
+@needs_transformers
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "text"), NETWORKS, ids=[page for page, _ in NETWORKS])
+def test_the_networks_of_a_block_are_measured(page: str, text: str, folder: Path, tmp_path: Path) -> None:
+    """The networks that are made, of their own shape, after two updates."""
+    declared = load(written(tmp_path, text))
+    entries = [entry for entry in expand(declared, list(yaml.safe_load(text)["grids"])) if entry.cell.network]
+    assert entries
+    for entry in entries:
+        network = replace(entry.cell.network, updates=2)
+        cell = replace(entry.cell, network=network)
+        assert network.made, f"{page}: {entry.id} would be downloaded"
+        for stage in cell.stages:
+            facts = {
+                "stage": stage.kind,
+                "cell": cell.to_mapping(),
+                "cache": str(folder / "cache"),
+                "root": str(folder),
+            }
+            attempt = make_attempt(tmp_path / "runs", stage.key, facts)
+            context = StageContext(cell, attempt.read_attempt(), attempt, silent, lambda: None, ALONE)
+            assert runner(cell, stage.kind)(context).outcome == "done", f"{page}: {entry.id} {stage.kind}"
