@@ -171,16 +171,16 @@ class Removal(Event):
 
     removed: None for the whole layer; else "attention" or "feed_forward", its sub-layer alone, or "last 4", "closest
     4": so many layers from `layer` on.
-    loss: nats per token. distances: for the whole network, the series of angular distances and norms; without a layer,
-    the change of the output. checkpoint, text: what was measured on which text; measurements with others cannot be
-    compared. rows: rows computed at once.
+    loss: nats per token, None if the network predicts no tokens. distances: for the whole network, the series of
+    angular distances and norms; without a layer, the change of the output. checkpoint, text: what was measured on which
+    text; measurements with others cannot be compared. rows: rows computed at once.
     """
 
     layer: int
-    loss: Number
     checkpoint: str
     text: str
     rows: int
+    loss: Number | None = None
     distances: Mapping[str, Sequence[Number]] = field(default_factory=dict)
     removed: str | None = None
 

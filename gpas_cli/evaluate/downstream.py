@@ -16,16 +16,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.evaluate.answers import score_answers
 from gpas_cli.evaluate.harness import score_official
 from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
 from gpas_cli.evaluate.task_score import MissingTask, NothingFits, Progress, Report, TaskScore, scored_in_turn
-from gpas_cli.evaluate.tasks import Task, direct_task
-from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts
+from gpas_cli.evaluate.tasks import MultipleChoice, direct_task
+from gpas_cli.spec.downstream import SKIPPED, SQUAD, Downstream, Texts, base_name
 from gpas_cli.train.evaluate import perplexity
 
 
@@ -73,13 +75,16 @@ def score_task(
     """Return the scores of one task. Raises TaskUnavailable, DownstreamMissing, or ScoringStopped after `stop`."""
     task = direct_task(name, root)
     limit = section.limit or None
-    if task is not None:
+    if task is not None and base_name(name) == SQUAD:
+        asked: Sequence[Any] = task.questions()[:limit]
+        return score_answers(name, asked, scorer, tokenizer, progress=progress, stop=stop)
+    if isinstance(task, MultipleChoice):
         return score_directly(task, scorer, tokenizer, limit=limit, progress=progress, stop=stop)
     return score_official(name, scorer, tokenizer, shots=section.shots, limit=limit, progress=progress, stop=stop)
 
 
 def score_directly(
-    task: Task,
+    task: MultipleChoice,
     scorer: Scorer,
     tokenizer: Tokenizer,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -11,23 +12,22 @@ from typing import Any
 
 import psutil
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from gpas_cli.data.hub import first_line
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate.blocks import Blocks, find_blocks
 from gpas_cli.evaluate.made import made_folder
+from gpas_cli.evaluate.transformers_network import CausalNetwork, Encoder, TransformersNetwork
 from gpas_cli.files import parse_json
-from gpas_cli.model.attention import Packing
-from gpas_cli.model.llama import Read
 from gpas_cli.spec.network import OTHERS, WEIGHTS, Network, digests, pin_of
 from gpas_cli.train.precision import Precision, choose_device
 from gpas_cli.words import byte_size
 
-_HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
-_PROBE_TOKENS = 8
+# Networks with these architectures are read as encoders: they have no head that predicts the next token.
+_ENCODER = re.compile(
+    r".*(?<!Head)(?<!Heads)Model|.*For(QuestionAnswering|MaskedLM|PreTraining|SequenceClassification|"
+    r"TokenClassification|MultipleChoice|NextSentencePrediction)"
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class ExternalModel:
         return found
 
     @property
+    def architecture(self) -> str:
+        """The class of transformers that its configuration names, "" if it names none."""
+        named = self.config.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
+
+    @property
     def positions(self) -> int | None:
         """The number of positions that the network has learned; None if they are rotary or unknown."""
         config = self.config
@@ -77,10 +83,8 @@ class ExternalModel:
 
     def provenance(self) -> dict[str, str]:
         """Return where the network comes from, and digests of its content."""
-        named = self.config.get("architectures")
-        architecture = named[0] if isinstance(named, list) and named else ""
         facts = {name: value for name, value in asdict(self).items() if name != "folder"}
-        return {**facts, "architecture": str(architecture)}
+        return {**facts, "architecture": self.architecture}
 
 
 def _require_transformers() -> None:
@@ -166,7 +170,7 @@ def find_network(network: Network, root: Path, cache: Path, notify: Callable[[st
 class OpenedModel:
     """A loaded network with its tokenizer. `parameters`: their number. `positions`: as in `ExternalModel`."""
 
-    network: _TransformersNetwork
+    network: TransformersNetwork
     precision: Precision
     tokenizer: Tokenizer
     parameters: int
@@ -185,19 +189,24 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
             "it (read it first)"
         )
     _require_memory(model, dtype)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     options: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": trust_code}
     try:
-        loaded, found = AutoModelForCausalLM.from_pretrained(model.folder, output_loading_info=True, **options)
+        encoder = _ENCODER.fullmatch(model.architecture) and not model.has_code
+        kind = getattr(transformers, model.architecture, None) if encoder else transformers.AutoModelForCausalLM
+        if kind is None:
+            raise GpasError(f"{model.source}: transformers has no {model.architecture}")
+        loaded, found = kind.from_pretrained(model.folder, output_loading_info=True, **options)
         if found["missing_keys"]:
             raise GpasError(f"{model.source}: its weights lack {', '.join(sorted(found['missing_keys'])[:3])}")
-        words = AutoTokenizer.from_pretrained(model.folder, **options)
+        words = transformers.AutoTokenizer.from_pretrained(model.folder, **options)
         half = next(loaded.parameters()).dtype == torch.bfloat16 if dtype == "stored" else dtype == "bf16"
         precision = Precision("pure_bf16" if half else "fp32", choose_device())
-        network = _TransformersNetwork(loaded.to(dtype=precision.weights, device=precision.device), model.source)
+        placed = loaded.to(dtype=precision.weights, device=precision.device)
+        network = Encoder(placed, model.source) if encoder else CausalNetwork(placed, model.source)
         tokenizer = _tokenizer(words, network.vocab, model.source)
     except GpasError:
         raise
@@ -235,73 +244,3 @@ def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:
         return Tokenizer(words.backend_tokenizer, vocab, origin=source, start=(words.bos_token_id,) if begins else ())
     except DataError as error:
         raise GpasError(f"the tokenizer of {error}") from error
-
-
-class _TransformersNetwork(nn.Module):
-    """A causal language model of transformers with the call signature of `model.llama.Llama`.
-
-    A hook captures the input of the head, so that logits are computed only where they are read.
-    """
-
-    def __init__(self, inner: Any, source: str):
-        """Raises GpasError if the logits are not a linear map of the head's input."""
-        super().__init__()
-        self.inner = inner
-        self.source = source
-        head = inner.get_output_embeddings()
-        if not isinstance(head, nn.Linear):
-            raise GpasError(f"{source}: its head is not a matrix, so it cannot be scored")
-        self.vocab = head.out_features
-        self._head = head
-        self.eval()
-        self._check_head(source)
-
-    def forward(
-        self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, visible: None = None,
-        active: None = None,
-    ) -> Tensor:  # fmt: skip
-        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`."""
-        rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
-        hidden = self._hidden(rows)
-        states = hidden if packing is None else packing.join(hidden)
-        matrix = self._head.weight
-        if self._head.bias is not None:
-            # A bias is one more column of the matrix.
-            matrix = torch.cat((matrix, self._head.bias[:, None]), 1)
-            states = torch.cat((states, states.new_ones(*states.shape[:2], 1)), 2)
-        return read(states, matrix)
-
-    def _hidden(self, rows: Tensor) -> Tensor:
-        """Return the input of the head (batch, time, hidden)."""
-        caught: list[Tensor] = []
-
-        def catch(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-            caught.append(inputs[0])
-            return (inputs[0][:, :1],)
-
-        self._call(rows, catch)
-        return caught[0]
-
-    def _call(self, rows: Tensor, hook: Callable[..., Any]) -> Any:
-        handle = self._head.register_forward_pre_hook(hook)
-        try:
-            # Rows are padded on the right, where causal attention ignores it.
-            return self.inner(input_ids=rows, use_cache=False).logits
-        finally:
-            handle.remove()
-
-    def blocks(self) -> Blocks:
-        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
-        rows = torch.arange(_PROBE_TOKENS, device=self._head.weight.device)[None] % self.vocab
-        return find_blocks(self.inner, self.source, lambda: self._hidden(rows))
-
-    @torch.no_grad()
-    def _check_head(self, source: str) -> None:
-        device = self._head.weight.device
-        rows = torch.arange(_PROBE_TOKENS, device=device)[None] % self.vocab
-        expected = self._call(rows, lambda _head, inputs: None).float()
-        found = self(rows).float()
-        if not (found - expected).abs().max() <= _HEAD_TOLERANCE * expected.abs().max():
-            raise GpasError(
-                f"{source}: its logits are not its head's matrix times its last states, so it cannot be scored"
-            )

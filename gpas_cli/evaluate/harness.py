@@ -83,7 +83,7 @@ def score_official(
         raise DownstreamMissing(
             "this task needs lm-evaluation-harness, which is not installed: pip install 'gpas-cli[downstream]'"
         )
-    with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL, _offline_if_unreachable():
+    with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL, offline_if_unreachable():
         from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
 
         loaded = _load(task, {"num_fewshot": shots})
@@ -200,7 +200,7 @@ def _random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _offline_if_unreachable() -> Iterator[None]:
+def offline_if_unreachable() -> Iterator[None]:
     """Let the hub's libraries use only their cache if the hub cannot be reached: they would retry for minutes."""
     if _reachable():
         yield

@@ -22,6 +22,7 @@ from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of, own_subject
 from gpas_cli.evaluate.task_score import NothingFits, TaskUnavailable
+from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
@@ -50,6 +51,8 @@ class _RemovalScores:
         """Take over the scores of `earlier` of the same checkpoint. `wanted` returns what is left out."""
         self.blocks = subject.blocks
         self.section: Downstream = section.downstream()
+        if isinstance(subject.network, TransformersNetwork):
+            require_head(subject.network, self.section.tasks)
         self.scorer = Scorer(subject.network, subject.precision, max_length=subject.max_length)
         self.tokenizer = subject.tokenizer
         self.root = root
@@ -160,7 +163,9 @@ def measure(
     """
     loaded = load_trained(cell, trained, world)
     section = cell.parameters("importance")
-    subject = own_subject(cell, loaded, corpus, short_name(trained), section, world)
+    subject = own_subject(
+        cell, loaded, corpus, short_name(trained), section.eval_tokens, max_length=section.max_length, world=world
+    )
     whole = f"{cell.objective.scored_as}_loss".removeprefix("_")
     return measure_subject(
         subject, section, root, emit, stop, world, earlier, whole, lambda told: record_verified(corpus, told)
@@ -198,7 +203,9 @@ def measure_subject(
         return Outcome(leave, attempt.done)
     series = {**losses.series(), **scores.series()}
     emit(Layers(subject.step, series))
-    metrics = {whole: losses.whole.loss, **_metrics(series), "seconds": time.perf_counter() - began}
+    metrics = {**_metrics(series), "seconds": time.perf_counter() - began}
+    if losses.whole.loss is not None:
+        metrics[whole] = losses.whole.loss
     if _SCORES in series:
         metrics["mean_accuracy"] = scores.accuracy()
     # Another attempt may find the documents of a task, but not choices that fit.
@@ -208,10 +215,9 @@ def measure_subject(
 
 def _metrics(series: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
     angles = [value for value in series[ANGULAR] if value is not None]
-    found = {
-        **_mean_and_least("importance", series["importance"]),
-        "mean_angular_distance": sum(angles) / len(angles),
-    }
+    found = {"mean_angular_distance": sum(angles) / len(angles)}
+    if "importance" in series:
+        found |= _mean_and_least("importance", series["importance"])
     if _SCORES in series:
         drops = series[_SCORES]
         found |= _mean_and_least("score_drop", drops)

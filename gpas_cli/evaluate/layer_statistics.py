@@ -14,7 +14,7 @@ Of each layer:
                                  other tokens (Xiao et al., 2024: StreamingLLM; Gu et al., 2025: When Attention Sink
                                  Emerges). Uniform causal attention has 1/t at token t = 2, 3, ...
 
-`measure` reads the network of a cell, `measure_subject` any other, which has no share of attention.
+`measure` reads the network of a cell, `measure_subject` any other.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.data.loader import Batch
 from gpas_cli.data.prepare import Corpus
-from gpas_cli.evaluate.removal import Subject, joined, own_subject
+from gpas_cli.evaluate.removal import Subject, joined, own_subject, read_streams
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop
 from gpas_cli.model.attention import Attention
 from gpas_cli.model.llama import Llama, observed_inputs
@@ -150,7 +149,7 @@ def first_token_shares(network: Llama, rows: DeviceRows) -> Iterator[list[Tensor
 
 def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop: Stop) -> Outcome:
     """Measure the layers of the trained network of a cell on the validation text of `corpus`, and report them."""
-    subject = own_subject(cell, opened, corpus, "", cell.parameters("layers"))
+    subject = own_subject(cell, opened, corpus, "", cell.parameters("layers").eval_tokens)
     return measure_subject(
         subject,
         emit,
@@ -175,29 +174,14 @@ def measure_subject(
     for done, batch in enumerate(subject.batches, 1):
         if leave := stop():
             return Outcome(leave)
-        _pass(found, subject, batch, shares)
+        # Rows have no padding, or are packed without it.
+        read_streams(subject, batch, lambda rows: found.watch(partial(joined, rows), shares(rows)))
         emit(Step(done, steps=len(subject.batches)))
     verify()
     series = found.series()
     emit(Layers(subject.step, series))
     metrics = {**_metrics(series), "seconds": time.perf_counter() - began}
     return Outcome("done", len(subject.batches), metrics=metrics)
-
-
-@torch.no_grad()
-def _pass(
-    found: LayerStatistics,
-    subject: Subject,
-    batch: Batch,
-    shares: Callable[[DeviceRows], AbstractContextManager[Sequence[Tensor]] | None],
-) -> None:
-    """Add a forward pass over a batch, some rows at once. The head is not computed."""
-    network = subject.network.eval()
-    for start in range(0, len(batch.targets), subject.rows):
-        rows = DeviceRows.of_batch(batch, slice(start, start + subject.rows), subject.precision.device)
-        # Rows have no padding, or are packed without it.
-        with found.watch(partial(joined, rows), shares(rows)), subject.precision.compute():
-            network(rows.inputs, rows.packing, lambda hidden, _: hidden, rows.visible)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:

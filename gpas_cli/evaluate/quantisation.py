@@ -17,24 +17,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gpas_cli.data.loader import validation_batches
-from gpas_cli.data.objective import reader_of
-from gpas_cli.data.prepare import Corpus
+from gpas_cli.evaluate.removal import Subject
 from gpas_cli.events import Emit, Outcome, Phase, Score, Step, Stop
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import UNQUANTISED, Quantised
-from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.run import record_verified
-from gpas_cli.train.trained import TrainedNetwork
 
 _PERPLEXITY = "quantised_perplexity"
 _HARNESS = "gpas_cli, weights rounded to nearest"
@@ -81,41 +75,37 @@ def quantised(network: Llama, bits: int) -> Iterator[None]:
 
 
 def measure_quantised(
-    cell: Cell,
-    loaded: TrainedNetwork,
-    checkpoint: str,
-    corpus: Corpus,
+    subject: Subject,
+    section: Quantised,
     emit: Emit,
     stop: Stop,
     earlier: Iterable[Score],
+    verify: Callable[[], None],
 ) -> Outcome:
     """Measure the perplexity with unrounded weights and at each number of bits, and the rise of the loss.
 
-    `loaded` is the network of `checkpoint`, the cell's last training, `corpus` the text that it was trained on. Scores
-    of `earlier` attempts with the same checkpoint and text are not measured again.
+    Scores of `earlier` attempts with the same network and text are not measured again. verify: is called once the text
+    has been read.
     """
     began = time.perf_counter()
-    section: Quantised = cell.parameters("quantised")
-    facts = corpus.facts()
-    text = " ".join(str(one)[:_DIGITS] for one in (facts.validation_fingerprint, facts.tokenizer))
-    same = (_PERPLEXITY, checkpoint, text)
+    text = " ".join(one[:_DIGITS] for one in subject.text.split())
+    same = (_PERPLEXITY, subject.name, text)
     known = {one.task: one.value for one in earlier if (one.metric, one.checkpoint, one.task_version) == same}
-    reader = reader_of(cell, corpus.tokenizer)
-    batches = list(validation_batches(corpus.validation, cell.optim.batch, section.eval_tokens, reader))
-    network, precision = loaded.network, loaded.precision
-    rows = micro_batch_rows(cell, precision)
     emit(Phase("rounding weights"))
     for label, bits in section.widths.items():
         if label in known:
             continue
         if leave := stop():
             return Outcome(leave, len(known))
-        with quantised(network, bits) if bits else nullcontext():
-            found = evaluate(network, batches, precision, corpus.validation_bytes_per_token, micro_batch=rows)
+        with quantised(subject.network, bits) if bits else nullcontext():
+            found = evaluate(
+                subject.network, subject.batches, subject.precision, subject.bytes_per_token, micro_batch=subject.rows
+            )
         known[label] = found["perplexity"]
-        emit(Score(label, _PERPLEXITY, known[label], int(found["tokens"]), None, text, _HARNESS, checkpoint=checkpoint))
+        tokens = int(found["tokens"])
+        emit(Score(label, _PERPLEXITY, known[label], tokens, None, text, _HARNESS, checkpoint=subject.name))
         emit(Step(len(known), loss=found["loss"], steps=len(section.widths)))
-    record_verified(corpus, emit)
+    verify()
     rises = {label: math.log(known[label] / known[UNQUANTISED]) for label, bits in section.widths.items() if bits}
     metrics = {
         **{f"{_PERPLEXITY}/{label}": known[label] for label in section.widths},

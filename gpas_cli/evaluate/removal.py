@@ -50,6 +50,7 @@ from gpas_cli.data.prepare import Corpus
 from gpas_cli.data.text_documents import ScoredText
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.blocks import WHOLE, Blocks, Removed, own_blocks
+from gpas_cli.evaluate.transformers_network import Encoder
 from gpas_cli.events import Removal
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.assemble import micro_batch_rows
@@ -68,9 +69,9 @@ _TOKENS = 4096  # the most tokens of each process whose outputs are compared
 class Subject:
     """The network whose layers are removed, and the text on which its loss is measured.
 
-    network: a Llama, or a module with the same call signature. name: its name in events. step: the update after which
-    it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at once.
-    max_length: the most tokens of a question.
+    network: a Llama, a CausalNetwork or an Encoder, which has no loss. name: its name in events. step: the update after
+    which it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at
+    once. max_length: the most tokens of a question.
     """
 
     network: Any
@@ -87,9 +88,16 @@ class Subject:
 
 
 def own_subject(
-    cell: Cell, loaded: TrainedNetwork, corpus: Corpus, name: str, section: Any, world: World = ALONE
+    cell: Cell,
+    loaded: TrainedNetwork,
+    corpus: Corpus,
+    name: str,
+    eval_tokens: int,
+    *,
+    max_length: int = 1,
+    world: World = ALONE,
 ) -> Subject:
-    """Return the trained network of a cell with its validation text, `section.eval_tokens` tokens of it."""
+    """Return the trained network of a cell with its validation text, `eval_tokens` tokens of it."""
     facts = corpus.facts()
     reader = reader_of(cell, corpus.tokenizer)
     return Subject(
@@ -99,12 +107,22 @@ def own_subject(
         tokenizer=corpus.tokenizer,
         name=name,
         step=loaded.position.step,
-        batches=list(validation_batches(corpus.validation, cell.optim.batch, section.eval_tokens, reader)),
+        batches=list(validation_batches(corpus.validation, cell.optim.batch, eval_tokens, reader)),
         bytes_per_token=corpus.validation_bytes_per_token,
         text=f"{facts.validation_fingerprint} {facts.tokenizer}",
         rows=micro_batch_rows(cell, loaded.precision, processes=world.size),
-        max_length=cell.model.family.row_length(section.max_length),
+        max_length=cell.model.family.row_length(max_length),
     )
+
+
+@torch.no_grad()
+def read_streams(subject: Subject, batch: Batch, watch: Watch) -> None:
+    """Pass a batch through the network, some rows at once, each time inside a context of `watch`, without its head."""
+    network = subject.network.eval()
+    for start in range(0, len(batch.targets), subject.rows):
+        rows = DeviceRows.of_batch(batch, slice(start, start + subject.rows), subject.precision.device)
+        with watch(rows), subject.precision.compute():
+            network(rows.inputs, rows.packing, lambda hidden, _: hidden, rows.visible)
 
 
 def text_batches(text: ScoredText, tokenizer: Tokenizer, length: int, most: int) -> tuple[list[Batch], float]:
@@ -346,12 +364,17 @@ class RemovalLosses:
                 loss = self._loss(self.stability.dropped)
             distances = {_STABILITY: [self.stability.psi(self.world)]}
         removal = Removal(
-            removed.first, loss, self.subject.name, self.subject.text, self.rows, distances, removed.label or None
+            removed.first, self.subject.name, self.subject.text, self.rows, loss, distances, removed.label or None
         )
         self.removals[key_of(removed.first, removed.label)] = removal
         return removal
 
-    def _loss(self, watch: Watch = unwatched) -> float:
+    def _loss(self, watch: Watch = unwatched) -> float | None:
+        """Return the loss on the text, None of a network without a head for it, while `watch` reads its streams."""
+        if isinstance(self.subject.network, Encoder):
+            for batch in self.subject.batches:
+                read_streams(self.subject, batch, watch)
+            return None
         found = evaluate(
             self.subject.network, self.subject.batches, self.subject.precision, self.subject.bytes_per_token,
             micro_batch=self.rows, world=self.world, watch=watch,
@@ -361,7 +384,9 @@ class RemovalLosses:
     def series(self) -> dict[str, list[float | None]]:
         """Return the series by layer: `importance`, the rise of the loss, angular distances, norms and stability."""
         measured = {one: self.removals[key_of(one.first, one.label)] for one in self.wanted() if one != WHOLE}
-        rises = {one: removal.loss - self.whole.loss for one, removal in measured.items()}
+        whole = self.whole.loss
+        losses = {} if whole is None else {one: removal.loss for one, removal in measured.items()}
+        rises = {one: loss - whole for one, loss in losses.items() if loss is not None and whole is not None}
         series: dict[str, list[float | None]] = {
             "_".join(filter(None, ("importance", name))): values
             for name, values in by_layer(rises, len(self.subject.blocks)).items()

@@ -22,6 +22,7 @@ LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
 _LOCAL_QUESTIONS = 2000  # assumed for a local file, to estimate the cost before the file is read
 _LOCAL_TOKENS = 150  # assumed for a question and all its choices
 EMBEDDED_QUESTIONS = 1200
+SQUAD = "squad"  # answered by encoders with a head for answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,7 @@ KNOWN_TASKS: dict[str, _KnownTask] = {
         _KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
         _KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
         _KnownTask(name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity"),
+        _KnownTask(name=SQUAD, title="SQuAD", questions=10_570, tokens=180, measure="f1"),
         _KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
         _KnownTask(
             name="bracket", title="bracket", chance=100 / 3, questions=EMBEDDED_QUESTIONS, tokens=150, embedded=True
@@ -158,6 +160,13 @@ class Downstream:
         places = {task: order.index(task) if task in order else len(order) for task in named}
         return {**values, "tasks": sorted(named, key=lambda task: (places[task], task))}
 
+    def problems_in(self, cell: Any) -> Iterator[Problem]:
+        """Yield what contradicts the cell."""
+        spans = [task for task in self.tasks if base_name(task) == SQUAD]
+        if spans and not cell.is_external:
+            why = "needs a head for answers, which networks that are trained here do not have"
+            yield Problem(("tasks",), f"{spans[0]} {why}; name one of `networks`")
+
     def problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the section as a whole."""
         if not self.tasks:
@@ -165,7 +174,7 @@ class Downstream:
         bases = [base_name(task) for task in self.tasks]
         for name in sorted({name for name in bases if bases.count(name) > 1}):
             yield Problem(("tasks",), f"names '{name}' more than once")
-        direct = [task for task in self.tasks if is_local(task) or KNOWN_TASKS[task].embedded]
+        direct = [task for task in self.tasks if is_local(task) or task == SQUAD or KNOWN_TASKS[task].embedded]
         if self.shots and direct:
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
 
@@ -190,7 +199,13 @@ def skipped_note(task: str, skipped: float, scored: int) -> str:
 
 # Metrics that are reported for each task -> the names of the scores that they show.
 _ACCURACY = "accuracy"
-BY_TASK = {_ACCURACY: ("acc",), "accuracy_norm": ("acc_norm",), "task_perplexity": ("perplexity", "word_perplexity")}
+BY_TASK = {
+    _ACCURACY: ("acc",),
+    "accuracy_norm": ("acc_norm",),
+    "task_perplexity": ("perplexity", "word_perplexity"),
+    "f1": ("f1",),
+    "exact_match": ("exact_match",),
+}
 
 
 def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
@@ -200,7 +215,8 @@ def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
         return (*mine, *averages(tasks)) if len(mine) > 1 else mine
     if metric == "accuracy_norm":
         return tuple(task for task in tasks if is_local(task) or KNOWN_TASKS[task].normed)
-    return tuple(task for task in tasks if measure_of(task) in BY_TASK[metric])
+    shown = BY_TASK["f1" if metric == "exact_match" else metric]  # both are scores of the same tasks
+    return tuple(task for task in tasks if measure_of(task) in shown)
 
 
 def headline(tasks: Sequence[str], metric: str) -> str:

@@ -132,7 +132,7 @@ class _Importance:
     """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
     the drop of the accuracy on `tasks`.
 
-    tasks, max_length, limit: as in `downstream`; tasks must have an accuracy.
+    tasks, max_length, limit: as in `downstream`; tasks must have an accuracy or an F1.
     parts: also without the `attention` and the `feed_forward` network of each layer alone. groups: also without the
     last n layers, and without those n in a row that turn the stream least, for each n.
     text: of a network that was not trained here, the text of the loss, as `texts` names it.
@@ -160,6 +160,8 @@ class _Importance:
         yield from _text_problems(self.text, cell)
         if self.tasks and not cell.objective.causal:
             yield Problem(("tasks",), f"{cell.objective.needs_next_token('scoring tasks')}; remove the setting")
+        if self.tasks:
+            yield from self.downstream().problems_in(cell)
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the section as a whole."""
@@ -171,7 +173,7 @@ class _Importance:
                 if getattr(self, name) != getattr(usual, name):
                     yield Problem((name,), "has no effect without tasks")
         for task in self.tasks:
-            if measure_of(task) != "acc":
+            if measure_of(task) not in ("acc", "f1"):
                 yield Problem(("tasks",), f"{task} has no accuracy; choose tasks of multiple-choice questions")
 
 
@@ -330,6 +332,8 @@ STAGE_KINDS: dict[str, StageKind] = {
                     by_task=True,
                 ),
                 Metric("task_perplexity", "perplexity", by_task=True, kind="perplexity"),
+                Metric("f1", "F1", better="higher", unit="%", by_task=True),
+                Metric("exact_match", "exact match", better="higher", unit="%", by_task=True),
             ),
         ),
         StageKind(

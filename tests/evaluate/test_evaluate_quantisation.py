@@ -15,6 +15,7 @@ from gpas_cli.data.loader import validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate.quantisation import measure_quantised, quantised, rounded
+from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Score
 from gpas_cli.model.fold import fold
 from gpas_cli.model.llama import Llama, build
@@ -121,7 +122,10 @@ def test_the_perplexity_at_each_number_of_bits(tmp_path: Path, objective: str) -
     corpus = prepare_text(cell, tmp_path / "cache", write_texts(tmp_path), lambda _: None)
     loaded = load_trained(cell, trained)
     recorder = Recorder()
-    outcome = measure_quantised(cell, loaded, "run/step-7", corpus, recorder, lambda: None, [])
+    subject = own_subject(cell, loaded, corpus, "run/step-7", SECTION["eval_tokens"])
+    section = cell.parameters("quantised")
+    verified: list[str] = []
+    outcome = measure_quantised(subject, section, recorder, lambda: None, [], lambda: verified.append("text"))
     assert outcome.outcome == "done"
     scores = [Score(**one) for one in recorder.of("score")]
     assert [(one.task, one.metric) for one in scores] == [(name, "quantised_perplexity") for name in NAMES]
@@ -142,7 +146,8 @@ def test_the_perplexity_at_each_number_of_bits(tmp_path: Path, objective: str) -
     assert abs(outcome.metrics["quantised_rise/int3"]) > 10 * abs(outcome.metrics["quantised_rise/int8"])
     known = [replace(one, value=7.0) for one in scores[:2]] + [replace(scores[2], checkpoint="another")]
     again = Recorder()
-    resumed = measure_quantised(cell, loaded, "run/step-7", corpus, again, lambda: None, known)
+    resumed = measure_quantised(subject, section, again, lambda: None, known, lambda: verified.append("text"))
+    assert verified == ["text", "text"]
     assert [Score(**one) for one in again.of("score")] == [scores[2]]
     assert resumed.metrics["quantised_perplexity/int8"] == 7.0
     assert resumed.metrics["quantised_rise/int8"] == 0.0

@@ -213,3 +213,39 @@ def test_a_small_network_is_made_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_network(network, tmp_path, tmp_path / "cache", said.append).pin == first.pin
     assert len(said) == 1
     assert open_model(first).network.vocab == 400
+
+
+def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> None:
+    """Its angular distances, its stability and its statistics, with the attention that transformers returns itself."""
+    from transformers import AutoModel, BertConfig, BertForMaskedLM
+
+    project = Project(tmp_path)
+    torch.manual_seed(1)
+    shape = {"num_hidden_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=64, **shape)).save_pretrained(project.net)
+    project.network = Network(path="net", sha256=pin_of(*digests(project.net)))
+    cell = project.cell(importance=TEXT)
+    outcome = project.go(cell)
+    assert (outcome.outcome, outcome.cause) == ("done", "")
+    assert not outcome.metrics.keys() & {"loss", "mean_importance", "mean_accuracy"}
+    assert outcome.metrics["mean_angular_distance"] > 0
+    (layers,) = project.events(cell, Layers)
+    assert {"importance"}.isdisjoint(layers.series)
+    assert len(layers.series["stability"]) == LAYERS
+    assert [one.loss for one in project.events(cell, Removal)] == [None] * (LAYERS + 1)
+    with pytest.raises(GpasError, match="bracket needs a head that predicts the next token"):
+        project.go(project.cell(importance=SECTION))
+    statistics = project.cell(layers=TEXT)
+    assert project.go(statistics).outcome == "done"
+    (found,) = project.events(statistics, Layers)
+    text = read_text("notes.txt", tmp_path)
+    opened = open_model(find_network(project.network, tmp_path, tmp_path / "cache", lambda _: None))
+    batches, _ = text_batches(text, opened.tokenizer, TEXT["max_length"], TEXT["eval_tokens"])
+    network = AutoModel.from_pretrained(project.net, attn_implementation="eager").eval()
+    shares: list[list[float]] = [[] for _ in range(LAYERS)]
+    for batch in batches:
+        with torch.no_grad():
+            seen = network(input_ids=torch.from_numpy(batch.inputs), output_attentions=True).attentions
+        for own, attention in zip(shares, seen, strict=True):
+            own.extend(attention[0, :, 1:, 0].mean(0).tolist())
+    assert found.series["first_token_share"] == pytest.approx([sum(own) / len(own) for own in shares], rel=1e-5)

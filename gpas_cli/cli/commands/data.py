@@ -226,10 +226,10 @@ def import_task(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Add a file of multiple-choice questions to the project, to score networks at them without a network connection.
+    """Add a file of questions to the project, to score networks at them without a network connection.
 
-    Documents have the form of lm-evaluation-harness for the task, or that of LLM-Adapters. Those of a task with a new
-    name have a context, choices and answer, the index of the right choice from 0. The task is named in experiments.yaml
+    Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, that of SQuAD's
+    dev-v1.1.json. Those of a task with a new name have a context, choices and answer, the index of the right choice from 0. The task is named in experiments.yaml
     with the digest that this command prints.
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]

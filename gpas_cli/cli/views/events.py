@@ -100,6 +100,11 @@ def _network(event: events.Removal | events.RemovalScore) -> str:
     return f"without {part}layer {event.layer}"
 
 
+def _removal(event: events.Removal) -> str:
+    found = "its streams are read" if event.loss is None else f"validation loss {_short(event.loss)}"
+    return f"{_network(event)}: {found}"
+
+
 def _removal_score(event: events.RemovalScore) -> str:
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
     questions = count(event.examples, "question")
@@ -131,7 +136,7 @@ _LINES: dict[type[events.Event], Callable[[Any], str]] = {
     events.Step: lambda event: "  ".join(measured(event)) if event.loss is not None else "",
     events.Spike: _spike,
     events.Evaluation: _evaluation,
-    events.Removal: lambda event: f"{_network(event)}: validation loss {_short(event.loss)}",
+    events.Removal: _removal,
     events.RemovalScore: _removal_score,
     events.Score: _score,
     events.Checkpoint: _checkpoint,

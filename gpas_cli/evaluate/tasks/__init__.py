@@ -1,8 +1,9 @@
-"""Multiple-choice tasks that are scored without lm-evaluation-harness.
+"""Tasks that are scored without lm-evaluation-harness.
 
-Task          name, version; questions()
+Task          name; questions()
 ├── EmbeddedTask   made from the held-out half of the standard library     local.py
-└── LocalTask      a file of the project, NAME@DIGEST                      local.py
+├── LocalTask      a file of the project, NAME@DIGEST                      local.py
+└── HubSquad       SQuAD v1.1, whose answers are parts of a passage        squad.py
 forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
 adapters.py   the records of LLM-Adapters -> documents
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, local_task
-from gpas_cli.spec.downstream import KNOWN_TASKS, is_local
+from gpas_cli.evaluate.tasks.squad import HubSquad
+from gpas_cli.spec.downstream import KNOWN_TASKS, SQUAD, is_local
 
-Task = EmbeddedTask | LocalTask
+MultipleChoice = EmbeddedTask | LocalTask
+Task = MultipleChoice | HubSquad
 
 
 def direct_task(name: str, root: Path) -> Task | None:
@@ -24,4 +27,6 @@ def direct_task(name: str, root: Path) -> Task | None:
     """
     if is_local(name):
         return local_task(name, root)
+    if name == SQUAD:
+        return HubSquad()
     return EmbeddedTask(name) if KNOWN_TASKS[name].embedded else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.data.questions import Question
+from gpas_cli.spec.downstream import SQUAD
 
 Doc = Mapping[str, Any]
 PROMPT_VERSION = "0.4.13"
@@ -24,13 +25,22 @@ class FormError(ValueError):
 
 
 @dataclass(frozen=True)
+class SpanQuestion:
+    """A question about a passage, and the answers that people gave, which are parts of it."""
+
+    question: str
+    passage: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class _Form:
     """How a document becomes a question. `fields` describes the document in messages."""
 
     fields: str
-    question: Callable[[Doc], Question]
+    question: Callable[[Doc], Question | SpanQuestion]
 
-    def read(self, document: object) -> Question:
+    def read(self, document: object) -> Any:
         """Return the question of a document. Raises FormError with what is wrong."""
         if not isinstance(document, Mapping):
             raise FormError(f"a {type(document).__name__}, not a JSON object with {self.fields}")
@@ -40,6 +50,8 @@ class _Form:
             raise FormError(f"no field {error}; the fields are {self.fields}") from error
         except (TypeError, ValueError, IndexError, AttributeError) as error:
             raise FormError(f"{error}; the fields are {self.fields}") from error
+        if isinstance(question, SpanQuestion):
+            return question
         if len(question.choices) < 2:
             raise FormError("fewer than two choices")
         for text in (*question.choices, *question.contexts):
@@ -142,6 +154,16 @@ def _mmlu(document: Doc) -> Question:
     return Question(context, ("A", "B", "C", "D"), _number(document, "answer", 0))
 
 
+def _squad(document: Doc) -> SpanQuestion:
+    answers = _texts(document["answers"]["text"], "answers.text")
+    passage = _text(document, "context")
+    if not answers:
+        raise ValueError("no answer: this is not version 1.1")
+    if strange := [answer for answer in answers if answer not in passage]:
+        raise ValueError(f"the answer '{strange[0]}' is not a part of the context")
+    return SpanQuestion(_text(document, "question"), passage, answers)
+
+
 def _own(document: Doc) -> Question:
     choices = _texts(document["choices"], "choices")
     return Question(_text(document, "context"), choices, _number(document, "answer", 0))
@@ -158,6 +180,7 @@ FORMS: dict[str, _Form] = {
     "arc_easy": _Form("question, choices {text, label} and answerKey", _arc),
     "arc_challenge": _Form("question, choices {text, label} and answerKey", _arc),
     "social_iqa": _Form("context, question, answerA, answerB, answerC and label (1 to 3)", _social_iqa),
+    SQUAD: _Form("question, context and answers {text: [...]}", _squad),
     DEFAULT_FORM: _Form("context, choices and answer (the index of the right choice, from 0)", _own),
 }
 

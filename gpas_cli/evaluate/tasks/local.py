@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.data.corpora import Document
 from gpas_cli.data.questions import Question, questions
@@ -23,12 +25,14 @@ from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
 from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, form_of
+from gpas_cli.evaluate.tasks.squad import rows_of
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
     DIGEST_DIGITS,
     EMBEDDED_QUESTIONS,
     KNOWN_TASKS,
     LOCAL_TASK,
+    SQUAD,
     base_name,
     local_file,
 )
@@ -50,8 +54,11 @@ class LocalTask:
         digest = self.name.partition("@")[2]
         return f"{PROMPT_VERSION}-{digest}" if base_name(self.name) in FORMS else digest
 
-    def questions(self) -> Sequence[Question]:
-        """Return the questions in the order of the file. Raises TaskUnavailable if it is missing or has changed."""
+    def questions(self) -> Sequence[Any]:
+        """Return the questions in the order of the file, a `Question` or a `SpanQuestion` each.
+
+        Raises TaskUnavailable if the file is missing or has changed.
+        """
         try:
             content = self.path.read_bytes()
         except OSError as error:
@@ -97,7 +104,8 @@ class Imported:
 def import_task(source: Path, task: str, root: Path) -> Imported:
     """Write the documents of `source` as the local task `task` of the project at `root`.
 
-    `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness or of LLM-Adapters.
+    `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness or of LLM-Adapters; or
+    it is the file of SQuAD.
     Raises DataError with the place of each problem; nothing is written then.
     """
     if not _NAME.fullmatch(task) or task == DEFAULT_FORM:
@@ -107,7 +115,7 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
         raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
     documents, problems = [], []
     adapted = None
-    for number, (where, record) in enumerate(json_values(source), start=1):
+    for number, (where, record) in enumerate(_records(source, task), start=1):
         try:
             adapted = is_adapter_record(record) if adapted is None else adapted
             if is_adapter_record(record) != adapted:
@@ -127,6 +135,15 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
     made.path.parent.mkdir(exist_ok=True)
     replace_file(made.path, content)
     return Imported(made.name, made.path, len(documents))
+
+
+def _records(source: Path, task: str) -> Iterator[tuple[object, Any]]:
+    """Yield the records of a file with their places. Raises DataError for what is not JSON."""
+    if task == SQUAD and source.is_file():
+        with suppress(ValueError, KeyError, TypeError):  # not the file of SQuAD but rows of it
+            yield from [(source, row) for row in rows_of(parse_json(source.read_bytes()))]
+            return
+    yield from json_values(source)
 
 
 _RECIPE = "1"  # increased when the same text gives other questions

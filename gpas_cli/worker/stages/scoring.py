@@ -20,16 +20,18 @@ from gpas_cli.evaluate.downstream import score_tasks, score_texts
 from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
 from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
 from gpas_cli.evaluate.quantisation import measure_quantised
-from gpas_cli.evaluate.removal import Subject, text_batches
+from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
+from gpas_cli.evaluate.transformers_network import attention_to_first, require_head
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
+from gpas_cli.spec.stage import Quantised
 from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events, scores_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import all_attempts
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.run import prepare_text, record_verified
 from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -146,16 +148,17 @@ def run_downstream(stage: StageContext) -> Outcome:
     the next `gpas run` scores what is missing.
     """
     section: Downstream = stage.parameters
-    name, tokenizer, scorer = _opened(stage, section.max_length)
+    name, tokenizer, scorer = _opened(stage, section.max_length, section.tasks)
     sheet = task_sheet(section, _earlier_scores(stage, name), name, stage.emit, stage.stop)
     _take_over(stage, sheet)
     return score_section(section, scorer, tokenizer, stage.root, sheet)
 
 
-def _opened(stage: StageContext, max_length: int) -> tuple[str, Tokenizer, Scorer]:
+def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple[str, Tokenizer, Scorer]:
     """Return the name in events, the tokenizer and a scorer of the network that a stage measures."""
     if stage.cell.network:
         opened = open_network(stage)
+        require_head(opened.network, tasks)
         name, tokenizer = stage.cell.network.name, opened.tokenizer
         longest = min(max_length, opened.positions or max_length)
         return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest)
@@ -243,7 +246,7 @@ def run_texts(stage: StageContext) -> Outcome:
     """
     section: Texts = stage.parameters
     usual = _NETWORK_TOKENS if stage.cell.network else stage.cell.data.length
-    name, tokenizer, scorer = _opened(stage, section.max_length or usual)
+    name, tokenizer, scorer = _opened(stage, section.max_length or usual, section.names)
     sheet = ScoreSheet(
         noun="text", tasks=section.names, last_metric=lambda _: _LAST_METRIC, scores=_earlier_scores(stage, name),
         checkpoint=name, emit=stage.emit, stop=stage.stop,
@@ -282,15 +285,22 @@ def run_quantised(stage: StageContext) -> Outcome:
     """Measure the perplexity at each number of bits that no earlier attempt has measured of this network."""
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)
+    section: Quantised = stage.parameters
     checkpoint = short_name(stage.trained_checkpoint())
+    subject = own_subject(stage.cell, stage.load_trained(), corpus, checkpoint, section.eval_tokens)
     earlier = recorded_events(stage.runs, stage.attempt.key, Score)
-    return measure_quantised(stage.cell, stage.load_trained(), checkpoint, corpus, stage.emit, stage.stop, earlier)
+    return measure_quantised(
+        subject, section, stage.emit, stage.stop, earlier, lambda: record_verified(corpus, stage.emit)
+    )
 
 
 def run_layers(stage: StageContext) -> Outcome:
     """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
     if stage.cell.network:
-        return layer_statistics.measure_subject(_network_subject(stage), stage.emit, stage.stop)
+        subject = _network_subject(stage)
+        return layer_statistics.measure_subject(
+            subject, stage.emit, stage.stop, lambda _: attention_to_first(subject.network, subject.blocks)
+        )
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)
     return layer_statistics.measure(stage.cell, stage.load_trained(), corpus, stage.emit, stage.stop)

@@ -1,0 +1,191 @@
+"""Networks of `transformers` with the call signature of `model.llama.Llama`.
+
+CausalNetwork   predicts the next token: log-likelihoods of texts and choices
+Encoder         has no head for the next token: its streams, and answers to questions if it has a head for them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.blocks import Blocks, find_blocks
+from gpas_cli.model.attention import Packing
+from gpas_cli.model.llama import Read
+from gpas_cli.spec.downstream import SQUAD, base_name
+
+_HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
+_LATER_TOLERANCE = {torch.float32: 1e-4}  # of a state when a later token changes, relative to the largest
+_HALF_TOLERANCE = 1e-2
+_PROBE_TOKENS = 8
+
+
+class CausalNetwork(nn.Module):
+    """A causal language model of transformers with the call signature of `model.llama.Llama`.
+
+    A hook captures the input of the head, so that logits are computed only where they are read.
+    """
+
+    def __init__(self, inner: Any, source: str):
+        """Raises GpasError if the logits are not a linear map of the head's input."""
+        super().__init__()
+        self.inner = inner
+        self.source = source
+        head = inner.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise GpasError(f"{source}: its head is not a matrix, so it cannot be scored")
+        self.vocab = head.out_features
+        self._head = head
+        self.eval()
+        self._check_head()
+        self._check_order()
+
+    def forward(
+        self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, visible: None = None,
+        active: None = None,
+    ) -> Tensor:  # fmt: skip
+        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`."""
+        rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
+        hidden = self._hidden(rows)
+        states = hidden if packing is None else packing.join(hidden)
+        matrix = self._head.weight
+        if self._head.bias is not None:
+            # A bias is one more column of the matrix.
+            matrix = torch.cat((matrix, self._head.bias[:, None]), 1)
+            states = torch.cat((states, states.new_ones(*states.shape[:2], 1)), 2)
+        return read(states, matrix)
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        """Return the input of the head (batch, time, hidden)."""
+        caught: list[Tensor] = []
+
+        def catch(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            caught.append(inputs[0])
+            return (inputs[0][:, :1],)
+
+        self._call(rows, catch)
+        return caught[0]
+
+    def _call(self, rows: Tensor, hook: Callable[..., Any]) -> Any:
+        handle = self._head.register_forward_pre_hook(hook)
+        try:
+            # Rows are padded on the right, where causal attention ignores it.
+            return self.inner(input_ids=rows, use_cache=False).logits
+        finally:
+            handle.remove()
+
+    def blocks(self) -> Blocks:
+        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
+        return find_blocks(self.inner, self.source, lambda: self._hidden(_probe(self)))
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        rows = _probe(self)
+        expected = self._call(rows, lambda _head, inputs: None).float()
+        found = self(rows).float()
+        if not (found - expected).abs().max() <= _HEAD_TOLERANCE * expected.abs().max():
+            raise GpasError(
+                f"{self.source}: its logits are not its head's matrix times its last states, so it cannot be scored"
+            )
+
+    @torch.no_grad()
+    def _check_order(self) -> None:
+        rows = _probe(self)
+        changed = torch.cat((rows[:, :-1], rows[:, :1]), 1)
+        before, after = (self._hidden(one)[:, :-1].float() for one in (rows, changed))
+        tolerance = _LATER_TOLERANCE.get(self._head.weight.dtype, _HALF_TOLERANCE)
+        if not (before - after).abs().max() <= tolerance * before.abs().max():
+            raise GpasError(f"{self.source}: its states depend on later tokens, so it does not predict the next token")
+
+
+class Encoder(nn.Module):
+    """A network of transformers of which only the last states are read, and answers to questions where `answers` maps
+    states to two logits: that a token is the first of the answer, and the last.
+    """
+
+    def __init__(self, loaded: Any, source: str):
+        super().__init__()
+        self.inner = loaded.base_model
+        self.answers = getattr(loaded, "qa_outputs", None)
+        self.source = source
+        self.vocab = int(self.inner.get_input_embeddings().num_embeddings)
+        self._typed = getattr(loaded.config, "type_vocab_size", 0) > 1
+        self.eval()
+
+    def forward(
+        self, tokens: Tensor, packing: Packing | None, read: Callable[[Tensor, None], Any], visible: None = None
+    ) -> Any:
+        """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns of the states, as in
+        `Llama.forward`; there is no matrix of a head."""
+        if packing is None:
+            return read(self._states(tokens), None)
+        rows = tokens[0][packing.token].view(packing.rows, packing.time)
+        mask = torch.zeros_like(rows)
+        mask.view(-1)[packing.index] = 1
+        return read(packing.join(self._states(rows, attention_mask=mask)), None)
+
+    def answer_logits(self, rows: Tensor, mask: Tensor, types: Tensor) -> Tensor:
+        """Return the logits of first and last tokens of answers. rows: tokens; mask: 0 at padding; types: 0 in the
+        question and 1 in the passage; all (batch, time) -> (batch, time, 2)."""
+        assert self.answers is not None
+        typed = {"token_type_ids": types} if self._typed else {}
+        found: Tensor = self.answers(self._states(rows, attention_mask=mask, **typed))
+        return found
+
+    def blocks(self) -> Blocks:
+        """Return the residual blocks. Raises GpasError if its layers are none, with the reason."""
+        return find_blocks(self.inner, self.source, lambda: self._states(_probe(self)))
+
+    def _states(self, rows: Tensor, **more: Tensor) -> Tensor:
+        found: Tensor = self.inner(input_ids=rows, **more).last_hidden_state
+        return found
+
+
+TransformersNetwork = CausalNetwork | Encoder
+
+
+@contextmanager
+def attention_to_first(network: TransformersNetwork, blocks: Blocks) -> Iterator[list[Tensor]]:
+    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass: a tensor
+    (batch, time - 1) for each layer, the mean over its heads. Nothing where the attention does not give its matrix.
+
+    Rows have no padding. The matrices are computed for this, those of one layer at a time.
+    """
+    found: list[Tensor] = []
+
+    def keep(_attention: nn.Module, _inputs: object, output: object) -> None:
+        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+        if isinstance(weights, Tensor) and weights.dim() == 4:
+            found.append(weights[:, :, 1:, 0].double().mean(1))
+
+    usual = network.inner.config._attn_implementation
+    network.inner.set_attn_implementation("eager")
+    with ExitStack() as stack:
+        stack.callback(network.inner.set_attn_implementation, usual)
+        for own in blocks.sublayers.get("attention", ()):
+            stack.callback(own.owner.register_forward_hook(keep).remove)
+        yield found
+
+
+def _probe(network: TransformersNetwork) -> Tensor:
+    """Return a row of tokens to try a network on, (1, time)."""
+    device = next(network.parameters()).device
+    return torch.arange(_PROBE_TOKENS, device=device)[None] % network.vocab
+
+
+def require_head(network: TransformersNetwork, tasks: Sequence[str]) -> None:
+    """Raise GpasError unless a network has the head that tasks need: for answers, or for the next token."""
+    answers = isinstance(network, Encoder) and network.answers is not None
+    for task in tasks:
+        if base_name(task) == SQUAD and not answers:
+            kind = "an architecture ForQuestionAnswering"
+            raise GpasError(f"{task} needs a head for answers ({kind}), and {network.source} has none")
+        if base_name(task) != SQUAD and isinstance(network, Encoder):
+            only = f"; it can be asked {SQUAD}" if answers else ""
+            raise GpasError(f"{task} needs a head that predicts the next token, and {network.source} has none{only}")
