@@ -229,8 +229,8 @@ def import_task(
     """Add a file of questions to the project, to score networks at them without a network connection.
 
     Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, that of SQuAD's
-    dev-v1.1.json. Those of a task with a new name have a context, choices and answer, the index of the right choice from 0. The task is named in experiments.yaml
-    with the digest that this command prints.
+    dev-v1.1.json. Those of a task with a new name have a context, choices and answer, the index of the right choice
+    from 0. The task is named in experiments.yaml with the digest that this command prints.
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
     """
