@@ -230,8 +230,8 @@ def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> N
     assert not outcome.metrics.keys() & {"loss", "mean_importance", "mean_accuracy"}
     assert outcome.metrics["mean_angular_distance"] > 0
     (layers,) = project.events(cell, Layers)
-    assert {"importance"}.isdisjoint(layers.series)
-    assert len(layers.series["stability"]) == LAYERS
+    assert "importance" not in layers.values
+    assert len(layers.values["stability"]) == LAYERS
     assert [one.loss for one in project.events(cell, Removal)] == [None] * (LAYERS + 1)
     with pytest.raises(GpasError, match="bracket needs a head that predicts the next token"):
         project.go(project.cell(importance=SECTION))
@@ -248,4 +248,4 @@ def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> N
             seen = network(input_ids=torch.from_numpy(batch.inputs), output_attentions=True).attentions
         for own, attention in zip(shares, seen, strict=True):
             own.extend(attention[0, :, 1:, 0].mean(0).tolist())
-    assert found.series["first_token_share"] == pytest.approx([sum(own) / len(own) for own in shares], rel=1e-5)
+    assert found.values["first_token_share"] == pytest.approx([sum(own) / len(own) for own in shares], rel=1e-5)
