@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -304,7 +304,7 @@ class _Composer:
                 where = f"; first on line {first.line}{remedy}" if first else ""
                 self.duplicates.append(Problem((), f"the key '{name}' is given twice{where}", str(mark)))
             else:
-                own[name] = replace(value, key=mark)
+                own[name] = Node(value.value, value.mark, mark, value.depth, value.count)
         return {**merged, **own}
 
     def key(self, event: Any, mark: Mark) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, closest, nearest
 from gpas_cli.grid.document import Mark, Node, mapping, spelled
 from gpas_cli.grid.settings import located
 from gpas_cli.spec import parse
-from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse import SettingPath, control_character
 
 _T = TypeVar("_T")
@@ -44,7 +43,7 @@ class Part:
 
     def holding(self, node: Node) -> Part:
         """Return the part with another node in its place."""
-        return replace(self, node=node, mark=node.mark)
+        return Part(node, self.path, self.problems, node.mark)
 
     def entries(self, known: Collection[str] = ()) -> Entries:
         """Return the entries of a mapping, only those in `known` if given; none for an absent part.
@@ -60,7 +59,7 @@ class Part:
                     self.report(f"unknown key '{name}'; {nearest(name, known)}", child.key or child.mark, name)
                     name = closest(name, set(known) - self.value.keys())
                 if name or not known:
-                    found[name] = replace(found[name], node=child, mark=child.mark)
+                    found[name] = Part(child, (*self.path, name), self.problems, child.mark)
         return found
 
     def items(self) -> list[Part]:
@@ -123,9 +122,7 @@ class Part:
                 return None
             values = {**parse.plain(like[start]), **{name: own for name, own in values.items() if name != "like"}}
         found: list[Problem] = []
-        if cls is Data:
-            values = Data.resolved(values, cast(Mapping[str, Data], like or {}), found)
-        made = parse.build(cls, values, (), found)
+        made = parse.build(cls, values, (), found, like)
         for problem in found:
             placed = located(problem, self.node, self.mark)
             self.problems.append(replace(placed, path=(*self.path, *problem.path)))

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
-def is_shard(tensor: Tensor) -> bool:
-    """Return whether this process has only a part of the tensor."""
-    return isinstance(tensor, DTensor)
+def is_shard(tensor: Tensor) -> TypeIs[DTensor]:
+    """Return whether this process has only a part of the tensor.
+
+    Its class is not asked for: importing it takes a second and a half, which one process can do without.
+    """
+    return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of `tensor` in this process, or all of it if it is not sharded. Shares its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_shard(tensor) else tensor
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
@@ -33,26 +39,28 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 
 def whole(part: Tensor, like: Tensor) -> Tensor:
     """Return the whole tensor of which `part` is what this process has, sharded as `like`. Collective if it is."""
-    if not isinstance(like, DTensor):
-        return part
-    mesh, shape, stride = like.device_mesh, like.shape, like.stride()
-    return DTensor.from_local(part, mesh, like.placements, run_check=False, shape=shape, stride=stride).full_tensor()
+    return sharded_as(like, part, like.shape, like.stride()).full_tensor() if is_shard(like) else part
+
+
+def sharded_as(like: DTensor, part: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> DTensor:
+    """Return the tensor of this shape and stride, sharded as `like`, of which `part` is what this process has."""
+    place = like.device_mesh, like.placements
+    return type(like).from_local(part, *place, run_check=False, shape=shape, stride=stride)
 
 
 def first_row(tensor: Tensor) -> int:
     """Return the index in the whole `tensor` of the first row of this process's part."""
-    if not isinstance(tensor, DTensor):
+    if not is_shard(tensor):
         return 0
     # FSDP shards the first dimension into parts of equal length; the last ones may be shorter or empty.
-    assert tensor.placements == (Shard(0),)
+    assert [placement.is_shard(0) for placement in tensor.placements] == [True]
     return tensor.device_mesh.get_local_rank() * -(-len(tensor) // tensor.device_mesh.size())
 
 
 def reshard(network: nn.Module) -> None:
     """Reshard parameters that a forward pass without a backward pass has left gathered. Otherwise zeroing gradients
     or saving would act on the gathered copies instead of the shards."""
-    if isinstance(network, FSDPModule):
-        network.reshard()
+    getattr(network, "reshard", lambda: None)()  # FSDP gives its networks the method
 
 
 @torch.no_grad()

@@ -27,17 +27,16 @@ def with_convergence(
     is_base: Callable[[Entry], bool],
     axes: Collection[str],
     where: object,
-    smooth: Losses | None = None,
+    smooth: Losses,
 ) -> Recorded:
     """Return `known` with the metrics of each training that is done, and whose base is.
 
     is_base: whether a cell can be a base; that of a cell has the same labels as it but for `axes`, its seed included,
-    and is compared with itself. smooth: the losses, if they have been read. Raises GpasError, beginning with `where`,
-    if there are no such axes.
+    and is compared with itself. smooth: the result of `smooth_losses`. Raises GpasError, beginning with `where`, if
+    there are no such axes.
     """
     if not axes:
         raise GpasError(f"{where}: {', '.join(CONVERGENCE)} compare a cell with its base: add `against`")
-    smooth = smooth_losses(known) if smooth is None else smooth
     bases = {entry.labels_without(*axes): entry.cell.stages[0].key for entry in known.entries if is_base(entry)}
     results = dict(known.results)
     for entry in known.entries:

@@ -7,7 +7,6 @@ directories are gone are left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpas_cli.report.stored_results import metrics_in, results_in, score_rows, t
 from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.downstream import Downstream
 from gpas_cli.spec.stage import EXTERNAL
+from gpas_cli.state.outputs import scoring_identity
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Rows
 from gpas_cli.store.projection import SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
@@ -71,11 +71,8 @@ def external_networks(engine: Engine) -> list[ExternalNetwork]:
     rows = [row for row in rows if row["cell"].get(EXTERNAL) or row["cell"].get(NETWORK)]
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row["created"] or 0.0, row["stage_key"])):
-        same = row["stage_key"]
-        if network := row["cell"].get(NETWORK):  # stages that differ in their tasks alone belong together
-            settings = {name: value for name, value in row["cell"]["downstream"].items() if name != "tasks"}
-            pin = [network.get(name) for name in ("hf", "revision", "sha256", "dtype")]
-            same = json.dumps([pin, settings], sort_keys=True)
+        named = row["cell"].get(NETWORK)
+        same = scoring_identity("downstream", (), row["cell"]) if named else row["stage_key"]
         found.setdefault(same, {})[row["task"], row["metric"]] = row
     return [_external(list(scores.values())) for scores in found.values()]
 

@@ -254,7 +254,6 @@ def downstream_tokens(section: Downstream) -> float:
     return total
 
 
-_LOCAL_TEXT_TOKENS = 250_000  # assumed for a local text, to estimate the cost before the text is read
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 
 
@@ -264,7 +263,8 @@ class KnownText:
     Python's standard library.
 
     repo, configuration, column: the data set, and the column with the text of a document. scored: `all` tokens, or only
-    those of the `last-word` of each document, after the rest of it as context. tokens: about how many there are.
+    those of the `last-word` of each document, after the rest of it as context. tokens, documents: about how many there
+    are.
     """
 
     name: str
@@ -273,6 +273,7 @@ class KnownText:
     column: str = "text"
     scored: str = "all"
     tokens: int
+    documents: int
 
 
 # The same documents as in the tasks of these names of lm-evaluation-harness.
@@ -285,6 +286,7 @@ KNOWN_TEXTS: dict[str, KnownText] = {
             configuration="wikitext-2-raw-v1",
             column="page",
             tokens=310_000,
+            documents=62,
         ),
         KnownText(
             name="lambada_openai",
@@ -293,10 +295,15 @@ KNOWN_TEXTS: dict[str, KnownText] = {
             column="text",
             scored="last-word",
             tokens=490_000,
+            documents=5_153,
         ),
-        KnownText(name="stdlib", repo="", tokens=1_000_000),
+        KnownText(name="stdlib", repo="", tokens=1_000_000, documents=36),
     )
 }
+
+
+# Assumed of a local text, to estimate the cost before it is read.
+_LOCAL_TEXT = KnownText(name="", repo="", tokens=250_000, documents=250)
 
 
 def text_problem(text: str) -> str:
@@ -357,6 +364,7 @@ class Texts:
 BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
 
 
-def tokens_of(texts: Sequence[str]) -> float:
-    """Return about how many tokens the texts have."""
-    return float(sum(KNOWN_TEXTS[text].tokens if text in KNOWN_TEXTS else _LOCAL_TEXT_TOKENS for text in texts))
+def text_tokens(section: Texts) -> float:
+    """Return about how many tokens the texts have, or the documents of them that are scored."""
+    texts = [KNOWN_TEXTS.get(text, _LOCAL_TEXT) for text in section.texts]
+    return sum(text.tokens * min(1.0, (section.limit or text.documents) / text.documents) for text in texts)

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,13 @@ def pin_of(weights: str, files: str) -> str:
 def _digest(paths: Iterable[Path]) -> str:
     whole = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
-            one = hashlib.file_digest(file, "sha256")
-        whole.update(f"{path.name}\0{one.hexdigest()}\n".encode())
+        state = path.stat()
+        whole.update(f"{path.name}\0{_file_digest(path, state.st_size, state.st_mtime_ns)}\n".encode())
     return whole.hexdigest()
+
+
+@cache
+def _file_digest(path: Path, _size: int, _changed: int) -> str:
+    """Return the sha256 of a file, read once in a process unless it changes: 14 GB take seconds."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

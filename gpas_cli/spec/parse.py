@@ -93,11 +93,16 @@ def as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=repr)
 
 
-def build(cls: type[_T], values: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> _T | None:
+def build(
+    cls: type[_T], values: Mapping[str, Any], path: SettingPath, problems: list[Problem],
+    named: Mapping[str, Any] | None = None,
+) -> _T | None:  # fmt: skip
     """Return an instance of the dataclass `cls` from `values`, or None after adding to `problems`.
 
-    Equal values give the same instance.
+    Equal values give the same instance. named: the sections that `values` may name, if the class has `resolved`.
     """
+    if resolve := getattr(cls, "resolved", None):
+        values = resolve(values, named or {}, problems)
     made, found = _build(typing.cast(Hashable, cls), as_json(values))
     problems.extend(problem.under(*path) for problem in found)
     return typing.cast("_T | None", made)

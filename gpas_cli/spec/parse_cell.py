@@ -207,7 +207,7 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
             problems.append(Problem((name, "like"), f"unknown {name} '{like}'; {nearest(like, named)}"))
         found: list[Problem] = []
         values = {**base, **values}
-        made = parse.build(cls, cls.resolved(values, named, found) if cls is Data else values, (), found)
+        made = parse.build(cls, values, (), found, named)
         problems.extend(problem.under(name) for problem in found)
         return made
     if isinstance(value, str) and value in named:

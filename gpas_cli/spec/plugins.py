@@ -70,19 +70,20 @@ def plugin_of(name: str, source: str) -> Plugin:
 @cache
 def installed() -> Plugin:
     """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
+    found = metadata.entry_points()  # of all groups, because each call reads the files of every installed package
     schemes: dict[str, type[Scheme]] = {}
-    for point, package in _points(_SCHEME_GROUP, "scheme"):
+    for point, package in _points(found.select(group=_SCHEME_GROUP), "scheme"):
         schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
     kinds: dict[str, StageKind] = {}
-    for point, package in _points(_STAGE_KIND_GROUP, "stage kind"):
+    for point, package in _points(found.select(group=_STAGE_KIND_GROUP), "stage kind"):
         kinds |= _kinds_with_origin({point.name: _loaded(point, package, "stage kind")}, PluginOrigin(package))
     return Plugin(schemes, kinds)
 
 
-def _points(group: str, what: str) -> Iterator[tuple[metadata.EntryPoint, str]]:
-    """Yield each entry point of the group with its package. Raises GpasError if two packages use the same name."""
+def _points(found: metadata.EntryPoints, what: str) -> Iterator[tuple[metadata.EntryPoint, str]]:
+    """Yield each entry point with its package. Raises GpasError if two packages use the same name."""
     seen: set[str] = set()
-    for point in metadata.entry_points(group=group):
+    for point in found:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         if point.name in seen:
             raise GpasError(f"two installed packages define a {what} '{point.name}'; the second is {package}")

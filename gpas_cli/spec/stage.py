@@ -19,7 +19,7 @@ from gpas_cli.spec.downstream import (
     measure_of,
     task_problem,
     text_problem,
-    tokens_of,
+    text_tokens,
 )
 from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
@@ -341,8 +341,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             parameters=Texts,
             causal=True,
             of_networks=True,
-            # The limit is ignored, because it counts documents.
-            cost=lambda cell, *_: tokens_of(cell.parameters("texts").texts) / EVALUATED_PER_TRAINED,
+            cost=lambda cell, *_: text_tokens(cell.parameters("texts")) / EVALUATED_PER_TRAINED,
             runner="gpas_cli.worker.stages.scoring:run_texts",
             metrics=(
                 Metric("text_perplexity", "perplexity by word", by_task=True, kind="perplexity"),

@@ -1,32 +1,25 @@
-"""Checkpoints: a folder of shards and a manifest (`train.dcp_storage`), written atomically and verified when read.
+"""Checkpoints: a folder of shards and a manifest (`train.checkpoint_files`), written atomically and verified when read.
 
 A checkpoint holds the network, the optimizer's state and the number of updates done. Batches, schedules and
-initialisation are pure functions of (seed, step), so a run resumes bit for bit from these alone.
-torch.distributed.checkpoint (DCP) plans the parts: any number of processes can read a checkpoint, under any layout.
+initialisation are pure functions of (seed, step), so a run resumes bit for bit from these alone. Any number of
+processes can read a checkpoint.
 """
 
 from __future__ import annotations
 
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load as load_parts
-from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
-from gpas_cli.train.dcp_storage import DamagedCheckpoint, Manifest, Reader, Writer, read_manifest, verify
+from gpas_cli.train.checkpoint_files import DamagedCheckpoint, Manifest, read, read_manifest, verify, write
 from gpas_cli.train.optim import zeros
 from gpas_cli.train.parallel import ALONE, World
 
@@ -81,11 +74,7 @@ def save(
     """
     path = path_of(folder, position.step)
     tensors = {**_network_tensors(network), **_optimizer_tensors(network, optimizer, kind)}
-    with _plainly():
-        save_parts(
-            dict(tensors), storage_writer=Writer(path, {"key": key, **asdict(position)}), no_dist=world.alone,
-            planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-        )  # fmt: skip
+    write(path, {"key": key, **asdict(position)}, tensors, world)
     if world.leads:
         for old in outdated(folder):
             shutil.rmtree(old, ignore_errors=True)
@@ -111,11 +100,7 @@ def load(
     state = _empty_state(network, manifest, optimizer, kind) if optimizer is not None else {}
     wanted |= {_state_name(kind, part, name): t for name, parts in state.items() for part, t in parts.items()}
     _check_tensors(path, manifest, wanted, complete=optimizer is not None)
-    with _plainly(), torch.no_grad():
-        load_parts(
-            wanted, storage_reader=Reader(path, manifest), no_dist=world.alone,
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-        )  # fmt: skip
+    read(path, manifest, wanted, world)
     if optimizer is not None:
         optimizer.state.update({network.get_parameter(name): parts for name, parts in state.items()})
     return Position(**{name: manifest.facts.get(name, default) for name, default in asdict(Position()).items()})
@@ -128,18 +113,7 @@ def load_gates(path: Path, network: Llama) -> None:
     theirs = {name for name in manifest.tensors if name.startswith(_NETWORK) and name.endswith(".alpha")}
     if theirs != {_NETWORK + name for name in ours}:
         raise DamagedCheckpoint(f"{path} does not hold the gates of this network")
-    for name, tensor in ours.items():
-        tensor.copy_(_one(path, manifest, _NETWORK + name))
-
-
-def _one(path: Path, manifest: Manifest, name: str) -> Tensor:
-    """Return one tensor of a checkpoint that was not sharded."""
-    (chunk,) = manifest.tensors[name]["chunks"]
-    try:
-        with safe_open(path / chunk["file"], framework="pt") as file:
-            return file.get_tensor(name)  # type: ignore[no-any-return]
-    except (OSError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+    read(path, manifest, {_NETWORK + name: tensor for name, tensor in ours.items()})
 
 
 def _network_tensors(network: Llama) -> dict[str, Tensor]:
@@ -215,18 +189,3 @@ def _check_tensors(path: Path, manifest: Manifest, wanted: Mapping[str, Tensor],
                 f"{path}: {name} is {stored['dtype']} {stored['shape']}, but this network needs "
                 f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
             )
-
-
-@contextmanager
-def _plainly() -> Iterator[None]:
-    """Replace DCP's collected failures by the first of them, so that an OSError stays an OSError, and silence its
-    warning that there is only one process."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield
-    except CheckpointException as error:
-        cause = next((failure[0] for failure in error.failures.values()), error)
-        if isinstance(cause, OSError):
-            raise OSError(cause.errno, cause.strerror or str(cause), cause.filename) from error
-        raise RuntimeError(f"{type(cause).__name__}: {cause}") from error

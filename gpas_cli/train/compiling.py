@@ -52,6 +52,11 @@ def compile_layers(network: Llama, backend: Any = "inductor") -> None:
 
     _keep_kernels_private()
     torch._dynamo.config.recompile_limit = max(_MAX_GRAPHS, torch._dynamo.config.recompile_limit)
+    # Since torch 2.10 this also keeps the compiler from choosing kernels by their measured time, which another attempt
+    # could measure otherwise.
+    torch.use_deterministic_algorithms(
+        torch.are_deterministic_algorithms_enabled(), warn_only=torch.is_deterministic_algorithms_warn_only_enabled()
+    )
 
     def compiled(forward: Forward) -> Forward:
         return torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)

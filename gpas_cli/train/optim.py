@@ -4,6 +4,7 @@ gradients, then the gates.
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,14 +12,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, whole
+from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, sharded_as, whole
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
 
 # The key of a parameter group that has a factor of the learning rate.
 _RATE_FACTOR = "rate_factor"
+
+
+class _Optimizer(torch.optim.Optimizer):
+    """torch's base class without the decorators of its methods. They import the compiler, to keep it from tracing these
+    methods, which takes every job a second and a half."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+class _AdamW(_Optimizer, torch.optim.AdamW):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def make_optimizer(network: Llama, spec: Optim) -> torch.optim.Optimizer:
@@ -44,7 +56,7 @@ def _adam_of(trainable: Sequence[nn.Parameter], spec: Optim) -> torch.optim.Opti
     groups = [[p for p in trainable if is_shard(p) == sharded] for sharded in (False, True)]
     parameters = [{"params": group} for group in groups if group]
     betas = (spec.beta1, spec.beta2)
-    return torch.optim.AdamW(parameters, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, **kernel)
+    return _AdamW(parameters, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, **kernel)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -95,11 +107,8 @@ def zeros(parameter: Tensor, state: StateTensor) -> Tensor:
     if state.shape == "columns":
         return torch.zeros(1, parameter.shape[-1], dtype=dtype, device=parameter.device)
     rows = torch.zeros(len(local(parameter)), 1, dtype=dtype, device=parameter.device)
-    if not isinstance(parameter, DTensor):
-        return rows
     shape = torch.Size((parameter.shape[0], 1))
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(rows, mesh, placements, run_check=False, shape=shape, stride=(1, 1))
+    return sharded_as(parameter, rows, shape, (1, 1)) if is_shard(parameter) else rows
 
 
 # Elements of the matrices that are orthogonalised at once: 40 MB in bfloat16, 200 MB with what the products need. At
@@ -117,7 +126,7 @@ def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
     return _MuonAndAdam(matrices, own, spec.weight_decay, _adam_of(others, spec))
 
 
-class _MuonAndAdam(torch.optim.Optimizer):
+class _MuonAndAdam(_Optimizer):
     """Muon and AdamW behind the interface of one optimizer. `step` is collective if a matrix is sharded.
 
     The update of a matrix is that of torch.optim.Muon, which takes one matrix after the other: 84 at 71M, in 1,260
@@ -202,7 +211,7 @@ def make_adafactor(network: Llama, spec: Optim) -> torch.optim.Optimizer:
     return Adafactor(trainable, own, spec.weight_decay)
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(_Optimizer):
     """Adafactor without momentum: second moments of a matrix from those of its rows and columns, in float32 (Shazeer
     and Stern 2018). `step` is collective if a parameter is sharded.
 

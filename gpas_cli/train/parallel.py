@@ -6,11 +6,11 @@ Nothing here changes CUDA_VISIBLE_DEVICES: each process uses one of the devices 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -79,6 +79,25 @@ class World:
         carrier = [value]
         dist.broadcast_object_list(carrier, src=0, device=torch.device("cpu"))
         return carrier[0]
+
+    def together(self, act: Callable[[], T]) -> list[T]:
+        """Return what `act` returns in each process, small plain data. Raises in every process if it raises in one: its
+        OSError, or a RuntimeError that quotes another exception."""
+        if self.alone:
+            return [act()]
+        found: T | Exception
+        try:
+            found = act()
+        except OSError as error:
+            found = error
+        except Exception as error:
+            found = RuntimeError(f"{type(error).__name__}: {error}")
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, found)
+        for one in everyone:
+            if isinstance(one, Exception):
+                raise one
+        return everyone
 
 
 ALONE = World()

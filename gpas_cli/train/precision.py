@@ -77,12 +77,12 @@ def make_deterministic(threads: int) -> None:
     """Fix the number of threads and use deterministic kernels, as a bit-identical resume requires.
 
     With a GPU, an operation that has no deterministic kernel is an error. If it were a warning, torch would compute
-    attention's backward pass by the faster kernel, whose results vary. Since torch 2.10 the setting also keeps compiled
-    layers from choosing kernels by their measured time, which another attempt could measure otherwise.
+    attention's backward pass by the faster kernel, whose results vary. `compile_layers` sets it for the compiler, which
+    `use_deterministic_algorithms` would import.
     """
     torch.set_num_threads(threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it the order of cuBLAS's sums varies
-    torch.use_deterministic_algorithms(True, warn_only=not torch.cuda.is_available())
+    torch.set_deterministic_debug_mode("error" if torch.cuda.is_available() else "warn")
     # A debugging aid against reading uninitialised memory, which writes all of it twice.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

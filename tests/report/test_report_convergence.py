@@ -7,7 +7,7 @@ from report_cells import entry, result
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report import convergence
-from gpas_cli.report.convergence import reached, smoothed, with_convergence
+from gpas_cli.report.convergence import reached, smooth_losses, smoothed, with_convergence
 from gpas_cli.report.figures.curves import has_labels
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.spec.stage import CONVERGENCE
@@ -36,7 +36,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, losses: tuple[Curve, Curve], outco
     facts = {"last_step": 200, "metrics": {"train_tokens": 2e5}}
     results = {**result(cells[0], **facts), **result(cells[1], **facts, outcome=outcome)}
     known = Recorded(cells, results=results, engine="a database")  # type: ignore[arg-type]
-    found = with_convergence(known, lambda one: has_labels(one, {"gate": "none"}), ["gate"], "here")
+    found = with_convergence(
+        known, lambda one: has_labels(one, {"gate": "none"}), ["gate"], "here", smooth_losses(known)
+    )
     numbers = [found.results[cell.cell.stages[0].key].metrics for cell in cells]
     return [tuple(own.get(name) for name in CONVERGENCE) for own in numbers]
 
@@ -64,4 +66,4 @@ def test_a_run_that_diverged_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_base_there_is_nothing_to_reach() -> None:
     with pytest.raises(GpasError, match=r"table 'x': .*speedup compare a cell with its base: add `against`"):
-        with_convergence(Recorded(()), lambda one: True, [], "table 'x'")
+        with_convergence(Recorded(()), lambda one: True, [], "table 'x'", {})

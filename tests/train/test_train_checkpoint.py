@@ -13,7 +13,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.permissions import advise
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import parse_model
-from gpas_cli.train import checkpoint, dcp_storage
+from gpas_cli.train import checkpoint, checkpoint_files
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.optim import make_adam, set_learning_rate
 
@@ -92,13 +92,13 @@ def test_a_shard_has_the_bytes_of_safetensors_and_the_sha256_of_what_is_on_disk(
         "scalar": torch.tensor(3.0), "a \"quoted\" \u00fc": torch.randn(2, 3), "empty": torch.zeros(0, 4),
     }  # fmt: skip
     path = tmp_path / "x.safetensors"
-    digest = dcp_storage._write(path, tensors | {"turned": torch.arange(24.0).reshape(4, 6).T})
+    digest = checkpoint_files._write(path, tensors | {"turned": torch.arange(24.0).reshape(4, 6).T})
     data = path.read_bytes()
     assert data == safetensors_bytes(tensors | {"turned": torch.arange(24.0).reshape(4, 6).T.contiguous()})
     assert digest == hashlib.sha256(data).hexdigest()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DamagedCheckpoint, match="does not have the checksum"):
-        dcp_storage.verify(tmp_path, path.name, digest)
+        checkpoint_files.verify(tmp_path, path.name, digest)
 
 
 def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dcp_storage, "_write", full)
+    monkeypatch.setattr(checkpoint_files, "_write", full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
     assert newest_first([tmp_path]) == [path]

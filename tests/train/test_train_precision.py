@@ -6,8 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gpas_cli.model.llama import build
 from gpas_cli.spec.model import SIZES
+from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train import precision
+from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.precision import (
     _ALLOCATOR_VARIABLES,
     TOLERANCE,
@@ -38,6 +41,7 @@ def test_with_a_gpu_determinism_is_strict(on_gpu: bool, monkeypatch: pytest.Monk
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.is_deterministic_algorithms_warn_only_enabled() is not on_gpu
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    compile_layers(build(parse_model({"size": {"hidden": 8, "ffn": 8, "heads": 1, "layers": 1, "vocab": 9}})), "eager")
     assert torch._inductor.config.deterministic
 
 

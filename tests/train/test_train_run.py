@@ -25,7 +25,7 @@ from gpas_cli.events import Event, Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.train import dcp_storage, loop, training
+from gpas_cli.train import checkpoint_files, loop, training
 from gpas_cli.train.loop import Update
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
@@ -358,14 +358,14 @@ def test_a_disk_full_for_a_while_costs_only_checkpoints(
 ) -> None:
     """The last checkpoint is not lost either: it is written after the evaluation, when the disk has room again."""
     refused = iter(range(-(-STEPS // CADENCE.checkpoint_every)))
-    write = dcp_storage._write
+    write = checkpoint_files._write
 
     def full_for_a_while(file: Path, tensors: dict[str, torch.Tensor]) -> str:
         if next(refused, None) is not None:
             raise OSError(28, "No space left on device")
         return write(file, tensors)
 
-    monkeypatch.setattr(dcp_storage, "_write", full_for_a_while)
+    monkeypatch.setattr(checkpoint_files, "_write", full_for_a_while)
     outcome, recorder = go(paths, tmp_path, cell())
     assert outcome.outcome == "done"
     assert "No space left" in recorder.of("warning")[0]["message"]
@@ -382,7 +382,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_i
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(dcp_storage, "_write", full)
+        patch.setattr(checkpoint_files, "_write", full)
         outcome, recorder = go(paths, tmp_path / "1", cell())
     assert outcome.outcome == "interrupted"
     assert "No space left" in outcome.cause

@@ -145,7 +145,7 @@ def _settings(cell: Cell) -> dict[str, Any]:
     return {**found, "init": {k: value for k, value in found["init"].items() if k not in cell.model.init.unread}}
 
 
-def _print_network(entry: Entry) -> None:
+def _print_wiring(entry: Entry) -> None:
     model = entry.cell.model
     title = f"{model.norm.title}{' + GPAS' if model.gate else ''}"
     say(Text.assemble((entry.id, "bold"), f"  {title}  key {entry.cell.key}"))
@@ -164,7 +164,7 @@ def _print(entry: Entry) -> None:
     if network := entry.cell.network:
         say(Text.assemble((entry.id, "bold"), f"  {network.source}, not trained here  key {entry.cell.key}"))
     else:
-        _print_network(entry)
+        _print_wiring(entry)
     for stage in entry.cell.stages:
         after = f" after {', '.join(stage.parents)}" if stage.parents else ""
         asks = described(entry.resources_of(stage))

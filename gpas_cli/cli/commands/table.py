@@ -188,9 +188,12 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], val
         raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
     with recorded_of(chosen, database=bool(external) or converges) as known:
         if converges:
-            from gpas_cli.report.convergence import with_convergence  # imports SQLAlchemy
+            from gpas_cli.report.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
-            known = with_convergence(known, lambda entry: has_labels(entry, spec.against), spec.against, spec.title)
+            losses = smooth_losses(known)
+            known = with_convergence(
+                known, lambda entry: has_labels(entry, spec.against), spec.against, spec.title, losses
+            )
         if values:
             return by_metrics(known, spec, values)
         if spec.published and not external and form != "latex":  # a page has no room for a further column per size

@@ -24,6 +24,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
 from gpas_cli.grid.document import Label
@@ -42,6 +43,9 @@ from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 _LEVEL = 0.95
+if TYPE_CHECKING:
+    from gpas_cli.report.convergence import Losses
+
 _ALPHA = 0.05
 _POWER = 0.8
 
@@ -57,7 +61,7 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     absent = [grid for grid in claim.grids if grid not in present]
     if absent:
         return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
-    losses = None
+    losses: Losses = {}
     if any(comparison.value.metric in CONVERGENCE for comparison in claim.comparisons):
         from gpas_cli.report.convergence import smooth_losses  # imports SQLAlchemy
 

@@ -215,10 +215,10 @@ class Group:
     unpaired: tuple[Entry, ...] = ()
 
 
-def groups(comparison: Comparison, known: Recorded, losses: Losses | None = None) -> list[Group]:
+def groups(comparison: Comparison, known: Recorded, losses: Losses) -> list[Group]:
     """Return the pairs of the comparison by the labels on its axes `by`, in declared order.
 
-    losses: the smoothed training losses that a claim about a speed-up needs; None to read them.
+    losses: the smoothed training losses that a claim about a speed-up needs.
 
     Raises GpasError if two cells are subjects, or two are bases, for the same seed.
     """

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
@@ -28,7 +27,7 @@ from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
 from gpas_cli.spec.stage import Quantised
 from gpas_cli.state import rerun
-from gpas_cli.state.outputs import recorded_events, scores_of
+from gpas_cli.state.outputs import recorded_events, scores_of, scoring_identity
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import all_attempts
 from gpas_cli.train.run import prepare_text, record_verified
@@ -200,19 +199,15 @@ def _take_over(stage: StageContext, sheet: ScoreSheet) -> None:
 def alike(runs: Path, own: AttemptRecord) -> list[str]:
     """Return the keys of the stages that differ from that of an attempt in their tasks alone."""
     found = set[str]()
+    wanted = scoring_identity(own.stage, own.parents, own.cell)
     for attempt in all_attempts(runs):
         if attempt.key == own.key or attempt.key in found:
             continue
         with suppress(OSError, GpasError):  # a damaged attempt has no scores to take over
             record = attempt.read_attempt()
-            if (record.stage, record.parents, _settings(record)) == (own.stage, own.parents, _settings(own)):
+            if scoring_identity(record.stage, record.parents, record.cell) == wanted:
                 found.add(attempt.key)
     return sorted(found)
-
-
-def _settings(record: AttemptRecord) -> dict[str, Any]:
-    section = record.cell.get(record.stage)
-    return {name: value for name, value in section.items() if name != "tasks"} if isinstance(section, Mapping) else {}
 
 
 def task_sheet(section: Downstream, scores: _Scores, checkpoint: str, emit: Emit, stop: Stop) -> ScoreSheet:

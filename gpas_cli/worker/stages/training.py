@@ -12,6 +12,7 @@ from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.outputs import last_checkpoint, text_of
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.train.checkpoint_files import discard
 from gpas_cli.train.finetune import finetune
 from gpas_cli.train.run import train
 from gpas_cli.train.sinks import Subject, opened
@@ -27,8 +28,6 @@ def _discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
     Attempts that may still be alive are skipped: those whose lock is held and, if the state of the lock is unknown,
     those whose checkpoints have changed within the last SETTLED_SECONDS seconds.
     """
-    from gpas_cli.train.dcp_storage import discard
-
     for attempt in earlier:
         if _is_over(attempt):
             discard(attempt.checkpoints)
