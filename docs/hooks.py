@@ -118,7 +118,7 @@ def experiments() -> str:
 
 def settings() -> str:
     """Every section of a cell and of a grid: its fields with type, default and allowed values."""
-    from gpas_cli.spec.cost import PRECISIONS
+    from gpas_cli.spec.cost import MOST_DROPPED, PRECISIONS
     from gpas_cli.spec.data import CORPORA
     from gpas_cli.spec.depth import DEPTHS
     from gpas_cli.spec.model import EMBEDS, FAMILIES
@@ -135,7 +135,18 @@ def settings() -> str:
             lines += _settings_of_choices(cls)
     lines += _objectives()
     precisions = ", ".join(f"`{name}`" for name in PRECISIONS)
-    lines += ["### `precision` and `seed`", "", f"`precision` is one of {precisions} (default `fp32`)."]
+    lines += ["### `dropout`, `precision` and `seed`", ""]
+    lines += [
+        f"`dropout` is a rate from 0 (the default) to {MOST_DROPPED}: in training, each element of what enters the"
+    ]
+    lines += [
+        "first layer, and of the output of every sub-layer, is set to 0 with this probability, and the others are"
+    ]
+    lines += ["divided by 1 - rate. Attention probabilities are not dropped."]
+    lines += [
+        f"`precision` is one of {precisions} (default `fp32`). `bf16` and `fp16` keep weights and optimizer state in"
+    ]
+    lines += ["float32, and `fp16` scales the loss; `pure_bf16` has everything in bfloat16."]
     lines += ["`seed` is a whole number (default 42).", ""]
     return "\n".join(lines)
 

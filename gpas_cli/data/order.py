@@ -82,6 +82,7 @@ def _draws(seed: int, epoch: int, number: int) -> Words:
 # The first number of every seed, so that these numbers are independent of the order of rows and of each other.
 _TRAINING = 0x6D6C6D01
 _VALIDATION = 0x6D6C6D02
+_DROPOUT = 0x6D6C6D03
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,11 @@ class Draw:
     def validation(cls) -> Draw:
         """Return the random numbers of evaluations, which depend on the row alone."""
         return cls((_VALIDATION, 0, 0))
+
+    @classmethod
+    def dropout(cls, seed: int, update: int) -> Draw:
+        """Return the random numbers of dropout's masks in update `update` = 0, 1, ..., for the rows of its batch."""
+        return cls((_DROPOUT, seed, update))
 
     def words(self, row: int, number: int) -> Words:
         """Return `number` random 64-bit words for the row with this number."""

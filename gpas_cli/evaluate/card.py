@@ -193,6 +193,7 @@ def _pretraining(cell: Cell, updates: str) -> dict[str, str]:
     return {
         "updates": f"{updates}each of {optim.batch} rows of {data.length} tokens",
         "learning rate": f"{optim.lr:g}, schedule {optim.schedule}, {optim.warmup:,} updates of warm-up",
+        "dropout": f"{cell.dropout:g}" if cell.dropout else "",
         "precision": cell.precision,
         "seed": str(cell.seed),
         "text": f"{source}, layout {data.layout}{', documents separate' if data.documents == 'separate' else ''}",
@@ -213,6 +214,7 @@ def _finetuning(spec: Finetune, cell: Cell, text: TextFacts, updates: str) -> di
         ),
         "learning rate": f"{spec.lr:g}, schedule {spec.schedule}, {spec.warmup:,} updates of warm-up",
         "optimizer": spec.optimizer,
+        "dropout": f"{spec.dropout:g}" if spec.dropout else "",
         "precision": str(spec.precision),
         "seed": str(spec.seed),
     }

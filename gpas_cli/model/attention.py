@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.errors import first_line
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.layers import norm_slot
 from gpas_cli.spec.model import Family, Size
 from gpas_cli.spec.norm import Norm
@@ -140,11 +141,13 @@ class Visible:
 @dataclass(frozen=True)
 class Positions:
     """The positions of the stream's tokens. `tables`: cos and sin of `Rope`, None without rotary positions; `packing`:
-    None where the stream consists of whole rows (batch, time, hidden); `visible`: None where attention is causal."""
+    None where the stream consists of whole rows (batch, time, hidden); `visible`: None where attention is causal;
+    `dropout`: that of the layer, None for none."""
 
     tables: tuple[Tensor, Tensor] | None = None
     packing: Packing | None = None
     visible: Visible | None = None
+    dropout: Dropout | None = None
 
 
 class Attention(nn.Module):

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.model.attention import Attention, Packing, Positions, Rope, Visible
+from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout, dropped
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, RMSNorm, feed_forward, norm_slot
 from gpas_cli.model.stream import mean_of_finite, of_block, of_stream
@@ -199,9 +200,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
-        bottom = x if self.bottom else None
-        x = self._attention.apply(x, lambda h: self.self_attn(h, positions))
-        return self._feed_forward.apply(x, self.mlp, bottom)
+        bottom, dropout = x if self.bottom else None, positions.dropout
+        x = self._attention.apply(x, lambda h: dropped(self.self_attn(h, positions), dropout, ATTENTION))
+        return self._feed_forward.apply(x, lambda h: dropped(self.mlp(h), dropout, FEED_FORWARD), bottom)
 
     def sublayers(self, positions: Positions) -> tuple[SubLayer, SubLayer]:
         """Return attention and the feed-forward network; applied one after the other they equal `forward`."""
@@ -241,16 +242,19 @@ class Decoder(nn.Module):
         packing: Packing | None = None,
         visible: Visible | None = None,
         active: ActiveLayers | None = None,
+        dropout: Dropout | None = None,
     ) -> Tensor:
         """tokens: (batch, time) int64 -> (batch, time, hidden). With a packing (1, n) -> (1, n, hidden).
 
         `visible`: what each token attends to, None for itself and the tokens before it. `active`: the layers to apply,
-        each with its factor; None applies all of them with the factor 1.
+        each with its factor; None applies all of them with the factor 1. `dropout`: None but in training.
         """
         x = self.after_lookup(self.embed_tokens(tokens), packing)
+        x = dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING)
         positions = self.positions(x, packing, visible)
-        for layer, factor in self.applied(active):
-            x = _scaled(x, layer(x, positions), factor)
+        for number, layer, factor in self.applied(active):
+            within = replace(positions, dropout=dropout.in_layer(number)) if dropout else positions
+            x = _scaled(x, layer(x, within), factor)
         return self.norm(x)  # type: ignore[no-any-return]
 
     @property
@@ -265,11 +269,11 @@ class Decoder(nn.Module):
         x = self.embed_positions(x, packing) if self.embed_positions else x
         return self.embed_norm(self.embed_types(x))  # type: ignore[no-any-return]
 
-    def applied(self, active: ActiveLayers | None = None) -> list[tuple[nn.Module, float]]:
-        """Return the layers that a forward pass applies, first to last, with their factors."""
+    def applied(self, active: ActiveLayers | None = None) -> list[tuple[int, nn.Module, float]]:
+        """Return the layers that a forward pass applies, first to last, with their numbers (from 1) and factors."""
         if active is None:
-            return [(layer, 1.0) for layer in self.layers]
-        return [(self.layers[n - 1], factor) for n, factor in zip(active.layers, active.factors, strict=True)]
+            return [(n, layer, 1.0) for n, layer in enumerate(self.layers, 1)]
+        return [(n, self.layers[n - 1], factor) for n, factor in zip(active.layers, active.factors, strict=True)]
 
     def blocks(self) -> list[Block]:
         """Return the layers, first to last."""
@@ -323,12 +327,13 @@ class Llama(nn.Module):
         read: Read = F.linear,
         visible: Visible | None = None,
         active: ActiveLayers | None = None,
+        dropout: Dropout | None = None,
     ) -> Tensor:
         """tokens: (batch, time) int64, or (1, n) with a packing -> logits (batch, time, vocab), or whatever `read`
         returns for the final hidden states and the head's matrix (vocab, hidden). `visible`: None if causal; `active`:
-        None for all layers."""
+        None for all layers; `dropout`: None but in training."""
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return read(self.head_transform(self.model(tokens, packing, visible, active)), head)
+        return read(self.head_transform(self.model(tokens, packing, visible, active, dropout)), head)
 
     def gates(self) -> Iterator[GpasGate]:
         """Return every gate, first layer first."""

@@ -277,7 +277,7 @@ def cost_of(cell: Cell, machine: ThisMachine, resources: Resources, seconds: flo
     batch = max(1, cell.optim.batch // resources.processes)
     fitting = max(1, int(seconds / (_MIN_UPDATES * row)))
     rows = batch if fitting >= batch else fitting
-    per_token = activation_bytes(cell.model, cell.precision)
+    per_token = activation_bytes(cell.model, cell.precision, dropout=cell.dropout > 0)
     memory = state_bytes(cell) + 8 * cell.model.size.vocab * cell.model.size.hidden
     memory += min(rows, 64) * cell.data.length * per_token
     expected = max(seconds, _MIN_UPDATES * rows * row)

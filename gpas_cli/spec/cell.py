@@ -31,7 +31,7 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 
 # Parts that were added after keys were published: the key omits them while they have these values.
-_USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth()}
+_USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth(), "dropout": 0.0}
 NETWORK = "network"  # the setting of a cell that names a network that was not trained here
 MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
 
@@ -60,7 +60,8 @@ class LaterStage:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(CellParts):
-    """Everything that can change a result: network, text, objective, recipe, depth, precision, seed, and later stages.
+    """Everything that can change a result: network, text, objective, recipe, depth, dropout, precision, seed, and later
+    stages.
 
     later: the stages after pretraining in the order in which they run, trainings first.
     network: a network that was not trained here. Then there is no training, and the other parts only stand for its

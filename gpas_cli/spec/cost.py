@@ -32,6 +32,7 @@ EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training o
 
 
 PRECISIONS = ("fp32", "bf16", "pure_bf16")
+MOST_DROPPED = 0.99  # the highest rate of dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class CellParts:
     data: Data
     optim: Optim
     depth: Depth = field(default_factory=Depth)
+    dropout: float = setting(0.0, low=0, high=MOST_DROPPED)
     precision: str = setting("fp32", choices=PRECISIONS)
     seed: int = setting(42, low=0, high=2**31 - 1)
     objective: Objective = CAUSAL
@@ -209,20 +211,22 @@ def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     yield TABLE, (size.vocab, size.hidden), 1 if model.family.tied else 2
 
 
-def activation_bytes(model: Model, precision: str, *, recompute: bool = False) -> int:
+def activation_bytes(model: Model, precision: str, *, recompute: bool = False, dropout: bool = False) -> int:
     """Return the bytes per token that a forward pass saves for the backward pass; with `recompute` only the inputs of
-    the layers. Logits are computed in chunks and do not count."""
+    the layers, with `dropout` also its masks. Logits are computed in chunks and do not count."""
     wide = _WEIGHT_BYTES[precision]
     layers = model.size.layers
     saved = [wide * model.size.hidden] * layers
     if not recompute:
-        saved = [_layer_bytes(model, precision, layer) for layer in range(1, layers + 1)]
-    return sum(saved) + 2 * wide * model.size.hidden  # the inputs of the final norm and of the head
+        saved = [_layer_bytes(model, precision, layer, dropout) for layer in range(1, layers + 1)]
+    ends = 2 * wide + dropout  # the inputs of the final norm and of the head, and the embedding's mask
+    return sum(saved) + ends * model.size.hidden
 
 
-def _layer_bytes(model: Model, precision: str, layer: int) -> int:
+def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int:
     """Return the bytes per token that a layer saves: the inputs of its norms and of its products, q, k, v, the output
-    of attention and the logarithms of its sums, and what enters the last product of the feed-forward network."""
+    of attention and the logarithms of its sums, what enters the last product of the feed-forward network, and the masks
+    of dropout."""
     wide, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
     wiring = model.wiring(layer)
     # Autocast casts the input of every product by itself.
@@ -232,7 +236,7 @@ def _layer_bytes(model: Model, precision: str, layer: int) -> int:
     if by_autograd and model.gate is not None and slot(wiring, model.gate.site) != "skip":
         stream += 2
     products = inputs + 4 + 2 * bool(wiring.branch_norm) + 2 * (model.family.qk_norm != "none")
-    hidden = wide * stream + narrow * products
+    hidden = wide * stream + narrow * products + 2 * dropout
     return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * model.size.heads
 
 
@@ -262,7 +266,7 @@ def _in_layer(cell: CellParts) -> int:
 
 def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
     """Return `gathered`, `activations` and `working` of `DeviceMemory`."""
-    model, precision = cell.model, cell.precision
+    model, precision, dropout = cell.model, cell.precision, cell.dropout > 0
     weight, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
     tokens = rows * cell.data.length
     table = model.size.vocab * model.size.hidden
@@ -270,7 +274,7 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     inner = 5 if model.family.ffn == "swiglu" else 2
     computed = inner * narrow * model.size.ffn + (weight - 3 * narrow) * model.size.hidden
     if recompute:  # the layer's input is saved anyway
-        computed += _layer_bytes(model, precision, 1) - weight * model.size.hidden
+        computed += _layer_bytes(model, precision, 1, dropout) - weight * model.size.hidden
     backward = tokens * computed
     if recompute and strategy != "fsdp":
         backward += _copies(cell) // model.size.layers
@@ -286,7 +290,8 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     head = _head_bytes(precision, table, logits)
     if recompute and strategy != "fsdp":
         head += _copies(cell)  # until the forward pass ends
-    return gathered, tokens * activation_bytes(model, precision, recompute=recompute), max(head, backward)
+    saved = tokens * activation_bytes(model, precision, recompute=recompute, dropout=dropout)
+    return gathered, saved, max(head, backward)
 
 
 def _head_bytes(precision: str, table: int, logits: int) -> int:

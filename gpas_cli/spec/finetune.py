@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from gpas_cli.errors import Problem
-from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts
+from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, MOST_DROPPED, PRECISIONS, CellParts
 from gpas_cli.spec.optim import ADAM, OPTIMIZERS, SCHEDULES, Optim, Schedule, optimizer_settings, unread_settings
 from gpas_cli.spec.parse import setting, settings_of
 from gpas_cli.spec.run import Cadence, Resources
@@ -40,7 +40,8 @@ class Finetune:
     layer that is no longer drawn is kept until it is drawn again (`keep`, as in the reference), or dropped (`reset`).
 
     The number of updates is epochs * rows / batch, rounded up. precision and seed: by default pretraining's; the
-    seed decides the order of the rows and the layers that are drawn. The other fields are as in a recipe.
+    seed decides the order of the rows, the layers that are drawn and the masks of dropout. dropout: its rate, whatever
+    pretraining's was. The other fields are as in a recipe.
     """
 
     data: str = setting(COMMONSENSE)
@@ -65,7 +66,8 @@ class Finetune:
     beta2: float = setting(0.999, low=0, high=0.999999)
     eps: float = setting(1e-8, above=0, high=1)
     weight_decay: float = setting(0.0, low=0, high=10)
-    precision: str | None = setting(None, choices=("fp32", "bf16", "pure_bf16"))
+    dropout: float = setting(0.0, low=0, high=MOST_DROPPED, omit_default_from_key=True)
+    precision: str | None = setting(None, choices=PRECISIONS)
     seed: int | None = setting(None, low=0, high=2**31 - 1)
     schedule_settings: Schedule | None = settings_of("schedule", lambda: SCHEDULES)
     optimizer_settings: object | None = settings_of("optimizer", optimizer_settings)

@@ -17,7 +17,7 @@ from gpas_cli.spec.check import (
     check_wiring,
     depth_problems,
 )
-from gpas_cli.spec.cost import PRECISIONS
+from gpas_cli.spec.cost import MOST_DROPPED, PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
 from gpas_cli.spec.gate import Gate
@@ -74,7 +74,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     problems.extend(faults)
     optim = _optional(Optim, "optim", values.get("optim", {}), problems)
     depth = _section(Depth, "depth", values.get("depth", FULL), DEPTHS, problems)
-    scalars = {name: values[name] for name in ("precision", "seed") if name in values}
+    scalars = {name: values[name] for name in ("dropout", "precision", "seed") if name in values}
     plain = parse.build(_Scalars, scalars, (), problems)
     later = _parse_later(values, catalogue.stage_kinds.values(), problems)
     if len(problems) > before or not (model and data and optim and depth and plain and objective):
@@ -85,8 +85,8 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     own = resolved(depth, model.size.layers, optim.steps)
     optim = canonical_optim(replace(optim, steps=own.steps), model, own.last_stage)
     cell = Cell(
-        model=model, data=data, optim=optim, depth=own.depth, precision=plain.precision, seed=plain.seed,
-        objective=objective, network=network,
+        model=model, data=data, optim=optim, depth=own.depth, dropout=plain.dropout,
+        precision=plain.precision, seed=plain.seed, objective=objective, network=network,
     )  # fmt: skip
     cell = replace(cell, later=tuple(_in_cell(stage, cell, problems) for stage in later))
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
@@ -127,6 +127,7 @@ def cell_from(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scalars:
+    dropout: float = parse.setting(0.0, low=0, high=MOST_DROPPED)
     precision: str = parse.setting("fp32", choices=PRECISIONS)
     seed: int = parse.setting(42, low=0, high=2**31 - 1)
 

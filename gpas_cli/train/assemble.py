@@ -108,6 +108,7 @@ def assemble(
     return Loop(
         network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
         position=Position(rounding=asdict(rounding)), layout=layout, selection=selection, depth=DepthTraining.of(cell),
+        dropout=cell.dropout, seed=cell.seed,
     )  # fmt: skip
 
 

@@ -111,6 +111,8 @@ def _with_dynamic_sizes(forward: Forward) -> Forward:
         ):
             if tensor is not None:
                 _mark(tensor, 0)
+        if positions.dropout is not None:
+            _mark(positions.dropout.keys, 0 if packing is None else 1)
         return forward(x, *place)
 
     return marking

@@ -88,13 +88,16 @@ def finetune(
 
 
 def recipe_of(cell: Cell, rows: int) -> Cell:
-    """Return the cell with the recipe, the rows, the precision and the seed of its finetuning on `rows` rows."""
+    """Return the cell with the recipe, the rows, dropout, precision and seed of its finetuning on `rows` rows."""
     spec: Finetune = cell.parameters(_KIND)
     assert spec.precision is not None
     assert spec.seed is not None
     data = replace(cell.data, length=spec.length, layout=spec.layout, documents="joined")
     optim = spec.optim(spec.steps(rows))
-    return replace(cell, data=data, optim=optim, depth=Depth(), precision=spec.precision, seed=spec.seed, later=())
+    return replace(
+        cell, data=data, optim=optim, depth=Depth(), dropout=spec.dropout, precision=spec.precision, seed=spec.seed,
+        later=(),
+    )  # fmt: skip
 
 
 def _start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED, Batch
-from gpas_cli.data.order import Ints
+from gpas_cli.data.order import Draw, Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import first_row, is_shard, local
 from gpas_cli.model.llama import Llama, stream_statistics
@@ -230,7 +230,7 @@ class Loop:
     """The state of one training: network, optimizer, batches, and the position reached.
 
     `selection`: the layers that train in each update, None if all parameters that have gradients do. `depth`: the
-    layers that each update applies, None if it applies all.
+    layers that each update applies, None if it applies all. `dropout`: its rate, and `seed` that of its masks.
     """
 
     network: Llama
@@ -243,6 +243,8 @@ class Loop:
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     selection: LayerSelection | None = None
     depth: DepthTraining | None = None
+    dropout: float = 0.0
+    seed: int = 0
     warn: Callable[[str], None] = print
 
     def update(self, *, observe: bool = False) -> Update:
@@ -350,6 +352,9 @@ class Loop:
         parts = list(micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world))
         for number, (part, weight) in enumerate(parts, 1):
             rows = DeviceRows.of_batch(batch, part, self.precision.device)
+            if self.dropout:
+                draw, (count, time) = Draw.dropout(self.seed, self.position.step), batch.inputs.shape
+                rows = rows.with_dropout(self.dropout, draw, range(*part.indices(count)), time)
             with stream_statistics(self.network, wanted=observe and not streams) as seen:
                 loss = summed_loss(self.network, rows, self.precision, weight, self.spec.z_loss, active)
             streams.extend(seen)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor, library
 
 from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
+from gpas_cli.data.order import Draw
 from gpas_cli.errors import first_line
 from gpas_cli.model.attention import Packing, Visible, has_ragged
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.dtensors import to_device
 from gpas_cli.model.layers import aligned_rows
 from gpas_cli.model.llama import Llama
@@ -126,7 +128,7 @@ class DeviceRows:
 
     `inputs` and `targets` are (rows, time) without a packing, else (1, n): positions that no target depends on are left
     out at the end of rows. IGNORED targets do not count. `visible`: None where attention is causal. `targeted`: the
-    tokens that have a target, where only some of them do; None: all count.
+    tokens that have a target, where only some of them do; None: all count. `dropout`: None but in training.
     """
 
     inputs: Tensor
@@ -134,6 +136,7 @@ class DeviceRows:
     packing: Packing | None
     visible: Visible | None = None
     targeted: Packing | None = None
+    dropout: Dropout | None = None
 
     @classmethod
     def of(
@@ -169,6 +172,16 @@ class DeviceRows:
         """Return some of the rows of a batch on `device`."""
         own = batch.part(part)
         return cls.of(own.inputs, own.targets, device, own.prefix, own.starts)
+
+    def with_dropout(self, rate: float, draw: Draw, rows: Iterable[int], time: int) -> DeviceRows:
+        """Return these rows, the ones with the numbers `rows` and of length `time` in their batch, with dropout."""
+        words = np.stack([draw.words(row, time) >> np.uint64(32) for row in rows])
+        keys = _move(words.astype(np.uint32).view(np.int32), self.inputs.device)
+        if self.packing is not None:
+            keys = keys.reshape(1, -1)
+            # Only rows with padding have fewer tokens than places; a packing of documents counts those of documents.
+            keys = keys if keys.numel() == self.inputs.numel() else keys.index_select(1, self.packing.index)
+        return replace(self, dropout=Dropout(rate, keys))
 
 
 def _documents(starts: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -241,7 +254,7 @@ def summed_loss(
             return _chunked(states, head, targets, dtype, wanted=False)[0] / divisor
 
     with precision.compute():
-        return network(rows.inputs, rows.packing, read, rows.visible, active)  # type: ignore[no-any-return]
+        return network(rows.inputs, rows.packing, read, rows.visible, active, rows.dropout)  # type: ignore[no-any-return]
 
 
 def logits_at_once(device: torch.device) -> int:

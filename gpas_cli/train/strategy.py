@@ -110,7 +110,7 @@ def _recompute(network: Llama) -> None:
 
 def _differentiated(network: Llama, active: ActiveLayers | None) -> Iterator[nn.Parameter]:
     """Yield the parameters that have gradients in an update of the `active` layers, None for all."""
-    applied = {id(layer) for layer, _ in network.model.applied(active)}
+    applied = {id(layer) for _, layer, _ in network.model.applied(active)}
     skipped = {p for layer in network.model.layers if id(layer) not in applied for p in layer.parameters()}
     yield from (p for p in network.parameters() if p.requires_grad and p not in skipped)
 

@@ -74,10 +74,10 @@ class _Evaluator(Protocol):
 class TrainingInputs:
     """The inputs of a training.
 
-    recipe: the cell whose network, `optim`, length of rows, precision and seed the updates have; its other parts are
-    not used. key: the stage that the checkpoints belong to. text: the identity of what is read, which a resumed run
-    must share. start: changes the initialised network before the first update. selection: the layers that train in each
-    update, None for all.
+    recipe: the cell whose network, `optim`, length of rows, dropout, precision and seed the updates have; its other
+    parts are not used. key: the stage that the checkpoints belong to. text: the identity of what is read, which a
+    resumed run must share. start: changes the initialised network before the first update. selection: the layers that
+    train in each update, None for all.
     """
 
     recipe: Cell

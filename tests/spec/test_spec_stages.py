@@ -51,7 +51,8 @@ def test_every_field_is_in_the_key(name: str) -> None:
         "data": "records.json", "validation": "held-out.json", "template": "plain", "loss_on": "all", "layout": "pad",
         "length": 256, "method": "full", "lisa_layers": 2, "lisa_interval": 20, "lisa_state": "reset", "epochs": 1,
         "batch": 8, "lr": 1e-4, "schedule": "cosine", "min_ratio": 0.1, "warmup": 5, "clip": 0.0, "beta1": 0.8,
-        "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "precision": "bf16", "seed": 7,
+        "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "precision": "bf16", "dropout": 0.1,
+        "seed": 7,
     }  # fmt: skip
     assert key({name: others[name]}) != key({})
 

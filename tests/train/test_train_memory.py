@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gpas_cli.errors import GpasError
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.spec.cell import Cell
@@ -253,9 +254,10 @@ def measured(what: Cell, rows: int, *, sharded: bool, recompute: bool) -> int:
         if sharded:
             _shard(network, precision)
         tokens = torch.zeros(rows, what.data.length, dtype=torch.int64)
+        dropout = Dropout(what.dropout, tokens.int()) if what.dropout else None
         for _ in range(2):
             before = bytes_held.peak = bytes_held.now
-            summed_loss(network, DeviceRows(tokens, tokens, None), precision).backward()
+            summed_loss(network, DeviceRows(tokens, tokens, None, dropout=dropout), precision).backward()
         return bytes_held.peak - before
 
 
@@ -274,6 +276,8 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
     "fp32-post": (wide_cell("fp32", norm="post"), 64, False),
     "pure": (wide_cell("pure_bf16", gate="gpas"), 64, False),
     "gpt": (wide_cell("bf16", family="gpt"), 64, False),
+    "dropout": (wide_cell("bf16", dropout=0.1), 64, False),
+    "dropout-recomputed": (wide_cell("bf16", dropout=0.1), 64, True),
 }
 
 

@@ -44,6 +44,7 @@ CELLS = {
     "adafactor": values(
         "pre", family={"qk_norm": "head"}, optim={"optimizer": "adafactor", "lr": 0.1, "weight_decay": 0.1}
     ),
+    "dropout": values("pre", dropout=0.25),
     "muon": values("pre", optim={"optimizer": "muon", "weight_decay": 0.1, "z_loss": 1e-3}),
 }
 # Feed-forward widths that are padded, q, k and v in one product, as on GPUs.
@@ -66,7 +67,7 @@ RESUMED = [("one", "ddp"), ("one", "fsdp"), ("ddp", "fsdp"), ("fsdp", "fsdp"), (
 SMALL = ("pre", "paths")
 SHORT = {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}
 # One of each kind: layouts, skipped layers, types, optimizers; from whole weights to shards, and back.
-USUAL = [("ddp", "pre"), ("ddp", "paths"), ("fsdp", "pre"), ("fsdp", "bf16"), ("fsdp", "muon")]
+USUAL = [("ddp", "pre"), ("ddp", "paths"), ("fsdp", "pre"), ("fsdp", "bf16"), ("fsdp", "muon"), ("fsdp", "dropout")]
 USUALLY_RESUMED = [("one", "fsdp"), ("fsdp", "one")]
 
 

@@ -1,0 +1,257 @@
+"""Dropout: its masks depend on nothing but seed, update, row, place, layer and site; gradients; evaluation has none."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from marks import long_but
+from numpy.typing import NDArray
+from together import run, text
+from torch import Tensor
+
+from gpas_cli.data.loader import IGNORED, Batch
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.run import Resources
+from gpas_cli.train.assemble import assemble
+from gpas_cli.train.compiling import compile_layers
+from gpas_cli.train.evaluate import evaluate_now
+from gpas_cli.train.finetune import recipe_of
+from gpas_cli.train.loop import Loop
+from gpas_cli.train.parallel import ALONE
+
+# raised and handled inside torch.compile itself
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
+OPTIM = {"lr": 3e-3, "warmup": 1, "steps": 6, "batch": 6, "clip": 1.0}
+RATE, SEED, TIME = 0.25, 5, 8
+
+
+def cell(**more: Any) -> Any:
+    data = {"like": "quickstart", "length": TIME}
+    usual = {"size": SIZE, "gate": {"like": "gpas", "init": 0.2}, "dropout": RATE, "seed": SEED}
+    return cell_from({**usual, "data": data, "optim": OPTIM, **more})
+
+
+class Rows:
+    """The batches of a training: rows of random tokens, full, with padding, or of several documents."""
+
+    def __init__(self, kind: str = "full"):
+        self.kind = kind
+
+    def at(self, step: int) -> Batch:
+        generator = np.random.default_rng(step)
+        inputs, targets = generator.integers(0, 280, (2, OPTIM["batch"], TIME))
+        if self.kind == "padded":
+            targets[np.arange(TIME) >= generator.integers(1, TIME, OPTIM["batch"])[:, None]] = IGNORED
+        starts = generator.random(inputs.shape) < 0.3
+        starts[:, 0] = True
+        return Batch(inputs, targets, starts=starts if self.kind == "documents" else None)
+
+
+def loop(kind: str = "full", **more: Any) -> Loop:
+    micro_batch = more.pop("micro_batch", OPTIM["batch"])
+    resources = Resources(micro_batch=micro_batch, compile="off", **more.pop("resources", {}))
+    return assemble(cell(**more), Rows(kind), resources)
+
+
+def gradients(what: Loop, updates: int = 1) -> dict[str, Tensor]:
+    """Return the gradients of the last of some updates of a training."""
+    for _ in range(updates):
+        what.update()
+    return {name: p.grad for name, p in what.network.named_parameters() if p.grad is not None}
+
+
+# The same masks, written with numpy's unsigned integers.
+
+
+def mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return words ^ (words >> np.uint32(16))
+
+
+def kept(row: int, update: int, layer: int, site: int, width: int) -> NDArray[np.bool_]:
+    """Return which elements of a row are kept, (TIME, width)."""
+    words = np.random.PCG64(np.random.SeedSequence([0x6D6C6D03, SEED, update, row])).random_raw(TIME)
+    keys = mixed(mixed((words >> np.uint64(32)).astype(np.uint32) ^ np.uint32(layer)) ^ np.uint32(site))
+    bits = mixed(keys[:, None] ^ mixed(np.arange(width, dtype=np.uint32)))
+    return (bits.astype(np.int64) - 2**31) % 2**32 >= RATE * 2**32
+
+
+def masked(x: Tensor, layer: int, site: int, update: int = 0) -> Tensor:
+    masks = np.stack([kept(row, update, layer, site, x.shape[-1]) for row in range(len(x))])
+    return torch.as_tensor(masks) * x / (1 - RATE)
+
+
+def reference_loss(network: Llama, batch: Batch) -> Tensor:
+    """Return the loss of the first update of Pre-LN with every mask applied here."""
+    decoder = network.model
+    x = masked(decoder.embed_tokens(torch.as_tensor(batch.inputs)), EMBEDDING, 0)
+    positions = decoder.positions(x)
+    for number, block in enumerate(decoder.blocks(), 1):
+        for site, part in ((ATTENTION, block.sublayers(positions)[0]), (FEED_FORWARD, block.sublayers(positions)[1])):
+            changed = replace(part, f=lambda h, part=part, site=site, number=number: masked(part.f(h), number, site))
+            x = changed.apply(x)
+    logits = network.lm_head(decoder.norm(x)).flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, torch.as_tensor(batch.targets).flatten())
+
+
+def test_gradients_are_those_of_autograd_with_masks_written_by_hand() -> None:
+    ours = loop()
+    theirs = build(cell().model, seed=SEED)
+    loss = reference_loss(theirs, Rows().at(0))
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in theirs.parameters() if p.grad is not None]).norm()
+    update = ours.update()
+    torch.testing.assert_close(update.loss, loss.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(update.grad_norm, norm, rtol=1e-6, atol=0)
+    bound = (1.0 / (norm + 1e-6)).clamp(max=1)
+    for (name, p), q in zip(ours.network.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad * bound, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["full", "padded", "documents"])
+def test_masks_do_not_depend_on_micro_batches_or_recomputation(kind: str) -> None:
+    whole = gradients(loop(kind), 2)
+    split = gradients(loop(kind, micro_batch=2, resources={"activation_checkpointing": "blocks"}), 2)
+    plain = gradients(loop(kind, dropout=0), 2)
+    assert whole.keys() == split.keys()
+    torch.testing.assert_close(split, whole, rtol=1e-4, atol=1e-6)
+    assert any((plain[name] - whole[name]).norm() > 0.1 * whole[name].norm() for name in whole)
+
+
+@pytest.mark.parametrize("kind", ["full", "padded", "documents"])
+def test_a_row_has_the_same_masks_in_every_form(kind: str) -> None:
+    """The keys of a token are those of its row and place, whatever else is computed with it."""
+    batch = Rows(kind).at(0)
+    found: list[Tensor] = []
+    what = loop(kind, micro_batch=3)
+    usual = Dropout.in_layer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Dropout, "in_layer", lambda own, n: (found.append(own.keys) if n == 0 else None, usual(own, n))[1]
+        )
+        what.update()
+    expected = []
+    for row in range(OPTIM["batch"]):
+        words = np.random.PCG64(np.random.SeedSequence([0x6D6C6D03, SEED, 0, row])).random_raw(TIME) >> np.uint64(32)
+        length = int((batch.targets[row] != IGNORED).sum())
+        expected += words[:length].astype(np.uint32).view(np.int32).tolist()
+    assert torch.cat([keys.flatten() for keys in found]).tolist() == expected
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_the_rate_is_the_one_asked_for_and_the_mean_stays(rate: float) -> None:
+    keys = torch.as_tensor(np.random.default_rng(0).integers(-(2**31), 2**31, (64, 128)).astype(np.int32))
+    x = torch.ones(64, 128, 96)
+    y = Dropout(rate, keys).in_layer(3)(x, ATTENTION)
+    count = x.numel()
+    deviation = (rate * (1 - rate) / count) ** 0.5
+    assert float((y == 0).double().mean()) == pytest.approx(rate, abs=4 * deviation)
+    assert y[y > 0].unique().tolist() == pytest.approx([1 / (1 - rate)])
+    assert float(y.double().mean()) == pytest.approx(1, abs=4 * deviation / (1 - rate))
+    # Neither a feature nor a token has a rate of its own: the means have the variance of independent draws.
+    for dimension in ((0, 1), 2):
+        means = (y == 0).double().mean(dimension).flatten()
+        expected = rate * (1 - rate) * len(means) / count
+        assert float(means.var()) == pytest.approx(expected, rel=5 * (2 / len(means)) ** 0.5)
+
+
+def test_masks_of_other_layers_sites_updates_rows_and_seeds_are_others() -> None:
+    from gpas_cli.data.order import Draw
+
+    def keys(seed: int, update: int, row: int) -> Tensor:
+        words = Draw.dropout(seed, update).words(row, 512) >> np.uint64(32)
+        return torch.as_tensor(words.astype(np.uint32).view(np.int32))[None]
+
+    def mask(seed: int, update: int, row: int, layer: int, site: int) -> Tensor:
+        return Dropout(0.5, keys(seed, update, row)).in_layer(layer)(torch.ones(1, 512, 64), site) > 0
+
+    first = (1, 1, 1, 1, 0)
+    others = [(2, 1, 1, 1, 0), (1, 2, 1, 1, 0), (1, 1, 2, 1, 0), (1, 1, 1, 2, 0), (1, 1, 1, 1, 1), (1, 1, 1, 0, 1)]
+    assert torch.equal(mask(*first), mask(*first))
+    for other in others:
+        agreement = float((mask(*first) == mask(*other)).double().mean())
+        assert agreement == pytest.approx(0.5, abs=4 * 0.5 / (512 * 64) ** 0.5), other
+
+
+def test_a_compiled_network_has_the_same_masks_and_one_graph() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled, plain = loop(), loop()
+    compile_layers(compiled.network, counter)
+    torch.testing.assert_close(gradients(compiled, 2), gradients(plain, 2), rtol=1e-5, atol=1e-8)
+    assert counter.frame_count == 2  # of all layers, and of the final norm
+
+
+@pytest.mark.long
+def test_inductor_computes_the_same_masks() -> None:
+    torch._dynamo.reset()
+    keys = torch.as_tensor(np.random.default_rng(0).integers(-(2**31), 2**31, (8, 40)).astype(np.int32))
+    x = torch.ones(8, 40, 33)
+    apply = torch.compile(lambda x, keys: Dropout(0.3, keys)(x, 1), fullgraph=True)
+    assert torch.equal(apply(x, keys), Dropout(0.3, keys)(x, 1))
+
+
+def test_an_evaluation_has_no_dropout() -> None:
+    dropping, plain = loop(), loop(dropout=0)
+    batches = [Rows().at(100)]
+    assert evaluate_now(dropping, batches, 1.0) == evaluate_now(plain, batches, 1.0)
+
+
+@pytest.mark.parametrize("norm", long_but(SCHEMES, "sandwich"))
+def test_every_scheme_trains_with_dropout(norm: str) -> None:
+    what, plain = loop(norm=norm), loop(norm=norm, dropout=0)
+    one, two = float(what.update().loss), float(plain.update().loss)
+    assert np.isfinite(one)
+    assert one != two
+
+
+def values(**more: Any) -> dict[str, Any]:
+    data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 300}
+    return {"size": SIZE, "gate": "gpas", "data": data, "optim": {**OPTIM, "batch": 8}, "dropout": RATE, **more}
+
+
+def test_a_resumed_run_has_the_masks_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    text(tmp_path)
+    straight = run(tmp_path, ["straight", values(), {"micro_batch": 3}, [], 10**6], ALONE)
+    run(tmp_path, ["first", values(), {"micro_batch": 3}, [], 3], ALONE)
+    second = run(tmp_path, ["second", values(), {"micro_batch": 3}, ["first"], 10**6], ALONE)
+    assert [(e["loss"], e["grad_norm"]) for e in second["step"]] == [
+        (e["loss"], e["grad_norm"]) for e in straight["step"][3:]
+    ]
+    assert second["evaluation"][-1] == straight["evaluation"][-1]
+
+
+def test_no_dropout_leaves_the_key_and_a_rate_changes_it() -> None:
+    plain = {"size": SIZE, "data": "quickstart", "optim": OPTIM, "finetune": {}}
+    assert cell_from(plain).key == cell_from({**plain, "dropout": 0}).key
+    finetuned = {**plain, "finetune": {"dropout": 0.0}}
+    assert cell_from(plain).key == cell_from(finetuned).key
+    keys = {cell_from({**plain, "dropout": rate}).stages[0].key for rate in (0, 0.1, 0.2)}
+    assert len(keys) == 3
+    dropping = cell_from({**plain, "finetune": {"dropout": 0.1}})
+    assert dropping.stages[0] == cell_from(plain).stages[0]
+    assert dropping.key != cell_from(plain).key
+
+
+def test_finetuning_has_a_rate_of_its_own() -> None:
+    plain = {"size": SIZE, "data": "quickstart", "optim": OPTIM, "dropout": 0.3}
+    assert recipe_of(cell_from({**plain, "finetune": {}}), 64).dropout == 0
+    assert recipe_of(cell_from({**plain, "finetune": {"dropout": 0.1}}), 64).dropout == 0.1
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5, "0.1x", True])
+def test_a_wrong_rate_is_refused(rate: object) -> None:
+    with pytest.raises(InvalidExperiments, match="dropout"):
+        cell_from({"size": SIZE, "data": "quickstart", "optim": OPTIM, "dropout": rate})
