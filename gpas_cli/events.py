@@ -106,8 +106,8 @@ class Verified(Event):
 class Step(Event):
     """The newest update, or the progress of a job that does not train: `step` of `steps`.
 
-    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `split`: the split that
-    a tokenising job is reading.
+    `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `loss_scale`: that of
+    the update, in precision fp16. `split`: the split that a tokenising job is reading.
     """
 
     step: int
@@ -121,6 +121,7 @@ class Step(Event):
     flops_per_second: Number | None = None
     memory: Number | None = None
     mfu: Number | None = None
+    loss_scale: Number | None = None
     split: str | None = None
 
 
@@ -140,6 +141,14 @@ class Spike(Event):
     of: str
     value: Number
     usual: Number
+
+
+@dataclass(frozen=True)
+class Skipped(Event):
+    """An update that left the weights unchanged: its gradients were not finite with this scale of the loss."""
+
+    step: int
+    loss_scale: Number
 
 
 @dataclass(frozen=True)
@@ -306,6 +315,7 @@ KINDS: Mapping[str, type[Event]] = {
     "step": Step,
     "layers": Layers,
     "spike": Spike,
+    "skipped": Skipped,
     "evaluation": Evaluation,
     "removal": Removal,
     "removal_score": RemovalScore,

@@ -106,9 +106,9 @@ class Provenance:
     """The provenance of one stage's result. `decisive` is the number of the attempt that tables show, `spent` the
     usage of all attempts.
 
-    spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts. scores: those that tables show
-    and the others of the same tasks, in the order of the cell's tasks. taken_over: by task, KEY/NNN, the stage and the
-    attempt that measured the scores that this stage took over.
+    spikes: (update, "loss" or "grad_norm", value) in order of update, over all attempts. skipped: (update, loss scale)
+    of skipped updates. scores: those that tables show and the others of the same tasks, in the order of the cell's
+    tasks. taken_over: by task, KEY/NNN, the stage and the attempt that measured the scores that this stage took over.
     """
 
     key: str
@@ -122,6 +122,7 @@ class Provenance:
     decisive: int | None
     spent: Spent = field(default_factory=Spent)
     spikes: tuple[tuple[int, str, float], ...] = ()
+    skipped: tuple[tuple[int, float], ...] = ()
     scores: tuple[Score, ...] = ()
     taken_over: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[ForgottenAttempt, ...] = ()
@@ -164,6 +165,7 @@ def trace_number(
         decisive=result.number if result and not result.gone else None,
         spent=spent_on(runs, [key]),
         spikes=query.spikes(engine, key),
+        skipped=query.skipped(engine, key),
         scores=tuple(scores),
         taken_over=_taken_over(runs, key, scores),
         forgotten=forgotten,

@@ -88,6 +88,7 @@ OVER_UPDATES = (
     Quantity("flops_per_second", "computation", "TFLOP/s", scale=1e-12),
     Quantity("mfu", "model FLOPs utilisation", "%", scale=100),
     Quantity("memory", "memory", "GB", scale=1e-9),
+    Quantity("loss_scale", "scale of the loss", spikes="skipped", log=True),
     Quantity("total_grad_norm", "gradient norm", curve="grad_norm", spikes="spike_grad_norm"),
     *(
         Quantity(f"{norm}_{part}", f"{title} of {words}", per_layer=True)
@@ -148,6 +149,7 @@ _METRICS = {
 }
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}
+SPIKES["skipped"] = Quantity("skipped", "skipped updates")
 
 
 def state_metric(feature: Feature, kinds: Iterable[StageKind]) -> Metric:

@@ -20,7 +20,7 @@ from gpas_cli.spec.downstream import Downstream
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.state.outputs import scoring_identity
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Rows
-from gpas_cli.store.projection import SPIKE_CURVES
+from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
 
 DECISIVE = ("done", "diverged")
@@ -153,6 +153,11 @@ def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
     """Return the stage's spikes as (update, "loss" or "grad_norm", value); those of a resumed attempt count once."""
     found = ((name, curves(engine, [key], recorded).get(key, [])) for name, recorded in SPIKE_CURVES.items())
     return tuple(sorted((step, name, value) for name, points in found for step, value in points))
+
+
+def skipped(engine: Engine, key: str) -> tuple[tuple[int, float], ...]:
+    """Return the stage's skipped updates as (update, loss scale)."""
+    return tuple(sorted(curves(engine, [key], SKIPPED_CURVE).get(key, [])))
 
 
 def _read(engine: Engine, keys: Iterable[str], statement: Select[Any], until: int | None) -> dict[str, LayerCurve]:

@@ -13,8 +13,9 @@ from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.downstream import BY_TEXT, metrics_of
 from gpas_cli.spec.stage import BY_BITS, PRETRAIN
 from gpas_cli.store.peek import Rows, rows_in
-from gpas_cli.store.projection import SPIKE_CURVES
+from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 
+SKIPPED_UPDATES = "skipped_updates"
 SPIKE_METRICS = {"loss": "loss_spikes", "grad_norm": "gradient_spikes"}
 
 # Columns of an attempt that are fields of a result.
@@ -43,6 +44,8 @@ def results_in(rows: Rows, keys: Iterable[str]) -> dict[str, Result]:
     latest = {row["stage_key"]: row for row in decisive}
     metrics = metrics_in(rows, [row["id"] for row in latest.values()])
     spikes = _spike_counts(rows, [k for k, row in latest.items() if row["kind"] == PRETRAIN and row["gone"] is None])
+    for key in [key for key in spikes if latest[key]["precision"] == "fp16"]:
+        spikes[key].setdefault(SKIPPED_UPDATES, 0.0)
     found = {key: _result(row, {**metrics.get(row["id"], {}), **spikes.get(key, {})}) for key, row in latest.items()}
     found |= _with_scores(rows, wanted, found)
     return {key: found[key] for key in wanted if key in found}
@@ -101,9 +104,10 @@ def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, An
 
 
 def _spike_counts(rows: Rows, keys: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the number of spikes of each stage by metric; those of a resumed attempt count once."""
+    """Return the number of spikes and skipped updates of each stage by metric; a resumed attempt's count once."""
     names = {SPIKE_CURVES[of]: metric for of, metric in SPIKE_METRICS.items()}
     found = {key: dict.fromkeys(names.values(), 0.0) for key in keys}
+    names[SKIPPED_CURVE] = SKIPPED_UPDATES
     listed = ", ".join(f"'{name}'" for name in names)
     statement = (
         "SELECT attempt.stage_key, curve.name, count(DISTINCT curve.step) AS number FROM attempt "

@@ -31,7 +31,7 @@ from gpas_cli.spec.run import Resources
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
-PRECISIONS = ("fp32", "bf16", "pure_bf16")
+PRECISIONS = ("fp32", "bf16", "fp16", "pure_bf16")
 MOST_DROPPED = 0.99  # the highest rate of dropout
 
 
@@ -145,8 +145,9 @@ def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
     return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)
 
 
-_WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "pure_bf16": 2}
-_PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "pure_bf16": 2}  # per element of the factors of a matrix product
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "pure_bf16": 2}
+_PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "pure_bf16": 2}  # per element of the factors of a matrix product
+_AUTOCAST = ("bf16", "fp16")  # weights in float32, products in half precision
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
 _STATE_FRACTION = 0.4
 USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
@@ -163,10 +164,10 @@ class DeviceMemory:
     """The predicted memory of one GPU at the peak of an update, in bytes.
 
     strategy: none (one process), ddp or fsdp. recompute: activations inside a layer are recomputed in the backward
-    pass. micro_batch: rows at once. weights: with the bfloat16 copies that autocast makes. gathered: the tables, which
-    fsdp gathers for a whole pass. activations: what the forward pass of the micro-batch saves. working: what
-    exists for a part of the update: the logits and the gradients of the head, or the gradients within a layer, with the
-    layers that fsdp gathers or the messages of ddp.
+    pass. micro_batch: rows at once. weights: with the copies in half precision that autocast makes. gathered: the
+    tables, which fsdp gathers for a whole pass. activations: what the forward pass of the micro-batch saves. working:
+    what exists for a part of the update: the logits and the gradients of the head, or the gradients within a layer,
+    with the layers that fsdp gathers or the messages of ddp.
     """
 
     strategy: str
@@ -249,8 +250,8 @@ def _update_bytes(
 
 
 def _copies(cell: CellParts) -> int:
-    """Return the bytes of the bfloat16 copies of the layers' matrices that autocast makes."""
-    return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision == "bf16" else 0
+    """Return the bytes of the copies of the layers' matrices that autocast makes."""
+    return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision in _AUTOCAST else 0
 
 
 def _saved_copies(cell: CellParts, strategy: str, recompute: bool) -> int:

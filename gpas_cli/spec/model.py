@@ -46,13 +46,12 @@ class Family:
     norm and the head, the transform of BERT's head.
 
     `bert` is the network of Devlin et al. 2018; the scheme decides the place of its norms (`norm: post` in the
-    paper, `pre` in Megatron-LM). As with all schemes, a final norm follows the last layer. Its head has no bias, and
-    dropout is not implemented. BERT's eps is `size: {eps: 1e-12}`.
+    paper, `pre` in Megatron-LM). As with all schemes, a final norm follows the last layer. Its head has no bias. BERT's
+    eps is `size: {eps: 1e-12}`, and its dropout, which is a setting of the cell, 0.1.
 
     `gpt` is the network of Spike No More. The paper names the GPT series and Megatron-LM, shows biases (footnote 2),
     W_1 and W_2, and its 350M network (24 layers of 1024, ffn 4096) has 350M parameters only if head and embedding are
-    tied. It does not state the positions; GPT and Megatron-LM learn them. Its dropout of 0.1 is not
-    implemented. GPT's eps is `size: {eps: 1e-5}`.
+    tied. It does not state the positions; GPT and Megatron-LM learn them. GPT's eps is `size: {eps: 1e-5}`.
     """
 
     norm: str = setting("rmsnorm", choices=_NORMS, omit_default_from_key=True)

@@ -289,6 +289,7 @@ STAGE_KINDS: dict[str, StageKind] = {
                 # Counted by report/query.py: each is an event of the training, by the rule of train/observe.py.
                 Metric("loss_spikes", "spikes of the loss", digits=1),
                 Metric("gradient_spikes", "spikes of the gradient norm", digits=1),
+                Metric("skipped_updates", "updates skipped in float16", digits=1),
                 Metric("updates_to", "updates to the base's final training loss", digits=0),
                 Metric("tokens_to", "tokens, without padding, to the base's final training loss", digits=0),
                 Metric("speedup", "updates of the base to its final training loss, over ours", better="higher"),

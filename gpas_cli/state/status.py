@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Phase, Scoring, Spike, Started, Step
+from gpas_cli.events import Checkpoint, Phase, Scoring, Skipped, Spike, Started, Step
 from gpas_cli.grid.entry import Entry
 from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
@@ -27,8 +27,8 @@ _EVALUATING = "evaluating"  # the phase of a training after its last update
 class Progress:
     """The newest value of each quantity in a journal; None if it has none.
 
-    `losses` are the training losses of the last log lines, oldest first; `spikes` counts the spikes among the same
-    events. `eta` is in seconds.
+    `losses` are the training losses of the last log lines, oldest first; `spikes` and `skipped` count the spikes and
+    the skipped updates among the same events. `eta` is in seconds.
     """
 
     phase: str = ""
@@ -42,6 +42,7 @@ class Progress:
     grad_norm: float | None = None
     mfu: float | None = None
     spikes: int = 0
+    skipped: int = 0
     memory: float | None = None  # bytes
     saved: int | None = None  # the update of the newest checkpoint
     share: float | None = None  # the completed fraction of a stage that scores tasks; None for other stages
@@ -81,6 +82,7 @@ def _progress(lines: Sequence[Line]) -> Progress | None:
         mfu=last.mfu,
         memory=last.memory,
         spikes=sum(isinstance(event, Spike) for event in events),
+        skipped=sum(isinstance(event, Skipped) for event in events),
         saved=checkpoint_step(lines),
     )
 

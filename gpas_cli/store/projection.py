@@ -18,9 +18,10 @@ STEP_CURVES = {
     name: name
     for name in (
         *("loss", "lr", "grad_norm", "tokens_per_second"),
-        *("seconds_per_step", "flops_per_second", "mfu", "memory"),
+        *("seconds_per_step", "flops_per_second", "mfu", "memory", "loss_scale"),
     )
 }
+SKIPPED_CURVE = "skipped"  # a point for each skipped update, with its loss scale
 SPIKE_CURVES = {"loss": "spike_loss", "grad_norm": "spike_grad_norm"}  # a point for each spike, with its value
 _EVALUATION_CURVES = {
     name: f"eval_{name}"
@@ -161,6 +162,10 @@ def _spike(event: events.Spike, t: float, changes: Changes) -> None:
     _draw(changes, integer(event.step), event, {"value": SPIKE_CURVES[event.of]})
 
 
+def _skipped(event: events.Skipped, t: float, changes: Changes) -> None:
+    _draw(changes, integer(event.step), event, {"loss_scale": SKIPPED_CURVE})
+
+
 def _score(event: events.Score, t: float, changes: Changes) -> None:
     task = string(event.task)
     metric = string(event.metric)
@@ -197,6 +202,7 @@ _HANDLERS: dict[type[events.Event], Callable[[Any, float, Changes], None]] = {
     events.Step: _step,
     events.Layers: _layers,
     events.Spike: _spike,
+    events.Skipped: _skipped,
     events.Evaluation: _evaluation,
     events.Score: _score,
     events.Checkpoint: _checkpoint,

@@ -37,7 +37,8 @@ class Position:
     each of `processes`, and the float32 matrix product `gemm` (`train.precision`), are kept for a resumed run.
     `text`: what it reads (`data.prepare.Corpus.identity`), "" in checkpoints that do not record it. `codes`: the
     versions of the code that made the updates, oldest first, separated by blanks. `rounding`: the fields of
-    `train.rounding.Rounding`, {} in checkpoints that do not record them.
+    `train.rounding.Rounding`, {} in checkpoints that do not record them. `loss_scale` and `good_updates`: those of
+    `train.precision.LossScale`, 0 before the first update and in precisions without one.
     """
 
     step: int = 0
@@ -50,6 +51,8 @@ class Position:
     codes: str = ""
     steps: int = 0
     rounding: Mapping[str, Any] = field(default_factory=dict)
+    loss_scale: float = 0.0
+    good_updates: int = 0
 
     def made_by(self, code: str) -> Position:
         """Return the position with `code` as the version that makes the next updates; itself if `code` is unknown."""

@@ -27,9 +27,9 @@ from gpas_cli.spec.optim import Optim
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.optim import clip, set_learning_rate
+from gpas_cli.train.optim import clip, set_learning_rate, unscale
 from gpas_cli.train.parallel import ALONE, GradientSum, World
-from gpas_cli.train.precision import Precision
+from gpas_cli.train.precision import LossScale, Precision
 from gpas_cli.train.strategy import ParallelLayout
 
 # Part of a parameter's name within its layer -> the series of its weight norm. (`gate` alone is a GPAS gate.)
@@ -98,7 +98,11 @@ class GradientNorms:
 
 @dataclass(frozen=True)
 class Update:
-    """The result of one update. Its tensors stay on the device until the observer fetches them."""
+    """The result of one update. Its tensors stay on the device until the observer fetches them.
+
+    `loss_scale`: None in precisions without one. `skipped`: the weights are unchanged, because the gradients were not
+    finite with this scale.
+    """
 
     step: int
     loss: Tensor
@@ -106,6 +110,8 @@ class Update:
     grad_norm: Tensor
     layers: _LayerStatistics | None
     gradients: GradientNorms | None = None
+    loss_scale: float | None = None
+    skipped: bool = False
 
 
 def embedding_rows(network: Llama) -> Tensor | None:
@@ -257,6 +263,9 @@ class Loop:
         active = self._start_layers(step)
         loss, tokens, streams = self._gradients(self.batches.at(step - 1), observe, active)
         self.layout.world.sum(loss)
+        scale = self._loss_scale()
+        if scale:
+            unscale(self._parameters, scale.value)
         if self.depth:
             self.depth.fill_skipped(self.network, active)
         layers = measure_layers(self.network, streams, active) if observe else None
@@ -264,13 +273,25 @@ class Loop:
         norm, norms = clip(self._parameters, self._gates, self.spec)
         gradients = GradientNorms(self.network, tuple(p.grad is not None for p in self._parameters), norms, rows)
         set_learning_rate(self.optimizer, rate)
-        self.optimizer.step()
+        # This waits for the device, as torch.amp.GradScaler does. Without a scale, the observer waits once for many.
+        finite = scale is None or not self.layout.world.any(not norm.isfinite())
+        skipped = scale is not None and scale.value > 1 and not finite
+        if not skipped:
+            self.optimizer.step()
+        then = scale.after(finite=finite) if scale else LossScale(0.0)
         seconds = self.position.seconds + time.perf_counter() - began
         self.position = replace(
             self.position, step=step, tokens=self.position.tokens + tokens, seconds=seconds,
             micro_batch=self.micro_batch, processes=self.layout.world.size, steps=self.spec.updates,
+            loss_scale=then.value, good_updates=then.good,
         )  # fmt: skip
-        return Update(step, loss, rate, norm, layers, gradients)
+        return Update(step, loss, rate, norm, layers, gradients, scale.value if scale else None, skipped)
+
+    def _loss_scale(self) -> LossScale | None:
+        """Return the scale of the next update's loss, None in precisions without one."""
+        if self.precision.name != "fp16":
+            return None
+        return LossScale(self.position.loss_scale, self.position.good_updates) if self.position.step else LossScale()
 
     def compile_for_first_update(self) -> None:
         """Compile the layers for the batch of the first update, as an uninterrupted run does. Collective.
@@ -348,6 +369,7 @@ class Loop:
         Returns the loss, the number of tokens read, and the statistics of the first micro-batch's streams if `observe`.
         """
         total = torch.zeros((), device=self.precision.device)
+        scale = self._loss_scale()
         streams: list[Mapping[str, Tensor]] = []
         parts = list(micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world))
         for number, (part, weight) in enumerate(parts, 1):
@@ -359,6 +381,6 @@ class Loop:
                 loss = summed_loss(self.network, rows, self.precision, weight, self.spec.z_loss, active)
             streams.extend(seen)
             with gradients.during_backward() if number == len(parts) else nullcontext():
-                loss.backward()  # type: ignore[no-untyped-call]
+                (loss * scale.value if scale else loss).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         return total, batch.tokens_read, streams

@@ -350,6 +350,8 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
         total.addmm_(a, b, beta=beta)
     elif _uses("wider", total.device):
         torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
+    elif a.dtype == torch.float16:  # whose largest number a sum over tokens could exceed
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)
     elif first:
         total.copy_(a @ b)
     else:

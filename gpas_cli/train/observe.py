@@ -23,7 +23,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from gpas_cli.events import Emit, Layers, Spike, Step, Warned
+from gpas_cli.events import Emit, Layers, Skipped, Spike, Step, Warned
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token, peak_flops
@@ -110,12 +110,16 @@ class Health:
         self.high = 0
         self._detectors = {of: _Detector(of, watch) for of in _FLOORS}
 
-    def add(self, step: int, loss: float, grad_norm: float) -> tuple[list[Spike], Divergence | None]:
-        """Return the spikes that begin with an update, and the divergence. Add nothing after a divergence."""
-        for name, value in (("training loss", loss), ("gradient norm", grad_norm)):
+    def add(self, step: int, loss: float, grad_norm: float | None) -> tuple[list[Spike], Divergence | None]:
+        """Return the spikes that begin with an update, and the divergence. Add nothing after a divergence.
+
+        grad_norm: None for an update that was skipped, whose gradients say nothing but that its scale was too large.
+        """
+        values = {"loss": loss, **({} if grad_norm is None else {"grad_norm": grad_norm})}
+        for of, value in values.items():
+            name = {"loss": "training loss", "grad_norm": "gradient norm"}[of]
             if not math.isfinite(value):
                 return [], Divergence(step, f"the {name} of update {step} is {value}", finite=False)
-        values = {"loss": loss, "grad_norm": grad_norm}
         spikes = [spike for of, value in values.items() if (spike := self._detectors[of].add(step, value))]
         return spikes, self._too_high(step, loss)
 
@@ -287,8 +291,10 @@ class Observer:
         for update, loss, norm in zip(pending, fetched_losses, fetched_norms, strict=True):
             if update.layers:
                 self.emit(Layers(update.step, update.layers.series(next(numbers))))
-            self._last = Step(update.step, loss=loss, lr=update.rate, grad_norm=norm)
-            divergence = divergence or self._check(update.step, loss, norm)
+            self._last = Step(update.step, loss=loss, lr=update.rate, grad_norm=norm, loss_scale=update.loss_scale)
+            if update.skipped and update.loss_scale:
+                self.emit(Skipped(update.step, update.loss_scale))
+            divergence = divergence or self._check(update.step, loss, None if update.skipped else norm)
         found = self.world.broadcast(divergence)  # all processes stop, or none
         if found is None or found.finite:
             return found
@@ -297,7 +303,7 @@ class Observer:
         first = f", first in the gradient of {parameter}" if parameter else ""
         return replace(found, cause=f"{found.cause}{first}", parameter=parameter)
 
-    def _check(self, step: int, loss: float, norm: float) -> Divergence | None:
+    def _check(self, step: int, loss: float, norm: float | None) -> Divergence | None:
         spikes, divergence = self.health.add(step, loss, norm)
         for spike in spikes:
             self.emit(spike)

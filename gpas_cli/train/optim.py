@@ -86,6 +86,11 @@ def clip(parameters: Sequence[Tensor], gates: Sequence[Tensor], spec: Optim) -> 
     return norm, norms
 
 
+def unscale(parameters: Iterable[Tensor], scale: float) -> None:
+    """Divide gradients by the scale of the loss in place; a power of two rounds nothing."""
+    torch._foreach_div_([local(p.grad) for p in parameters if p.grad is not None], scale)
+
+
 def _scale(parameters: Iterable[Tensor], bound: float, norm: Tensor) -> None:
     """Scale gradients of joint norm `norm` down to `bound`.
 

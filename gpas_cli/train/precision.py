@@ -1,4 +1,4 @@
-"""The three precisions of a training, the device it runs on, and the float32 product."""
+"""The four precisions of a training, the scale of its loss, the device it runs on, and the float32 product."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ _NARROW = 64
 
 # The largest error of an element, relative to the largest element. float32 sums of up to 11,008 terms stay below it.
 TOLERANCE = 2e-6
+_GOOD_UPDATES = 2000
 _WIDE = 512  # features; narrower networks spend more time in attention
 
 
 @dataclass(frozen=True)
 class Precision:
-    """`fp32`; `bf16`: autocast, with weights and optimizer state in float32; `pure_bf16`: everything in bfloat16, the
-    loss included, as in the reference."""
+    """`fp32`; `bf16` and `fp16`: autocast, with weights and optimizer state in float32; `pure_bf16`: everything in
+    bfloat16, the loss included, as in the reference.
+
+    Under `fp16` the loss of a training is scaled (`LossScale`), because float16 has nothing between 0 and 6e-8. The
+    gradients of the logits need no scale: they are rounded to float16 before they are divided by the number of targets.
+    """
 
     name: str
     device: torch.device
@@ -38,15 +43,38 @@ class Precision:
         """The dtype of the weights."""
         return torch.bfloat16 if self.name == "pure_bf16" else torch.float32
 
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype of autocast, None without it."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+
     def compute(self) -> AbstractContextManager[object]:
         """Return the context manager of forward passes."""
-        if self.name == "bf16":
-            return torch.autocast(self.device.type, torch.bfloat16)
-        return nullcontext()
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
     def matmul(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype in which matrices are multiplied with activations of `dtype`."""
-        return torch.bfloat16 if self.name == "bf16" else dtype
+        return self.autocast or dtype
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What the loss is multiplied by, and its gradients are divided by, in an update; `good`: the updates with finite
+    gradients since it last changed.
+
+    As in torch.amp.GradScaler it doubles after _GOOD_UPDATES of them, and halves after an update without. It stays at 1
+    or more: gradients that are not finite there are not the scale's fault.
+    """
+
+    value: float = 2.0**16
+    good: int = 0
+
+    def after(self, *, finite: bool) -> LossScale:
+        """Return the scale after an update whose gradients are finite or not."""
+        if not finite:
+            return LossScale(max(1.0, self.value / 2))
+        grows = self.good + 1 == _GOOD_UPDATES
+        return LossScale(self.value * 2) if grows else LossScale(self.value, self.good + 1)
 
 
 def choose_device() -> torch.device:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpas_cli.events import Emit, Evaluation, Event, Layers, Phase, Spike, Step, Warned, fields_of
+from gpas_cli.events import Emit, Evaluation, Event, Layers, Phase, Skipped, Spike, Step, Warned, fields_of
 from gpas_cli.spec.run import Monitoring
 
 _CLOSE_SECONDS = 30.0  # time limit for closing a sink
@@ -56,6 +56,8 @@ def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
             named = {f"layers/{name}/{i:02d}": v for name, vs in values.items() for i, v in enumerate(vs, 1)}
         case Spike(step, of, value):
             named = {f"spike/{of}": value}
+        case Skipped(step, scale):
+            named = {"skipped/loss_scale": scale}
         case Step(step) | Evaluation(step):
             fields = fields_of(event).items()
             named = {f"{_PREFIXES[type(event)]}/{name}": v for name, v in fields if name not in ("step", "steps")}

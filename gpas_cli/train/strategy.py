@@ -118,7 +118,7 @@ def _differentiated(network: Llama, active: ActiveLayers | None) -> Iterator[nn.
 def _shard(network: Llama, precision: Precision) -> None:
     """Shard with FSDP2: each layer is a group, the rest another. Gates, of one element each, are replicated.
 
-    Under autocast a layer needs its matrices in bfloat16 only, so they are gathered as such; their gradients are summed
+    Under autocast a layer needs its matrices in that dtype only, so they are gathered in it; their gradients are summed
     in float32. Norms, which autocast leaves in float32, are then replicated; embedding and head are gathered as they
     are.
     """
@@ -128,8 +128,8 @@ def _shard(network: Llama, precision: Precision) -> None:
     mesh = init_device_mesh(precision.device.type, (dist.get_world_size(),))
     gathered = MixedPrecisionPolicy()
     replicated = {p for gate in network.gates() for p in gate.parameters()}
-    if precision.name == "bf16":
-        gathered = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    if precision.autocast:
+        gathered = MixedPrecisionPolicy(precision.autocast, torch.float32, cast_forward_inputs=False)
         replicated |= {p for module in network.modules() if isinstance(module, _NORMS) for p in module.parameters()}
     for module, policy in (*((layer, gathered) for layer in network.model.layers), (network, MixedPrecisionPolicy())):
         sharded = fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=replicated)

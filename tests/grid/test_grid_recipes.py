@@ -118,6 +118,7 @@ def test_spike_no_more_has_the_recipe_of_its_table_4() -> None:
         assert (optim.batch, optim.steps) == ((1024, 50_000) if large else (528, 35_000))
         assert (optim.warmup, optim.beta2) == (0.05 * optim.steps, 0.95 if large else 0.999)
         assert (optim.clip, optim.weight_decay, entry.cell.data.length) == (1.0, 0.01, 2048)
+        assert (entry.cell.precision, entry.cell.dropout) == ("fp16", 0.1)
     assert {entry.cell.optim.lr for entry in GRIDS["spike-13b"]} == {3e-4, 1e-4}
     assert {entry.cell.optim.lr for entry in GRIDS["spike-figures"]} == {5e-4}
     assert {entry.cell.optim.lr for entry in GRIDS["spike-lr"]} == {1e-3, 5e-4, 1e-4}

@@ -32,6 +32,18 @@ def test_spikes_of_all_attempts_are_counted_once_each(engine: Engine) -> None:
     assert row.cells[0].values == {1: 3, 2: 0}
 
 
+def test_skipped_updates_are_counted_where_there_can_be_any(engine: Engine) -> None:
+    scaled, steady, single = entry(seed=1), entry(seed=2), entry(seed=3)
+    add(engine, scaled.cell, 1, "interrupted", precision="fp16", spikes={"skipped": [1, 9]})
+    add(engine, scaled.cell, 2, "done", 33.0, precision="fp16", spikes={"skipped": [9]})
+    add(engine, steady.cell, 1, "done", 34.0, precision="fp16")
+    add(engine, single.cell, 1, "done", 35.0)
+    entries = [scaled, steady, single]
+    found = query.results(engine, stage_keys(entries))
+    assert [found[one.cell.key].metrics.get("skipped_updates") for one in entries] == [2, 0, None]
+    assert query.skipped(engine, scaled.cell.key) == ((1, 9.0), (9, 9.0))
+
+
 def test_the_latest_decisive_attempt_counts(engine: Engine) -> None:
     cell = entry().cell
     key = add(engine, cell, 2, "done", 33.0, code="new", fingerprint="f00d", git_dirty=False)

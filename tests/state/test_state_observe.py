@@ -301,10 +301,11 @@ def test_progress_has_speed_and_recent_spikes(runs: Path) -> None:
         ("step", {"step": 10, "steps": 99, "loss": 3.0, "grad_norm": 0.5, "mfu": 0.41}),
         ("spike", {"step": 14, "of": "loss", "value": 9.0, "usual": 3.0}),
         ("spike", {"step": 14, "of": "grad_norm", "value": 9.0, "usual": 1.0}),
+        ("skipped", {"step": 15, "loss_scale": 512.0}),
     ]
     found = read_progress([Line({"t": float(i), "kind": kind, **fields}) for i, (kind, fields) in enumerate(events)])
     assert found is not None
-    assert (found.grad_norm, found.mfu, found.spikes) == (0.5, 0.41, 2)
+    assert (found.grad_norm, found.mfu, found.spikes, found.skipped) == (0.5, 0.41, 2, 1)
 
 
 def test_progress_counts_from_the_last_start(runs: Path) -> None:

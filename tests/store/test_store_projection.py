@@ -13,6 +13,7 @@ def event(kind: str, **fields: Any) -> Line:
 
 def test_steps_and_evaluations_become_curves() -> None:
     speed = {"tokens_per_second": 7, "seconds_per_step": 0.1, "flops_per_second": 1e9, "mfu": 0.4, "memory": 2**30}
+    speed["loss_scale"] = 512.0
     step = event("step", step=3, steps=9, loss=2.0, lr=1e-3, grad_norm=0.5, tokens=192, **speed)
     scores = dict.fromkeys(_EVALUATION_CURVES, 1.5)
     evaluation = event("evaluation", step=4, **scores, tokens=64, loss_reference=1.4)
@@ -22,6 +23,11 @@ def test_steps_and_evaluations_become_curves() -> None:
     assert changes.curves["eval_loss"] == {4: 1.5}
     assert changes.columns == {"last_step": 4}
     assert changes.metrics is None
+
+
+def test_a_skipped_update_is_a_point_with_its_loss_scale() -> None:
+    changes = project_events([event("skipped", step=7, loss_scale=512.0), event("step", step=8, loss_scale=256.0)])
+    assert changes.curves == {"skipped": {7: 512.0}, "loss_scale": {8: 256.0}}
 
 
 def test_a_spike_is_a_point_of_its_own_curve() -> None:

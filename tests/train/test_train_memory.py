@@ -273,6 +273,7 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
     "bf16": (wide_cell("bf16", gate="gpas"), 64, False),
     "bf16-sandwich": (wide_cell("bf16", norm="sandwich", gate="gpas"), 64, False),
     "bf16-recomputed": (wide_cell("bf16"), 64, True),
+    "fp16": (wide_cell("fp16", gate="gpas"), 64, False),
     "fp32-post": (wide_cell("fp32", norm="post"), 64, False),
     "pure": (wide_cell("pure_bf16", gate="gpas"), 64, False),
     "gpt": (wide_cell("bf16", family="gpt"), 64, False),

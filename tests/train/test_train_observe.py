@@ -273,6 +273,13 @@ def test_a_nonfinite_loss_is_a_divergence(pair: tuple[float, float], cause: str)
     assert judge([*healthy(8), pair]) == [Divergence(9, cause, finite=False)]
 
 
+def test_a_skipped_update_is_no_divergence_unless_its_loss_is() -> None:
+    health = Health(Monitoring(), VOCAB)
+    assert judge(healthy(60), health) == []
+    assert health.add(61, 5.0, None) == ([], None)
+    assert health.add(62, math.nan, None)[1] == Divergence(62, "the training loss of update 62 is nan", finite=False)
+
+
 def test_a_loss_above_guessing_for_long_has_diverged() -> None:
     verdicts = judge([*healthy(100), *[(8.0, 1.0)] * 600])
     assert isinstance(verdicts[-1], Divergence)
@@ -303,7 +310,7 @@ def test_the_count_continues_after_a_resume() -> None:
     assert [verdict.step for verdict in verdicts] == [51]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_observation_changes_no_bit_of_a_training_and_measures_the_first_micro_batch(precision: str) -> None:
     found = []
     for observed in (True, False):

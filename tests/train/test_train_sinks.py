@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Spike, Step, silent
+from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Skipped, Spike, Step, silent
 from gpas_cli.schedule import process
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.spec.run import Monitoring
@@ -57,6 +57,7 @@ def test_events_become_named_numbers() -> None:
     assert layers == (4, {"layers/gate/01": 0.5, "layers/gate/03": 0.25})
     spike = scalars(Spike(5, "loss", 9.0, usual=3.0))
     assert spike == (5, {"spike/loss": 9.0})
+    assert scalars(Skipped(5, 512.0)) == (5, {"skipped/loss_scale": 512.0})
     assert scalars(Checkpoint(5, "x")) is None
 
 

@@ -157,8 +157,8 @@ def _print_wiring(entry: Entry) -> None:
     if not entry.cell.objective.causal:
         say_fact("objective", entry.cell.objective.describe(model.size.vocab), width=14)
     if rate := entry.cell.dropout:
-        rest = f"D drops elements with probability {rate:g} in training, and divides the others by {1 - rate:g}"
-        say_fact("dropout", f"D(x) enters the first layer, and f is D(f) everywhere; {rest}", width=14)
+        how = f"in training D sets an element to 0 with probability {rate:g} and divides the others by {1 - rate:g}"
+        say_fact("dropout", f"D(x) enters the first layer and f is D(f): {how}", width=14)
     for number, line in enumerate(depth_lines(entry.cell)):
         say_fact("" if number else "depth", line, width=14)
 

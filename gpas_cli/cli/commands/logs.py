@@ -39,7 +39,8 @@ class EventJson(TypedDict):
     n: Annotated[int, "counts the events of an attempt from 0"]
     t: Time
     kind: Annotated[
-        str, "start, phase, data, verified, step, layers, spike, evaluation, checkpoint, profile, warning or outcome"
+        str,
+        "start, phase, data, verified, step, layers, spike, skipped, evaluation, checkpoint, profile, warning, outcome",
     ]
 
 

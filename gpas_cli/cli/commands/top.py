@@ -15,7 +15,7 @@ from gpas_cli.cli.console import console, print_json, say
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import sparkline, spike_mark
+from gpas_cli.cli.views.events import event_marks, sparkline
 from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
 from gpas_cli.cli.working import watch
 from gpas_cli.documents import CellNameJson, DocumentJson, From, NumberJson, Time, filled
@@ -53,6 +53,7 @@ class _RunningCellJson(_RoomCellJson, SlurmJobJson, HoursJson):
     memory: Annotated[NumberJson | None, "bytes"]
     eta: Annotated[NumberJson | None, "seconds"]
     spikes: NumberJson | None
+    skipped: NumberJson | None
 
 
 class _QueuedCellJson(_RoomCellJson, SlurmJobJson):
@@ -171,7 +172,7 @@ def _of_progress(state: CellStatus) -> dict[str, Cell]:
     return {
         "progress": ("━" * full + "─" * (_BAR_WIDTH - full), "cyan"),
         "step": seen.counted,
-        "loss": f"{seen.loss:.3f}{spike_mark(seen.spikes)}" if seen.loss is not None else "",
+        "loss": f"{seen.loss:.3f}{event_marks(seen)}" if seen.loss is not None else "",
         "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
         "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
         "memory": byte_size(seen.memory) if seen.memory else "",

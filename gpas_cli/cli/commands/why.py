@@ -54,6 +54,13 @@ _PRODUCT_ORIGINS = {
 }
 
 
+class _SkippedJson(TypedDict):
+    """An update that left the weights unchanged, because its gradients were not finite with this scale of the loss."""
+
+    step: int
+    loss_scale: float
+
+
 class _SpikeJson(TypedDict):
     """A spike of the loss or of the gradient norm."""
 
@@ -93,6 +100,7 @@ class _OriginJson(TypedDict):
     base: Annotated[str | None, From("base_key")]
     cell: dict[str, Any]
     spikes: list[_SpikeJson]
+    skipped: list[_SkippedJson]
     differences: list[Difference]
     attempts: list[_TryJson]
     hours: Annotated[SpentJson, From("spent")]
@@ -218,6 +226,9 @@ def _print(stage: Provenance) -> None:
         words = {"loss": "loss", "grad_norm": "gradient norm"}
         shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in stage.spikes]
         say(f"  spikes: {listed(shown, _MOST_SPIKES)}")
+    if stage.skipped:
+        shown = [f"{step} (loss scale {scale:g})" for step, scale in stage.skipped]
+        say(f"  skipped updates, whose gradients were not finite: {listed(shown, _MOST_SPIKES)}")
     if stage.scores:
         say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
     for text in (*skipped_notes(stage.scores), *_taken_over(stage.taken_over)):
@@ -332,6 +343,7 @@ def _json(stage: Provenance) -> _OriginJson:
         _OriginJson,
         stage,
         spikes=[{"step": step, "of": of, "value": value} for step, of, value in stage.spikes],
+        skipped=[{"step": step, "loss_scale": scale} for step, scale in stage.skipped],
         attempts=[_try_json(attempt) for attempt in stage.attempts],
         forgotten=[
             {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}

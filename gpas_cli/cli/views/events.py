@@ -44,9 +44,10 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in shown)
 
 
-def spike_mark(count: int) -> str:
-    """Return " ▲2" for two recent spikes of the loss or gradient norm, "" for none."""
-    return f" ▲{count}" if count else ""
+def event_marks(progress: Progress) -> str:
+    """Return " ▲2 ▽1" for two recent spikes of the loss or gradient norm and one skipped update, "" for none."""
+    counts = {"▲": progress.spikes, "▽": progress.skipped}
+    return "".join(f" {mark}{count}" for mark, count in counts.items() if count)
 
 
 def _started(event: events.Started) -> str:
@@ -135,6 +136,7 @@ _LINES: dict[type[events.Event], Callable[[Any], str]] = {
     events.TextFacts: _text_facts,
     events.Step: lambda event: "  ".join(measured(event)) if event.loss is not None else "",
     events.Spike: _spike,
+    events.Skipped: lambda event: f"update {event.step} skipped: gradients not finite, loss scale {event.loss_scale:g}",
     events.Evaluation: _evaluation,
     events.Removal: _removal,
     events.RemovalScore: _removal_score,

@@ -21,7 +21,7 @@ from rich.text import Text
 from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import line, measured, sparkline, spike_mark
+from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
 from gpas_cli.documents import From, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
@@ -149,7 +149,7 @@ def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
         return (job.name, progress.phase if progress else status.state, "", "", "", "")
     speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
     left = stopwatch(progress.eta) if progress.eta is not None else ""
-    loss = f"{progress.loss:.3f}{spike_mark(progress.spikes)}" if progress.loss is not None else ""
+    loss = f"{progress.loss:.3f}{event_marks(progress)}" if progress.loss is not None else ""
     return (job.name, progress.counted, loss, speed, left, sparkline(progress.losses))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import spike_mark
+from gpas_cli.cli.views.events import event_marks
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
 from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
@@ -59,6 +59,7 @@ class CellStatusJson(LabelledCellJson, SlurmJobJson):
     step: int | None
     steps: int | None
     spikes: int | None
+    skipped: int | None
     metrics: dict[str, NumberJson]
 
 
@@ -125,7 +126,7 @@ def _row(state: CellStatus, shown: str, *, named: bool) -> tuple[Cell, ...]:
 def _how_far(state: CellStatus) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
-        return f"running {progress.counted}{spike_mark(progress.spikes)}"
+        return f"running {progress.counted}{event_marks(progress)}"
     name = called(state.state, state.metrics)
     return name if state.stage == "pretrain" or state.state == "done" else f"{name} ({state.stage})"
 

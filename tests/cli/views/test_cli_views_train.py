@@ -8,7 +8,7 @@ import pytest
 from attempts import make_attempt, write_events
 from rich.console import Console
 
-from gpas_cli.cli.views.events import line, spike_mark
+from gpas_cli.cli.views.events import event_marks, line
 from gpas_cli.cli.views.progress import make_train_reporter, numbers, view
 from gpas_cli.events import Spike, event_of
 from gpas_cli.schedule.summary import RunSnapshot
@@ -94,7 +94,8 @@ def test_a_terminal_gets_a_view_and_others_get_lines(tmp_path: Any) -> None:
 
 
 def test_recent_spikes_leave_a_mark() -> None:
-    assert [spike_mark(count) for count in (0, 2)] == ["", " ▲2"]
+    counts = [Progress(), Progress(spikes=2), Progress(spikes=2, skipped=1)]
+    assert [event_marks(one) for one in counts] == ["", " ▲2", " ▲2 ▽1"]
 
 
 def test_the_reason_is_shown_while_no_job_runs() -> None:

@@ -466,7 +466,10 @@ def test_tasks_have_the_numbers_of_their_text() -> None:
     printed = [[c.printed.get("spike_no_more") for c in row.cells] for row in table.rows]
     assert [[p.value if p else None for p in row] for row in printed] == [[30.03, 24.73], [None, None]]
     assert "30.03 in Table 1 and 30.35 in Table 7" in note(table, "remark")
-    assert "dropout: 0.1 in Spike No More, without a counterpart here" in note(table, "recipe")
+    assert "dropout of attention probabilities: 0.1 in Spike No More, without a counterpart here" in note(
+        table, "recipe"
+    )
+    assert "dropout: 0.1 in Spike No More, 0.0 here" in note(table, "recipe")
 
 
 TABLE = spec(published={"gpas": "table2_perplexity"})
