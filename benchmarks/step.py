@@ -36,12 +36,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpu_scale import TINY, TINY_TEXT, wait
 from products import Products
-from transformers_llama import TransformersTraining
 
 from gpas_cli.processor import cpu_model
 from gpas_cli.spec.cell import Cell
@@ -49,6 +48,9 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
 from gpas_cli.train.bench import WARMUP_UPDATES, SyntheticBatches, peak_memory, synthetic_loop
 from gpas_cli.train.precision import choose_device, choose_matmul, make_deterministic
+
+if TYPE_CHECKING:
+    from transformers_llama import TransformersTraining
 
 DEVICE = choose_device()
 PYTORCH_PATH = "highest"  # PyTorch's default float32 matrix product
@@ -87,6 +89,8 @@ class Setting:
 
     def theirs(self, *, padded: bool) -> TransformersTraining:
         """Return the training by `transformers` on the same batches, with an attention mask on padded rows."""
+        from transformers_llama import TransformersTraining  # importing it takes two seconds
+
         cell = self.cell()
         return TransformersTraining(cell, SyntheticBatches(cell, padded=padded), masked=padded)
 

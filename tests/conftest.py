@@ -51,3 +51,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from end_to_end import trained_toy
 
     return trained_toy(tmp_path_factory)
+
+
+@pytest.fixture
+def counter() -> Any:
+    """Return a back end that counts the graphs of a compiler that has compiled nothing yet."""
+    from torch._dynamo import reset
+    from torch._dynamo.testing import CompileCounter  # importing it takes two seconds
+
+    reset()
+    return CompileCounter()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from documentation import DOCS, FENCE, PAGES, PYTHON, ROOT, YAML, blocks, hooks, name_of, script, written
+from shipped import EXPERIMENTS, cells_of
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -25,7 +26,6 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.project import packaged
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
@@ -187,7 +187,7 @@ def test_the_messages_shown_are_those_of_the_program(page: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/explanation/wiring.md"])
 def test_the_equations_shown_are_those_of_the_cell(page: str) -> None:
-    cells = {entry.name: entry for entry in expand(load(packaged("experiments.yaml")), ["quickstart"])}
+    cells = {entry.name: entry for entry in cells_of("quickstart")}
     entry = cells["mix-gpas-s1"]
     shown = (ROOT / page).read_text("utf-8")
     assert f"quickstart/mix-gpas-s1  Mix-LN + GPAS  key {entry.key}" in shown
@@ -317,7 +317,7 @@ def test_generated_parts_name_everything() -> None:
     for section in own | {"size", "gate", "embed", "init", "family", "cadence", "watch", "resources"}:
         assert f"`{section}`" in re.search(rf"^### .*`{section}`.*$", settings, re.MULTILINE)[0]
     grids = parts["experiments"]()
-    assert all(f"| `{name}` |" in grids for name in load(packaged("experiments.yaml")).grids)
+    assert all(f"| `{name}` |" in grids for name in EXPERIMENTS.grids)
     assert "| `71m` | 512 | 1,368 | 8 | 12 |" in parts["sizes"]()
     assert "| `b2t` | B2T |" in parts["schemes"]()
     assert "| `mean_importance` |" in parts["metrics"]()

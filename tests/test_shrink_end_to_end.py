@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 from attempts import make_attempt
+from shipped import EXPERIMENTS
 
 from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.grid.variant import TinyText, one_seed, shrink
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
-from gpas_cli.project import packaged
 from gpas_cli.structure import to_mapping
 from gpas_cli.worker.job import STOP_SIGNALS, _run_attempt
 
-EXPERIMENTS = load(packaged("experiments.yaml"))
 TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
 
 

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 from command_list import COMMANDS
+from shipped import EXPERIMENTS
 
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
-from gpas_cli.project import packaged
 
 ROOT = Path(__file__).parents[2]
 OVERVIEW = (ROOT / "docs/reference/commands.md").read_text()
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-SHIPPED = load(packaged("experiments.yaml"))
 CELL = re.compile(r"(?<![\w./-])([a-z][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*[a-z0-9])(?![\w/-]|\.\w)")
 
 
@@ -28,7 +26,7 @@ def test_command_is_documented(path: str, command: object) -> None:
 
 def test_cells_of_shipped_grids_in_examples_exist() -> None:
     texts = [command.help for _, command in COMMANDS] + [page.read_text() for page in PAGES]
-    named = {match.groups() for text in texts for match in CELL.finditer(text) if match[1] in SHIPPED.grids}
+    named = {match.groups() for text in texts for match in CELL.finditer(text) if match[1] in EXPERIMENTS.grids}
     assert named
-    declared = {entry.id for entry in expand(SHIPPED, list({grid for grid, _ in named}))}
+    declared = {entry.id for entry in expand(EXPERIMENTS, list({grid for grid, _ in named}))}
     assert {"/".join(cell) for cell in named} - declared == set()

@@ -6,15 +6,12 @@ The learning rate of update u is lr lam(u - 1): lam(k) = k / W for k < W, else 0
 import math
 
 import pytest
+from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid.entry import Entry
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
-from gpas_cli.project import packaged
 from gpas_cli.spec.optim import Optim
 
-EXPERIMENTS = load(packaged("experiments.yaml"))
-GRIDS = {name: [entry for entry in expand(EXPERIMENTS, [name]) if not entry.cell.network] for name in EXPERIMENTS.grids}
+GRIDS = {name: [entry for entry in cells_of(name) if not entry.cell.network] for name in EXPERIMENTS.grids}
 
 # size: learning rate, warm-up W, updates N, sequences per update
 TABLE = {

@@ -2,13 +2,12 @@
 
 import pytest
 from grids import HEAD, cells, grid, read
+from shipped import cells_of
 
 from gpas_cli.errors import GpasError, UnknownCell
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.grid.select import conditions, find, run_command, run_words, select
-from gpas_cli.project import packaged
 
 ENTRIES = grid(cells(gate="[none, gpas]", seed="[1, 2, 3]", **{"optim.lr": "[1e-3, 2e-3]"}))
 
@@ -138,7 +137,7 @@ def test_a_key_prefix_of_two_cells_is_refused() -> None:
 
 
 def test_the_conditions_and_the_command_of_some_cells() -> None:
-    declared = expand(load(packaged("experiments.yaml")), ["table2", "gpas-readme"])
+    declared = [*cells_of("table2"), *cells_of("gpas-readme")]
     own = [one for one in declared if one.grid == "table2"]
     wanted = [one for one in own if one.axes["size"] in ("71m", "1b") and one.axes["norm"] == "lns"]
     assert conditions(wanted, own) == ["norm=lns", "size=71m,1b"]

@@ -4,11 +4,11 @@ import re
 
 import pytest
 import yaml
+from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import published
@@ -19,10 +19,9 @@ from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence
 
 PATH = packaged("experiments.yaml")
-EXPERIMENTS = load(PATH)
 SPIKE_SIZES = ("gpt-350m", "gpt-1.7b")
 FIGURE_11 = {"scaled": 0.63, "std-5": 5.0, "std-50": 50.0}
-GRIDS = {name: expand(EXPERIMENTS, [name]) for name in EXPERIMENTS.grids}
+GRIDS = {name: cells_of(name) for name in EXPERIMENTS.grids}
 
 # Results are found by these keys. A change here orphans every user's results of these cells: never change one to
 # make a test pass; add a field with `omit_default_from_key` instead (gpas_cli.spec.parse.setting).

@@ -4,17 +4,14 @@ import json
 
 import pytest
 from grids import grid
+from shipped import EXPERIMENTS, cells_of
 
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.grid.variant import _UPDATES, TinyText, changes, one_seed, shrink
-from gpas_cli.project import packaged
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.parse_cell import Catalogue
 
 TEXT = TinyText("sample/train.jsonl", "sample/validation.jsonl", "sample/records.jsonl")
-EXPERIMENTS = load(packaged("experiments.yaml"))
 
 
 def tiny_of(settings: str) -> Cell:
@@ -26,7 +23,7 @@ def tiny_of(settings: str) -> Cell:
 
 @pytest.mark.parametrize("name", EXPERIMENTS.grids)
 def test_every_shipped_cell_keeps_its_structure(name: str) -> None:
-    declared = one_seed(expand(EXPERIMENTS, [name]))
+    declared = one_seed(cells_of(name))
     tiny = shrink(declared, TEXT, EXPERIMENTS.catalogue)
     for before, after in zip(declared, tiny, strict=True):
         old = before.cell

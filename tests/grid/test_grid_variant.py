@@ -2,21 +2,17 @@
 
 import pytest
 from grids import HEAD, cells, read, whole
+from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find
 from gpas_cli.grid.variant import vary
-from gpas_cli.project import packaged
-
-SHIPPED = load(packaged("experiments.yaml"))
-EVERYTHING = expand(SHIPPED, list(SHIPPED.grids))
 
 
 def varied(name: str, *words: str) -> Entry:
-    (entry,) = vary(SHIPPED, [find(EVERYTHING, name)], words)
+    (entry,) = vary(EXPERIMENTS, [find(everything(), name)], words)
     return entry
 
 
@@ -27,10 +23,10 @@ def complaints(name: str, *words: str) -> list[str]:
 
 
 def test_a_setting_makes_a_cell_with_its_own_key_and_name() -> None:
-    plain = find(EVERYTHING, "quickstart/pre-gpas-s1")
+    plain = find(everything(), "quickstart/pre-gpas-s1")
     other = varied("quickstart/pre-gpas-s1", "optim.lr=4e-3", "gate.activation=tanh", "gate.stop_gradient=false")
     assert other.id == "quickstart/pre-gpas-s1+lr0.004+activation-tanh+no-stop-gradient"
-    assert other.key not in {entry.key for entry in EVERYTHING}
+    assert other.key not in {entry.key for entry in everything()}
     assert (other.cell.optim.lr, other.cell.model.gate.activation) == (0.004, "tanh")
     assert (other.axes["optim.lr"], other.axes["seed"], other.axes["norm"]) == (0.004, 1, "pre")
     assert (other.cadence, other.resources) == (plain.cadence, plain.resources)

@@ -1,11 +1,12 @@
 """Padded products, and attention on the stream of packed rows, compute what the plain ones compute."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gpas_cli.data.loader import IGNORED
@@ -258,11 +259,11 @@ def test_the_check_of_the_kernel_compares_outputs_and_gradients(monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
-def test_rows_of_any_number_and_length_have_one_graph(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_any_number_and_length_have_one_graph(
+    on_gpu: None, monkeypatch: pytest.MonkeyPatch, counter: Any
+) -> None:
     # An operation that does not ask for the bounds' values, as the kernel does not.
     monkeypatch.setattr(attention, "ragged_attention", lambda q, k, v, bounds, longest: q + k + v * bounds.sum())
-    torch._dynamo.reset()
-    counter = CompileCounter()
     network = build(parse_model({"size": NARROW}))
     compile_layers(network, counter)
     for own in (rows(9, 5, 4, 2), documents(3, 11, 30), documents(4), rows(3, 3, 1, 2)):

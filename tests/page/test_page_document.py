@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from face import Face, tiny
 from report_cells import entry, result, spec
+from shipped import EXPERIMENTS, cells_of
 
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.page.charts import _panels, thinned
 from gpas_cli.page.content import paper_tables
 from gpas_cli.page.document import ASSETS, SCRIPTS, without_repetition
@@ -159,8 +158,7 @@ def test_a_short_curve_is_kept_and_a_long_one_keeps_its_ends_and_peaks() -> None
     assert few == sorted(few)
 
 
-EXPERIMENTS = load(Path(__file__).parents[2] / "experiments.yaml")
-ENTRIES = tuple(entry for entry in expand(EXPERIMENTS, ["table2"]) if entry.axes["norm"] == "lns")
+ENTRIES = tuple(entry for entry in cells_of("table2") if entry.axes["norm"] == "lns")
 
 
 def test_each_source_that_the_grid_names_has_its_table() -> None:

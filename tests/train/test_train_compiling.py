@@ -14,7 +14,6 @@ import pytest
 import torch
 from marks import long_but
 from together import run, text
-from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import InvalidExperiments
@@ -53,9 +52,7 @@ def rows(*lengths: int) -> DeviceRows:
 
 # Mix-LN has layers of two kinds, Post-LN and Pre-LN.
 @pytest.mark.parametrize(("norm", "site"), long_but(product(SCHEMES, _SITES), ("mix", "home")))
-def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str) -> None:
-    torch._dynamo.reset()
-    counter = CompileCounter()
+def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str, counter: Any) -> None:
     try:
         made = network(norm, site)
     except InvalidExperiments:
@@ -67,9 +64,7 @@ def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str) -> None:
 
 
 @pytest.mark.long
-def test_norms_of_queries_and_keys_do_not_break_the_graph() -> None:
-    torch._dynamo.reset()
-    counter = CompileCounter()
+def test_norms_of_queries_and_keys_do_not_break_the_graph(counter: Any) -> None:
     made = network("pre", qk_norm="head")
     compile_layers(made, counter)
     summed_loss(made, rows(9, 9, 9, 9), FP32).backward()
@@ -173,11 +168,9 @@ def test_graphs_do_not_depend_on_the_batches_before() -> None:
 
 
 @pytest.mark.long
-def test_padded_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch, counter: Any) -> None:
     plain = summed_loss(network("pre"), rows(*PADDED[0]), FP32)
     monkeypatch.setattr(layers, "prefers_aligned", lambda x: True)
-    torch._dynamo.reset()
-    counter = CompileCounter()
     made = network("pre")
     compile_layers(made, counter)
     for lengths in PADDED:
@@ -187,11 +180,9 @@ def test_padded_products_do_not_break_the_graph(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.long
-def test_attention_both_ways_compiles_once_for_each_kind_of_mask() -> None:
+def test_attention_both_ways_compiles_once_for_each_kind_of_mask(counter: Any) -> None:
     """Full rows, padded rows, and rows of inputs and targets; none of them breaks the graph. What surrounds the layers
     (embedding, final norm, head) knows only full and padded rows."""
-    torch._dynamo.reset()
-    counter = CompileCounter()
     made, plain = (build(parse_model({"size": SIZE, "family": "bert"})) for _ in range(2))
     compile_layers(made, counter)
     for lengths, prefix in (((9, 9), (9, 9)), ((9, 4), (9, 4)), ((9, 4), (5, 2)), ((8, 3), (8, 3))):

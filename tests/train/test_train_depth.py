@@ -10,7 +10,6 @@ from marks import long_but
 from test_train_run import STEPS, cell, final_tensors, go, paths
 from together import run, start, text
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
@@ -197,10 +196,8 @@ def test_two_processes_train_the_same_paths_as_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
-def test_random_paths_add_no_graphs() -> None:
+def test_random_paths_add_no_graphs(counter: Any) -> None:
     """A layer has one graph whatever the path and its factor."""
-    torch._dynamo.reset()
-    counter = CompileCounter()
     training = loop({"like": "raptr", "stages": "3-6", "fixed": "none"}, optim=recipe(steps=12))
     compile_layers(training.network, counter)
     graphs = []

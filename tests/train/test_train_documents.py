@@ -1,12 +1,12 @@
 """With `data.documents: separate` the tokens of a packed row attend only to their own document."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from gpas_cli.data.loader import Batch, CausalReader
 from gpas_cli.data.objective import untokenised_reader
@@ -126,9 +126,7 @@ def cell(**data: object) -> Cell:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
-def test_every_batch_has_the_same_graphs() -> None:
-    torch._dynamo.reset()
-    counter = CompileCounter()
+def test_every_batch_has_the_same_graphs(counter: Any) -> None:
     made = build(parse_model({"size": SIZE}))
     compile_layers(made, counter)
     rows = np.random.default_rng(0).integers(1, 50, (4, 13))  # of one document each

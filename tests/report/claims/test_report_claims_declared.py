@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 from report_cells import DIFFERING, entry, result
+from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.claims import read_claims
-from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.entry import Declared, Entry
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
 from gpas_cli.grid.readers import root_of
-from gpas_cli.project import packaged
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.campaign import Candidate, candidates, chances, chosen
 from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, select_claims, undeclared_claims
@@ -38,22 +35,17 @@ TITLES = [f"{claim.name}{' (toy)' if claim.toy else ''}" for claim in CLAIMS]
 
 
 @cache
-def shipped() -> Experiments:
-    return load(packaged("experiments.yaml"))
-
-
-@cache
 def cells() -> Recorded:
     """Return the cells of all shipped grids, without results."""
-    return Recorded(tuple(expand(shipped(), list(shipped().grids))))
+    return Recorded(everything())
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_they_are_valid_as_claims_of_the_shipped_file(path) -> None:
     problems: list[Problem] = []
     part = root_of(read_document(path), problems).entries()["claims"]
-    claims = read_claims(part, shipped().grids, shipped().grids)
-    problems += report_problems(replace(shipped(), claims=claims))
+    claims = read_claims(part, EXPERIMENTS.grids, EXPERIMENTS.grids)
+    problems += report_problems(replace(EXPERIMENTS, claims=claims))
     assert problems == []
     assert {claim.source.paper for sizes in claims.values() for claim in sizes} == {path.stem}
     assert path.stem in SOURCES
@@ -167,17 +159,17 @@ def test_a_cell_of_another_paper_strays_from_the_recipe() -> None:
 @pytest.mark.parametrize("figure", declared_figures().values(), ids=lambda figure: figure.name)
 def test_a_figure_is_drawn_from_cells_of_its_papers_recipe(figure: FigureSpec) -> None:
     (source,) = (name for name in SOURCES if name.startswith(figure.name.partition("-")[0]))
-    entries = request(figure, shipped()).entries
+    entries = request(figure, EXPERIMENTS).entries
     assert entries
     assert {one.id: strays(source, one) for one in entries} == {one.id: set() for one in entries}
 
 
 def test_selection() -> None:
-    names = [claim.name for claim in select_claims(shipped(), grids=["quickstart"], sources=["curse_of_depth"])]
+    names = [claim.name for claim in select_claims(EXPERIMENTS, grids=["quickstart"], sources=["curse_of_depth"])]
     assert names
     assert set(names) <= set(paper_claims())
-    assert all(claim.toy for claim in select_claims(shipped(), toy=True))
-    one = select_claims(shipped(), ["gate-signs"])
+    assert all(claim.toy for claim in select_claims(EXPERIMENTS, toy=True))
+    one = select_claims(EXPERIMENTS, ["gate-signs"])
     assert [(claim.name, claim.toy) for claim in one] == [("gate-signs", False), ("gate-signs", True)]
 
 
@@ -191,21 +183,21 @@ def test_selection() -> None:
 )
 def test_an_unknown_name_gets_the_nearest(words: dict[str, list[str]], message: str) -> None:
     with pytest.raises(GpasError) as error:
-        select_claims(shipped(), **words)
+        select_claims(EXPERIMENTS, **words)
     assert str(error.value) == message
 
 
 def test_claims_about_grids_that_a_file_does_not_declare_are_left_out_unless_named() -> None:
-    few = replace(shipped(), grids={"quickstart": shipped().grids["quickstart"]})
+    few = replace(EXPERIMENTS, grids={"quickstart": EXPERIMENTS.grids["quickstart"]})
     assert {grid for claim in select_claims(few) for grid in claim.grids} == {"quickstart"}
     assert [claim.toy for claim in select_claims(few, ["gate-signs"])] == [False, True]
     assert "gpas-lowers-perplexity-7b" in {claim.name for claim in undeclared_claims(few)}
-    assert undeclared_claims(shipped()) == []
+    assert undeclared_claims(EXPERIMENTS) == []
 
 
 def test_a_claim_of_the_file_comes_first_and_replaces_one_of_the_same_name() -> None:
     own = Claim("gate-signs", "Mine.", ())
-    claims = all_claims(replace(shipped(), claims={"gate-signs": (own,)}))
+    claims = all_claims(replace(EXPERIMENTS, claims={"gate-signs": (own,)}))
     assert next(iter(claims)) == "gate-signs"
     assert claims["gate-signs"] == (own,)
 

@@ -2,24 +2,17 @@
 
 import pytest
 from curve_database import stand_in
+from shipped import EXPERIMENTS, cells_of, everything
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
-from gpas_cli.project import packaged
 from gpas_cli.report import query
 from gpas_cli.report.figures.figure import as_json
 from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, declared_figures, make, named, request
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.statistics.stats import better
 
-EXPERIMENTS = load(packaged("experiments.yaml"))
 FIGURES = declared_figures()
-STEPS = {
-    stage.key: entry.cell.optim.steps
-    for entry in expand(EXPERIMENTS, list(EXPERIMENTS.grids))
-    for stage in entry.cell.stages
-}
+STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
 NUMBERS = {
     "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
     "curse": ["1", "4", "5"],
@@ -146,7 +139,7 @@ def test_a_grid_that_is_not_declared_or_has_no_such_cell() -> None:
 
 
 def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> None:
-    entries = [entry for grid in EXPERIMENTS.grids for entry in expand(EXPERIMENTS, [grid])]
+    entries = [entry for name in EXPERIMENTS.grids for entry in cells_of(name)]
     known = Recorded(tuple(entries), engine=database)
     made = [make(request(spec, EXPERIMENTS, spec.toy or spec.grid), known) for spec in FIGURES.values()]
     assert [figure.name for figure in made if figure.problem] == ["spike-2"]

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from curve_database import stand_in
 from report_cells import OPTIM, entry, result
+from shipped import cells_of
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
-from gpas_cli.project import packaged
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios
 from gpas_cli.report.figures.figure import Figure, with_growth
 from gpas_cli.report.figures.scaling import Scaling, fit, scaling
@@ -252,7 +250,7 @@ def test_the_loss_over_updates_is_that_of_a_training_and_not_of_a_stage_after_it
     assert run.points[0] == (1.0, 1.0)
 
 
-TABLE2 = expand(load(packaged("experiments.yaml")), ["table2"])
+TABLE2 = cells_of("table2")
 SIZES = ("71m", "130m", "250m")
 
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from report_cells import entry
+from shipped import cells_of
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load as load_experiments
-from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, load, published, tables
 from gpas_cli.report.papers.layouts import PrintedPart, numbers, printed, printed_named
@@ -124,7 +122,6 @@ def test_latex_needs_no_character_beyond_pdflatex() -> None:
         assert all(ord(character) < 256 for character in render(published_table(part), "latex")), part.title
 
 
-EXPERIMENTS = load_experiments(packaged("experiments.yaml"))
 EVERY_TABLE = [published(source, name) for source in SOURCES for name in tables(source)]
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 WHOLE = cell_from({"size": "71m", "optim": OPTIM, "finetune": {}, "downstream": {}}).to_mapping()
@@ -191,7 +188,7 @@ def test_the_recipe_of_spike_no_more_is_its_table_4() -> None:
 
 def test_table2_differs_from_the_code_only_in_the_means_of_an_update() -> None:
     means = {"71m": 256, "130m": 256, "250m": 128, "350m": 128, "1b": 32}
-    for one in expand(EXPERIMENTS, ["table2"]):
+    for one in cells_of("table2"):
         assert differing(one, "table2_perplexity") == {"optim.mean_rows": (means[str(one.axes["size"])], 0)}, one.id
 
 
@@ -272,7 +269,7 @@ def test_what_no_setting_expresses_is_a_deviation_too() -> None:
 
 def test_the_baseline_of_equal_work_is_expected_to_have_fewer_updates() -> None:
     table = published("raptr", "table3_loss")
-    entries = expand(EXPERIMENTS, ["raptr-ul2"])
+    entries = cells_of("raptr-ul2")
     tuned = [one for one in entries if (one.axes["depth"], one.axes["optim"]) == ("equal-flops", "cosine")]
     assert len(tuned) == 3
     assert [one for one in entries if one not in tuned and deviations([one], table)] == []
@@ -282,7 +279,7 @@ def test_the_baseline_of_equal_work_is_expected_to_have_fewer_updates() -> None:
 
 def test_the_best_of_several_settings_differs_from_each_of_them_and_not_from_all() -> None:
     table = published("raptr", "table7_loss")
-    dropped = [one for one in expand(EXPERIMENTS, ["raptr-bert-layerdrop"]) if one.axes["depth"] == "layerdrop"]
+    dropped = [one for one in cells_of("raptr-bert-layerdrop") if one.axes["depth"] == "layerdrop"]
     assert deviations(dropped, table) == ()
     assert deviations(dropped[:1], table) == (
         Deviation("optim.lr", "the best of 0.0001, 0.00016, 0.00025, 0.0004", 0.0001),
