@@ -10,6 +10,7 @@ from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import assemble, loss, strategy
+from gpas_cli.train import loop as training
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.loop import GradientNorms, embedding_rows, measure_layers
 from gpas_cli.train.observe import fetch
@@ -53,6 +54,19 @@ def sharded_series(world: World) -> dict[str, Any]:
     _, norms = joint_norm(p.grad for p in network.parameters() if p.grad is not None)
     fault = GradientNorms(network, held, norms, embedding_rows(network)).first_fault(world)
     return {**found, "fault": fault, "row": len(table) // 2 + 2}
+
+
+def overflow_in_one(world: World) -> dict[str, Any]:
+    """Return what a process does with an update in float16 that overflows in the other one alone, and with the next."""
+    cell = cell_from({**CELL.to_mapping(), "precision": "fp16"})
+    loop = assemble.assemble(cell, SyntheticBatches(cell, padded=True), world=world)
+    usual, factor = training.summed_loss, 1e30 if world.rank == 1 else 1.0
+    with mock.patch.object(training, "summed_loss", lambda *given: usual(*given) * factor):
+        first = loop.update()
+    then = loop.update()
+    weights = torch.cat([p.detach().flatten() for p in loop.network.parameters()])
+    scales = [first.loss_scale, then.loss_scale, loop.position.loss_scale]
+    return {"skipped": [first.skipped, then.skipped], "scales": scales, "weights": float(weights.double().sum())}
 
 
 def _compute_gradients(network: Llama) -> None:

@@ -179,12 +179,19 @@ CASES: dict[str, dict[str, Any]] = {
     "muon": {"optim": {"optimizer": "muon"}},
     "paths": {"depth": {"like": "raptr", "stages": "2-3-4", "full_steps": 2}},
     "growing": {"depth": {"like": "stacking", "stages": "2-4"}},
+    "dropout": {"dropout": 0.1},
 }
 
 
 @pytest.mark.parametrize(
     ("case", "padded"),
-    [*((case, True) for case in CASES), ("no gates", False), ("masked", False), ("denoising", False)],
+    [
+        *((case, True) for case in CASES),
+        ("no gates", False),
+        ("masked", False),
+        ("denoising", False),
+        ("dropout", False),
+    ],
 )
 def test_every_kind_of_training(case: str, padded: bool, on_meta: None) -> None:
     made = cell(**{"gate": "gpas", **CASES[case]})

@@ -83,7 +83,7 @@ def room(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 def train_usual(root: Path) -> None:
     text(root)
-    checks = [[check, f"rank_checks:{check}"] for check in ("chosen_kernels", "sharded_series")]
+    checks = [[check, f"rank_checks:{check}"] for check in ("chosen_kernels", "sharded_series", "overflow_in_one")]
     train_all(root, USUAL, USUALLY_RESUMED, ["muon"], ["paths"], [["short-ddp", CELLS["pre"], SHORT, [], ALL], *checks])
 
 
@@ -255,6 +255,12 @@ def test_processes_that_would_choose_other_kernels_do_as_the_first(room: Path) -
     assert first["used"] == {"triton": True, "ragged": True, "wider": False}
     chosen = {name: first["rounding"][name] for name in ("torch", "compiled", "triton", "ragged", "wider")}
     assert chosen == {"torch": "2.10.0", "compiled": False, **first["used"]}
+
+
+def test_processes_skip_the_same_updates(room: Path) -> None:
+    first, second = result_of(room, "overflow_in_one")
+    assert first == second
+    assert (first["skipped"], first["scales"]) == ([True, False], [2.0**16, 2.0**15, 2.0**15])
 
 
 def test_norms_and_the_first_fault_of_a_sharded_network_are_those_of_the_whole(room: Path) -> None:
