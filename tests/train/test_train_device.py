@@ -16,7 +16,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Monitoring
-from gpas_cli.train import assemble
+from gpas_cli.train import assemble, optim
 from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.depth import LayerSelection, freeze_gates
 from gpas_cli.train.loop import Loop
@@ -132,11 +132,11 @@ class Inexact(TorchDispatchMode):
 
 @pytest.fixture
 def on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
-    adam = torch.optim.AdamW
+    adam = optim._AdamW
     monkeypatch.setattr(assemble, "choose_device", lambda: torch.device("meta"))
     monkeypatch.setattr(assemble, "worth_compiling", lambda *_: False)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # unsupported here, as is fused Adam
-    monkeypatch.setattr(torch.optim, "AdamW", lambda *a, **k: adam(*a, **{**k, "fused": False, "foreach": True}))
+    monkeypatch.setattr(optim, "_AdamW", lambda *a, **k: adam(*a, **{**k, "fused": False, "foreach": True}))
 
 
 def cell(**values: Any) -> Cell:
