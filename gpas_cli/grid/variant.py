@@ -163,6 +163,7 @@ _SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
 _LAYERS = 12  # of a network whose number of layers is not known yet
 _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
 _EMBEDDED = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
+_GLUE = {"tasks": ["ordered", "halves"], "length": 4 * _ROW_TOKENS, "epochs": 1, "batch": _BATCH_ROWS, "limit": 8}
 _CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
 
@@ -263,6 +264,8 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
     values = cell.to_mapping()
     if cell.parameters("finetune") is not None:
         tiny["finetune"] = {**values["finetune"], **_finetune(text)}
+    if section := cell.parameters("glue"):
+        tiny["glue"] = {**values["glue"], **_GLUE, "lr": list(section.lr[:2])}
     if cell.parameters("texts") is not None:
         tiny["texts"] = {**values["texts"], "texts": [f"sample={text.validation}"], "max_length": 0, "limit": 2}
     if cell.parameters("downstream") is not None:

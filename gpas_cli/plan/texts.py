@@ -22,6 +22,7 @@ from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import base_name, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.glue import Glue
 from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain
@@ -150,11 +151,11 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
         raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
 
-_Read = Data | Finetune | MaskToken | Network
+_Read = Data | Finetune | Glue | MaskToken | Network
 
 
 def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
-    from gpas_cli.data import records
+    from gpas_cli.data import glue, records
 
     root = project.config.parent
 
@@ -165,6 +166,8 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
             return unreadable_reason(what, project.cache, root)
         if isinstance(what, Finetune):
             return records.unreadable_reason(what, project.cache, root)
+        if isinstance(what, Glue):
+            return glue.unreadable_reason(what, root)
         return absent_reason(what, root)
 
     return {what: reason(what) for what in dict.fromkeys(what for cell in cells for what in _read_by(cell))}
@@ -208,8 +211,8 @@ def _network_absence(network: Network, root: Path) -> str:
 
 
 def _read_by(cell: Cell) -> Iterator[_Read]:
-    """Yield the cell's text, its tokenizer's mask token and the records it is finetuned on; or the network that it has
-    in place of a training.
+    """Yield the cell's text, its tokenizer's mask token, the records and the tasks that it is finetuned on; or the
+    network that it has in place of a training.
 
     Fields that do not identify them have their defaults.
     """
@@ -224,6 +227,8 @@ def _read_by(cell: Cell) -> Iterator[_Read]:
     section: Finetune | None = cell.parameters("finetune")
     if section is not None:
         yield Finetune(data=section.data, validation=section.validation)
+    if (tasks := cell.parameters("glue")) is not None:
+        yield Glue(data=tasks.data, tasks=tasks.tasks)
 
 
 def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:

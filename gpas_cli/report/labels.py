@@ -16,6 +16,7 @@ from gpas_cli.spec.depth import READS
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name, headline
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.gate import Gate, activation
+from gpas_cli.spec.glue import BY_GLUE_TASK
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
 from gpas_cli.spec.stage import BY_BITS, CORPUS_LOSS, UNQUANTISED, Metric, StageKind
@@ -83,6 +84,9 @@ def measured_labels(cell: Cell, metric: str) -> tuple[str, ...]:
         quantised = cell.parameters("quantised")
         widths = quantised.widths if quantised else ()
         return tuple(label for label in widths if label != UNQUANTISED or metric == BY_BITS[0])
+    if metric in BY_GLUE_TASK:
+        glue = cell.parameters("glue")
+        return glue.columns[metric] if glue else ()
     section = cell.parameters("downstream")
     return task_columns(section.tasks, metric) if section and metric in BY_TASK else ()
 
@@ -96,7 +100,7 @@ def usual_label(cell: Cell, metric: Metric) -> str | None:
     section = cell.parameters(metric.stage)
     if section is None:
         return None
-    if metric.name in (*BY_TEXT, *BY_BITS):
+    if metric.name in (*BY_TEXT, *BY_BITS, *BY_GLUE_TASK):
         return measured_labels(cell, metric.name)[-1]
     return headline(section.tasks, metric.name) if metric.name in BY_TASK else None
 

@@ -79,7 +79,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 _AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
 _AVERAGE = "average"  # the average over any other list of tasks
-_OTHER_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # titles of tasks that are always local files
+_OTHER_TITLES = {  # of tasks that are always local files, and of GLUE
+    "boolq_closed_book": "BoolQ, closed-book",
+    "mnli": "MNLI",
+    "mnli_mm": "MNLI, mismatched",
+    "qnli": "QNLI",
+    "sst2": "SST-2",
+}
 AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average"}
 
 

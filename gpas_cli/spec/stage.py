@@ -22,6 +22,7 @@ from gpas_cli.spec.downstream import (
     text_tokens,
 )
 from gpas_cli.spec.finetune import Finetune, finetuning_tokens
+from gpas_cli.spec.glue import Glue, glue_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
@@ -314,6 +315,25 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("finetuned_perplexity", "validation perplexity after finetuning"),
                 Metric("answer_loss", "loss on held-out answers", digits=3, unit="nats/token"),
                 Metric("finetune_seconds", "finetuning time", digits=0, unit="s"),
+            ),
+        ),
+        StageKind(
+            name="glue",
+            parameters=Glue,
+            title="its finetuning of {cell} on tasks",
+            cost=glue_tokens,
+            runner="gpas_cli.worker.stages.training:run_glue",
+            metrics=(
+                Metric(
+                    "glue_accuracy",
+                    "accuracy after finetuning on each task",
+                    better="higher",
+                    unit="%",
+                    by_task=True,
+                    kind="accuracy",
+                ),
+                Metric("glue_lr", "learning rate with the best accuracy", better="", digits=6, by_task=True),
+                Metric("glue_seconds", "finetuning time on all tasks", digits=0, unit="s"),
             ),
         ),
         StageKind(

@@ -79,7 +79,7 @@ def finetune(
     selection = LayerSelection.of(spec, cell.model.size.layers)
     inputs = TrainingInputs(
         recipe, key, data.identity, batches, evaluator,
-        start=lambda network: _start_from(cell.before(_KIND), pretrained, network, world), selection=selection,
+        start=lambda network: start_from(cell.before(_KIND), pretrained, network, world), selection=selection,
     )  # fmt: skip
     if selection is not None:
         # The set of trained layers changes, which only unsharded networks support.
@@ -100,7 +100,7 @@ def recipe_of(cell: Cell, rows: int) -> Cell:
     )  # fmt: skip
 
 
-def _start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:
+def start_from(base: Cell, pretrained: Path, network: Llama, world: World) -> None:
     """Load the network of `base` from its checkpoint into `network`, and freeze the gates. Collective.
 
     Weights are converted if the two trainings have different precisions. Raises DamagedCheckpoint, and GpasError if a

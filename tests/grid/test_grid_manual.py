@@ -87,6 +87,7 @@ def test_the_examples_at_the_top_of_the_file_are_valid(tmp_path: Path) -> None:
     text = TEXT + grid.rpartition("\n")[0].replace("\n   ", "\n  ")[1:] + "\n"
     for name, example in sections:
         rest = {"size": "71m", "data": "quickstart"} | {name: example}
+        rest |= {"objective": "mlm"} if name == "glue" else {}
         text += f"  {name}-head: {{base: {{{', '.join(f'{key}: {value}' for key, value in rest.items())}}}}}\n"
     config = tmp_path / "experiments.yaml"
     config.write_text(text)

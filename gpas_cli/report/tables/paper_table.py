@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.entry import Entry
-from gpas_cli.report.labels import RowKey, facts, stage_kinds
+from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations, fit
@@ -124,9 +124,8 @@ def _in_table(table: PublishedTable, entry: Entry) -> Iterator[tuple[str | None,
 def _tasks(entry: Entry) -> tuple[str, ...]:
     """Return the tasks that the entry is scored at, and its averages."""
     section = entry.cell.parameters("downstream")
-    if section is None:
-        return ()
-    return tuple(dict.fromkeys(label for what in BY_TASK for label in task_columns(section.tasks, what)))
+    found = [label for what in BY_TASK for label in task_columns(section.tasks, what)] if section else []
+    return tuple(dict.fromkeys([*found, *measured_labels(entry.cell, "glue_accuracy")]))
 
 
 def _task(cell: PublishedCell) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from gpas_cli.errors import GpasError
+from gpas_cli.events import Emit, Outcome, Phase, Stop
 from gpas_cli.spec.cell import Cell
 from gpas_cli.state.outputs import last_checkpoint, text_of
 from gpas_cli.store.records import AttemptRecord
@@ -16,7 +17,6 @@ from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
     from gpas_cli.data.tokenizer import Tokenizer
-    from gpas_cli.events import Emit, Outcome, Stop
     from gpas_cli.train.parallel import World
     from gpas_cli.train.trained import TrainedNetwork
 
@@ -79,6 +79,15 @@ class StageContext:
                 f"the tokenizer of data.tokenizer: {self.cell.data.tokenizer} has changed since {trained} was trained "
                 f"(from {before[:12]} to {tokenizer.identity[:12]}); restore the text that it was made from"
             )
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the cell's text. Raises GpasError if the network was trained with another one."""
+        from gpas_cli.data.prepare import token_caches
+
+        data, vocab = self.cell.data, self.cell.text_vocab
+        caches = token_caches(data, vocab, self.cache, root=self.root, notify=lambda name: self.emit(Phase(name)))
+        self.require_tokenizer(caches[0].tokenizer)
+        return caches[0].tokenizer
 
     def load_trained(self) -> TrainedNetwork:
         """Return the network of the last training before this stage, whole in every process.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from gpas_cli import words
 from gpas_cli.checkpoints import short_name
-from gpas_cli.data.prepare import token_caches
 from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
@@ -35,20 +34,6 @@ from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
 _Scores = dict[tuple[str, str], float]  # (task, metric) -> value
-
-
-def _checked_tokenizer(stage: StageContext) -> Tokenizer:
-    """Return the tokenizer of the cell's text. Raises GpasError if the network was trained with another one."""
-    cell = stage.cell
-    tokens = token_caches(
-        cell.data,
-        cell.text_vocab,
-        stage.cache,
-        root=stage.root,
-        notify=lambda name: stage.emit(Phase(name)),
-    )[0]
-    stage.require_tokenizer(tokens.tokenizer)
-    return tokens.tokenizer
 
 
 def _earlier_scores(stage: StageContext, checkpoint: str) -> _Scores:
@@ -162,7 +147,7 @@ def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple
         longest = min(max_length, opened.positions or max_length)
         return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest)
     name = short_name(stage.trained_checkpoint())
-    tokenizer = _checked_tokenizer(stage)
+    tokenizer = stage.tokenizer()
     loaded = stage.load_trained()
     longest = stage.cell.model.family.row_length(max_length)
     return name, tokenizer, Scorer(loaded.network, loaded.precision, max_length=longest)

@@ -1,4 +1,4 @@
-"""The stages that train: pretraining, the first stage of every cell, and finetuning."""
+"""The stages that train: pretraining, the first stage of every cell, finetuning, and finetuning on tasks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from gpas_cli.events import Emit, Outcome
+from gpas_cli.checkpoints import short_name
+from gpas_cli.evaluate.glue import finetune_on_tasks
+from gpas_cli.events import Emit, Outcome, Score
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.outputs import last_checkpoint, text_of
+from gpas_cli.state.outputs import last_checkpoint, recorded_events, text_of
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.checkpoint_files import discard
@@ -103,5 +105,25 @@ def run_finetuning(stage: StageContext) -> Outcome:
             tokenizer=text_of(pretrained).tokenizer,
             resources=attempt.resources,
             world=stage.world,
+            watch=attempt.watch,
+        )
+
+
+def run_glue(stage: StageContext) -> Outcome:
+    """Finetune the network on each task at each rate that no earlier attempt has scored."""
+    attempt = stage.attempt
+    pretrained = stage.trained_checkpoint()
+    with _all_recipients(stage) as emit:
+        return finetune_on_tasks(
+            stage.cell,
+            pretrained,
+            short_name(pretrained),
+            stage.tokenizer(),
+            _run_paths(stage),
+            emit,
+            earlier=recorded_events(stage.runs, attempt.key, Score),
+            cadence=attempt.cadence,
+            stop=stage.stop,
+            resources=attempt.resources,
             watch=attempt.watch,
         )

@@ -23,7 +23,9 @@ from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN, Sheet
 from gpas_cli.spec.depth import Depth
+from gpas_cli.spec.glue import Glue
 from gpas_cli.spec.optim import optimizer_settings
+from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 
 EVERY_PART = [part for source in SOURCES for number in numbers(source) for part in printed(source, number)]
@@ -124,7 +126,9 @@ def test_latex_needs_no_character_beyond_pdflatex() -> None:
 
 EVERY_TABLE = [published(source, name) for source in SOURCES for name in tables(source)]
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
-WHOLE = cell_from({"size": "71m", "optim": OPTIM, "finetune": {}, "downstream": {}}).to_mapping()
+WHOLE = cell_from({"size": "71m", "optim": OPTIM, "finetune": {}, "downstream": {}}).to_mapping() | {
+    "glue": plain(Glue())
+}
 
 
 def differing(one: Any, table: str, source: str = "gpas") -> dict[str, tuple[Any, Any]]:
