@@ -251,3 +251,13 @@ def test_problems(section: dict, message: str) -> None:
     with pytest.raises(InvalidExperiments) as caught:
         cell_from({**BASE, "texts": section})
     assert message in str(caught.value)
+
+
+def test_the_cost_of_texts_counts_only_the_documents_that_are_scored() -> None:
+    cost = STAGE_KINDS["texts"].cost
+    assert cost is not None
+    whole, half, more = (
+        cost(cell_from({**BASE, "texts": {"texts": ["wikitext"], "limit": limit}}), Cadence(), 0)
+        for limit in (0, 31, 900)
+    )
+    assert (half, more) == (pytest.approx(whole / 2), whole)

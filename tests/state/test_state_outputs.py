@@ -4,11 +4,12 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from attempts import make_attempt
 
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path
-from gpas_cli.state.outputs import checkpoint_code
+from gpas_cli.state.outputs import checkpoint_code, scoring_identity
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker.stages.training import _discard_unfinished
 
@@ -45,3 +46,19 @@ def test_the_code_of_the_newest_checkpoint(tmp_path: Path) -> None:
     newer = interrupted(tmp_path, code="new")
     (newer.checkpoints / "step-00000008").mkdir()
     assert checkpoint_code(tmp_path, KEY) == "new"
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"downstream": {"tasks": ["arc_easy"], "limit": 5}}, True),
+        ({"downstream": {"tasks": ["piqa"], "limit": 6}}, False),
+        ({"network": {"made": "gpt2", "seed": 2, "layers": 2}}, False),
+        ({"network": {"made": "gpt2", "seed": 1, "layers": 2, "later": "a setting of a newer version"}}, True),
+        ({"network": {"hf": "someone/network", "revision": "a" * 40}}, False),
+    ],
+)
+def test_stages_that_differ_in_their_tasks_alone_have_one_identity(change: dict[str, object], same: bool) -> None:
+    cell = {"network": {"made": "gpt2", "seed": 1, "layers": 2}, "downstream": {"tasks": ["piqa"], "limit": 5}}
+    one, other = (scoring_identity("downstream", (), own) for own in (cell, {**cell, **change}))
+    assert (one == other) is same
