@@ -18,6 +18,8 @@ _LAYER_NAMES = {
     "attn_out_norm.weight": "norm.attn_post",
     "mlp_branch_norm.weight": "norm.ffn_post",
     "mlp_out_norm.weight": "norm.ffn_post",
+    "factor.weight": "factor",
+    **{f"{part}_{name}.weight": f"{name}.{part}" for part in ("attn", "mlp") for name in ("factor", "skip_factor")},
     "gate.alpha": "gate",
     "attn_gate.alpha": "gate.attn",
     "mlp_gate.alpha": "gate.mlp",

@@ -79,7 +79,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.layers import GpasGate
+from gpas_cli.model.layers import GpasGate, LearnedFactor
 from gpas_cli.model.llama import Block, Llama, SubLayer, observed_inputs
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model, Size
@@ -158,6 +158,7 @@ class Surroundings:
     branch_norm: float = 1.0
     out_norm: float = 1.0
     skip: float = 1.0
+    branch: float = 1.0
     gates: Mapping[str, float] = field(default_factory=dict)
     s: float = 1.0
 
@@ -167,7 +168,7 @@ class Surroundings:
         For x + f(N(x)) it is 1 + module / sigma_x: equation (9), (17), and thus (15), (20), (29), (44).
         """
         gate = self.gates
-        branch = gate.get("branch", 1.0) * self.branch_norm * module * gate.get("in", 1.0) * self.in_norm
+        branch = self.branch * gate.get("branch", 1.0) * self.branch_norm * module * gate.get("in", 1.0) * self.in_norm
         total = self.skip * gate.get("skip", 1.0) + branch
         return gate.get("out", 1.0) * self.out_norm * gate.get("sum", 1.0) * total * gate.get("entry", 1.0)
 
@@ -251,7 +252,13 @@ def reading(sublayer: SubLayer, seen: Mapping[nn.Module, Tensor], of_norms: _Map
     residual = sublayer.residual
     gates = {slot: _gate_factor(gate) for slot, gate in residual.gates.items() if isinstance(gate, GpasGate)}
     inside, branch, out = (_norm_factor(norm, of_norms(seen[norm])) for norm in _norms(sublayer))
-    return Surroundings(inside, branch, out, residual.skip, gates, of_module(seen[sublayer.module]).sqrt().item())
+    factors = _magnitude(residual.skip), _magnitude(residual.branch)
+    return Surroundings(inside, branch, out, *factors, gates, of_module(seen[sublayer.module]).sqrt().item())
+
+
+def _magnitude(factor: float | LearnedFactor) -> float:
+    """Return the spectral norm of a multiplication by a number or, element by element, a vector."""
+    return factor.weight.abs().max().item() if isinstance(factor, LearnedFactor) else abs(factor)
 
 
 def _norm_factor(norm: nn.Module, square: Tensor) -> float:

@@ -54,6 +54,7 @@ from gpas_cli.model.init import draw, initialise, standard_deviations
 from gpas_cli.model.llama import Llama, SubLayer, build, observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import Wiring
 from gpas_cli.train import checkpoint
 from gpas_cli.train.precision import choose_device, suitable_threads, threads
 from gpas_cli.train.run import prepare_text
@@ -402,7 +403,7 @@ def bounds_of(
 def _is_papers(model: Model, layer: int) -> bool:
     """Return whether the paper's equations apply to the layer: x + f(N(x)), perhaps with gates whose Jacobian is I."""
     wiring = model.wiring(layer)
-    bare = wiring.in_norm is not None and wiring.branch_norm is None and wiring.out_norm is None and wiring.skip == 1
+    bare = replace(wiring, in_norm=None, home=Wiring().home) == Wiring() and wiring.in_norm is not None
     return bare and (model.gate is None or model.gate.stop_gradient)
 
 

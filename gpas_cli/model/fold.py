@@ -7,6 +7,7 @@ matrices. Slot by slot, C <- e C at first, and then
 
     in_norm       present: times i sign(C). Absent: the first matrices of f are multiplied by i C.
     the sum       C <- k C, and C z + b F = C (z + b F / C): branch_norm, without one the last matrix of f, times b / C.
+                  Factors of the wiring count with k and b; one of them may be a vector, at the end of f.
     SUM           C <- s C
     out_norm      present: times o sign(C), and C <- 1. Absent: C <- o C.
 
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 from gpas_cli.model.attention import Positions
-from gpas_cli.model.layers import GpasGate
+from gpas_cli.model.layers import GpasGate, LearnedFactor
 from gpas_cli.model.llama import Block, Llama, SubLayer
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm, Wiring
@@ -56,7 +57,7 @@ def obstacle(model: Model) -> str:
 def _without_factors(wiring: Wiring) -> Wiring:
     """Return the wiring without the parts that fold: factors, the initial weight of norms and the gate's home."""
     norm = wiring.in_norm and replace(wiring.in_norm, init=Norm().init, scale=Norm().scale)
-    return replace(wiring, in_norm=norm, skip=Wiring().skip, home=Wiring().home)
+    return replace(wiring, in_norm=norm, skip=Wiring().skip, branch=Wiring().branch, home=Wiring().home)
 
 
 def plain_llama(model: Model) -> Model:
@@ -122,7 +123,8 @@ def _fold_sublayer(ours: SubLayer, theirs: SubLayer, stream: float, left: float 
         _multiply(other.in_norm, _sign(entered), factor["in"] * _constant(own.in_norm, other.in_norm))
     stream *= _kept(ours, theirs)
     end = theirs.output if isinstance(own.branch_norm, nn.Identity) else other.branch_norm
-    _multiply(end, 1.0, factor["branch"] / stream * _constant(own.branch_norm, other.branch_norm))
+    branch = factor["branch"] / stream * _constant(own.branch_norm, other.branch_norm)
+    _multiply(end, 1.0, branch * _relative(own.branch, other.branch))
     stream *= factor["sum"]
     if isinstance(own.out_norm, nn.Identity):
         return stream * factor["out"]
@@ -133,7 +135,16 @@ def _fold_sublayer(ours: SubLayer, theirs: SubLayer, stream: float, left: float 
 def _kept(ours: SubLayer, theirs: SubLayer) -> float:
     """Return the factor of the stream from the sub-layer's input to its sum, relative to that of the folded network."""
     gates = ours.residual.gates
-    return _factor(gates["entry"]) * _factor(gates["skip"]) * ours.residual.skip / theirs.residual.skip
+    return _factor(gates["entry"]) * _factor(gates["skip"]) * _relative(ours.residual.skip, theirs.residual.skip).item()
+
+
+def _relative(ours: float | LearnedFactor, theirs: float | LearnedFactor) -> Tensor:
+    """Return a factor of the wiring over that of the folded network, which has the same one or a constant."""
+    if isinstance(theirs, LearnedFactor):
+        return torch.ones(1, dtype=torch.float64)
+    return (
+        ours.weight.double() if isinstance(ours, LearnedFactor) else torch.tensor([ours], dtype=torch.float64)
+    ) / theirs
 
 
 def _factor(gate: nn.Module) -> float:
@@ -149,9 +160,11 @@ def _sign(number: float) -> float:
     return float((number > 0) - (number < 0))
 
 
-def _multiply(module: nn.Module, sign: float, factor: float = 1.0) -> None:
+def _multiply(module: nn.Module, sign: float, factor: float | Tensor = 1.0) -> None:
     """Multiply the output of a norm or a linear map by `factor`, and the part that is not the bias also by `sign`."""
-    cast(Tensor, module.weight).mul_(sign * factor)
+    weight = cast(Tensor, module.weight)
+    by_row = factor[:, None] if isinstance(factor, Tensor) and weight.dim() == 2 else factor
+    weight.mul_(sign * by_row)
     bias = getattr(module, "bias", None)
     if bias is not None:
         bias.mul_(factor)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill
-from gpas_cli.model.layers import GpasGate, LayerNorm, RMSNorm
+from gpas_cli.model.layers import GpasGate, LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.spec.model import Init, Model, small_std
 
 _Std = Callable[[Tensor], float]
@@ -98,11 +98,11 @@ def draw(shape: torch.Size, seed: int, name: str) -> Tensor:
 
 
 def _start_modules(network: nn.Module) -> set[str]:
-    """Set norms and gates to their own initial values; return the names of their parameters."""
+    """Set norms, learned factors and gates to their own initial values; return the names of their parameters."""
     started = set()
     with torch.no_grad():
         for prefix, module in network.named_modules():
-            if isinstance(module, RMSNorm | LayerNorm):
+            if isinstance(module, RMSNorm | LayerNorm | LearnedFactor):
                 module.weight.fill_(module.start)
                 started.add(f"{prefix}.weight")
                 if isinstance(module, LayerNorm):

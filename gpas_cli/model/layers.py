@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from gpas_cli.spec.gate import ACTIVATIONS, CHOICES, FUNCTIONS, Gate, syntax_tree
 from gpas_cli.spec.model import FFNS, Family, Size
-from gpas_cli.spec.norm import Norm
+from gpas_cli.spec.norm import Factor, Norm
 
 
 class RMSNorm(nn.Module):
@@ -112,6 +112,22 @@ _NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm,
 def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm") -> nn.Module:
     """Return the module of a norm slot, of `kind` in _NORM_MODULES; the identity if the slot is absent."""
     return _NORM_MODULES[kind](hidden, eps, norm.init, norm.scale) if norm else nn.Identity()
+
+
+class LearnedFactor(nn.Module):
+    """weight * x: one number (1,), or one for each feature (hidden,), initialised to `start`."""
+
+    def __init__(self, spec: Factor, hidden: int):
+        super().__init__()
+        self.start = spec.init
+        self.weight = nn.Parameter(torch.empty(hidden if spec.wide else 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> same shape, in the wider of its dtype and the weight's."""
+        return x * self.weight
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, start={self.start:g}"
 
 
 # A row of bfloat16 is then a multiple of 128 bytes. The fastest products need 16; the 1B of the papers has 5,461.

@@ -1,7 +1,8 @@
 """The decoder: LLaMA with the residual wiring of a cell. Parameter names are those of Hugging Face LLaMA.
 
 Parameters that LLaMA does not have are named `attn_branch_norm` and `mlp_branch_norm` (Sandwich), `attn_out_norm` and
-`mlp_out_norm` (Post, DeepNorm), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and
+`mlp_out_norm` (Post, DeepNorm), `attn_factor`, `mlp_factor`, `attn_skip_factor` and `mlp_skip_factor`, or `factor` for
+both sub-layers (learned factors), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and
 `mlp_gate.alpha`, `model.embed_positions.weight` (learned positions), `model.embed_types.weight`,
 `model.embed_norm` and `head_transform` (BERT). A feed-forward network of two matrices has
 `up_proj` and `down_proj`; a network with a tied head has no `lm_head`.
@@ -23,11 +24,11 @@ from torch import Tensor, nn
 from gpas_cli.model.attention import Attention, Packing, Positions, Rope, Visible
 from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout, dropped
 from gpas_cli.model.init import initialise
-from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, RMSNorm, feed_forward, norm_slot
+from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, LearnedFactor, RMSNorm, feed_forward, norm_slot
 from gpas_cli.model.stream import mean_of_finite, of_block, of_stream
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import EMBED_STAGES, Embed, Model, Size
-from gpas_cli.spec.norm import GATE_SLOTS, Norm
+from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm
 
 
 class Scale(nn.Module):
@@ -109,9 +110,9 @@ class Residual:
 
         x ──► ENTRY ──┬─► in_norm ─► IN ─► f ─► branch_norm ─► BRANCH ──┐
                       │                                                 ▼
-                      └─► SKIP ─► · skip ────────────────────────────► (+) ─► SUM ─► out_norm ─► OUT ─► y
+                      └─► SKIP ─► · skip ──────────────────── · branch (+) ─► SUM ─► out_norm ─► OUT ─► y
 
-        y = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
+        y = OUT( out_norm( SUM( skip * SKIP(x) + branch * BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
 
     With a bottom-to-top connection (B2T) the layer's input is added to the sum (+) of the layer's last sub-layer.
     Absent slots are `nn.Identity`; the gate, if any, occupies exactly one of ENTRY IN BRANCH SKIP SUM OUT. The block
@@ -121,7 +122,8 @@ class Residual:
     in_norm: nn.Module
     branch_norm: nn.Module
     out_norm: nn.Module
-    skip: float
+    skip: float | LearnedFactor
+    branch: float | LearnedFactor
     gates: dict[str, nn.Module]
 
     def apply(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
@@ -130,8 +132,14 @@ class Residual:
         x = gate["entry"](x)
         branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
         kept = gate["skip"](x)
-        # torch.add applies the skip factor within the addition; a separate 1 * x would cost a pass over memory.
-        total = torch.add(branch, kept, alpha=self.skip)
+        if isinstance(self.branch, LearnedFactor):
+            branch = self.branch(branch)
+        elif self.branch != 1:
+            branch = self.branch * branch
+        if isinstance(self.skip, LearnedFactor):
+            total = branch + self.skip(kept)
+        else:  # torch.add applies a constant within the addition; a separate 1 * x would cost a pass over memory
+            total = torch.add(branch, kept, alpha=self.skip)
         if bottom is not None:
             total = total + bottom
         return gate["out"](self.out_norm(gate["sum"](total)))  # type: ignore[no-any-return]
@@ -178,12 +186,23 @@ class Block(nn.Module):
         self.post_attention_layernorm = _norm(model, wiring.in_norm)
         self.mlp_branch_norm = _norm(model, wiring.branch_norm)
         self.mlp_out_norm = _norm(model, wiring.out_norm)
+        skips = self._factors(wiring.skip, "skip_factor", model.size.hidden)
+        branches = self._factors(wiring.branch, "factor", model.size.hidden)
         gates = self._add_gates(model, layer)
         slot = model.gate_slot(layer)
         first = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
         second = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
-        self._attention = Residual(*first, wiring.skip, _gates_in(slot, gates[0]))
-        self._feed_forward = Residual(*second, wiring.skip, _gates_in(slot, gates[1]))
+        self._attention = Residual(*first, skips[0], branches[0], _gates_in(slot, gates[0]))
+        self._feed_forward = Residual(*second, skips[1], branches[1], _gates_in(slot, gates[1]))
+
+    def _factors(self, spec: float | Factor, name: str, hidden: int) -> list[float | LearnedFactor]:
+        """Return the factor of each sub-layer, after adding those that are learned as modules of the layer."""
+        if not isinstance(spec, Factor):
+            return [spec, spec]
+        names = [name] if spec.shared else [f"attn_{name}", f"mlp_{name}"]
+        for own in names:
+            self.add_module(own, LearnedFactor(spec, hidden))
+        return [getattr(self, names[0]), getattr(self, names[-1])]
 
     def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
         if model.gate is None:

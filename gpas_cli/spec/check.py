@@ -24,7 +24,7 @@ from gpas_cli.spec.depth import (
 )
 from gpas_cli.spec.gate import Gate, activation, canonical
 from gpas_cli.spec.model import Embed, Family, Init, Model, usual_validation_rows
-from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Mix, Norm, Peri, Wiring
+from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Factor, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.objective import Masked, Objective
 from gpas_cli.spec.optim import Optim, unread_settings
 
@@ -124,7 +124,9 @@ def _wiring_fault(model: Model, layer: int) -> str:
     norms = [norm for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm) if norm is not None]
     if not all(isinstance(norm, Norm) for norm in norms):
         return "has a norm that is neither None nor a Norm"
-    numbers = [("skip", wiring.skip), *((name, getattr(norm, name)) for norm in norms for name in ("init", "scale"))]
+    numbers = [(name, getattr(norm, name)) for norm in norms for name in ("init", "scale")]
+    for name, factor in (("skip", wiring.skip), ("branch", wiring.branch)):
+        numbers.append((name, factor.init if isinstance(factor, Factor) else factor))
     for name, number in numbers:
         if not isinstance(number, int | float) or not math.isfinite(number):
             return f"has the {name} {number!r}, which is not a finite number"
@@ -418,4 +420,5 @@ def _stop_problems(depth: Depth, optim: Optim) -> Iterator[Problem]:
 
 def _parts(model: Model, layer: int) -> tuple[bool, ...]:
     wiring = model.wiring(layer)
-    return tuple(norm is not None for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm))
+    norms = (norm is not None for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm))
+    return (*norms, *(isinstance(factor, Factor) for factor in (wiring.skip, wiring.branch)))

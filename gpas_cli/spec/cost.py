@@ -23,6 +23,7 @@ from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth, LayerSchedule
 from gpas_cli.spec.gate import slot
 from gpas_cli.spec.model import Model
+from gpas_cli.spec.norm import Factor
 from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import MATRIX, TABLE, Optim
 from gpas_cli.spec.parse import setting
@@ -225,18 +226,19 @@ def activation_bytes(model: Model, precision: str, *, recompute: bool = False, d
 
 
 def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int:
-    """Return the bytes per token that a layer saves: the inputs of its norms and of its products, q, k, v, the output
-    of attention and the logarithms of its sums, what enters the last product of the feed-forward network, and the masks
-    of dropout."""
+    """Return the bytes per token that a layer saves: the inputs of its norms, learned factors and products, q, k, v,
+    the output of attention and the logarithms of its sums, what enters the last product of the feed-forward network,
+    and the masks of dropout."""
     wide, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
     wiring = model.wiring(layer)
     # Autocast casts the input of every product by itself.
     inputs = 2 if wide == narrow else 5 if model.family.ffn == "swiglu" else 4
-    stream = 2 + 2 * bool(wiring.in_norm and wiring.out_norm)
+    stream = 2 * bool(wiring.in_norm) + 2 * bool(wiring.out_norm)
     by_autograd = precision == "pure_bf16" and model.gate is not None and model.gate.learnable
     if by_autograd and model.gate is not None and slot(wiring, model.gate.site) != "skip":
         stream += 2
-    products = inputs + 4 + 2 * bool(wiring.branch_norm) + 2 * (model.family.qk_norm != "none")
+    branches = bool(wiring.branch_norm) + isinstance(wiring.branch, Factor)
+    products = inputs + 4 + 2 * branches + 2 * (model.family.qk_norm != "none")
     hidden = wide * stream + narrow * products + 2 * dropout
     return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * model.size.heads
 

@@ -12,7 +12,7 @@ from gpas_cli.spec.cost import CellParts, computed_flops, relative_flops
 from gpas_cli.spec.depth import LayerSchedule
 from gpas_cli.spec.gate import ACTIVATIONS
 from gpas_cli.spec.model import Family, Model
-from gpas_cli.spec.norm import Norm
+from gpas_cli.spec.norm import Factor, Norm, Wiring
 
 
 def equation(model: Model, layer: int) -> str:
@@ -39,9 +39,14 @@ def _sublayer(model: Model, layer: int, bottom: str) -> str:
     inside = gate("in", _norm(wiring.in_norm, entry))
     branch = gate("branch", _norm(wiring.branch_norm, f"f({inside})"))
     skip = gate("skip", entry)
-    scaled = skip if wiring.skip == 1 else f"{wiring.skip:.4g} {skip}"
-    total = gate("sum", f"{bottom}{scaled} + {branch}")
+    total = gate("sum", f"{bottom}{_times(wiring.skip, 'a', skip)} + {_times(wiring.branch, 'b', branch)}")
     return gate("out", _norm(wiring.out_norm, total))
+
+
+def _times(factor: float | Factor, letter: str, text: str) -> str:
+    if isinstance(factor, Factor):
+        return f"{letter} * {text}" if factor.wide else f"{letter} {text}"
+    return text if factor == 1 else f"{factor:.4g} {text}"
 
 
 def _norm(norm: Norm | None, text: str) -> str:
@@ -107,7 +112,16 @@ def description(model: Model) -> list[str]:
     values = sorted({norm.init for norm in norms if norm is not None and norm.init != 1})
     starts = ", ".join(f"norm weights start at {value:.4g}" for value in values)
     rest = (f"last layer: {starts}" if starts else "", family(model), _gate_line(model) if model.gate else "")
-    return [*lines, *filter(None, rest)]
+    return [*lines, *_factor_lines(wiring), *filter(None, rest)]
+
+
+def _factor_lines(wiring: Wiring) -> Iterator[str]:
+    """Yield what the letters of learned factors stand for."""
+    for letter, factor in (("a", wiring.skip), ("b", wiring.branch)):
+        if isinstance(factor, Factor):
+            kind = "vector" if factor.wide else "number"
+            each = "layer" if factor.shared else "branch"
+            yield f"{letter} is a learned {kind}, one per {each}, starts at {factor.init:g}"
 
 
 def _gate_line(model: Model) -> str:

@@ -227,7 +227,7 @@ def slot(wiring: Wiring, site: str) -> str:
     if site == "home":
         return wiring.home
     if site == "after-norm":
-        return "in" if wiring.in_norm else "out"
+        return "in" if wiring.in_norm else "out" if wiring.out_norm else "sum"
     slots = {
         "after-sublayer": "sum",
         "before-sublayer": "entry",

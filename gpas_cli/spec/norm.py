@@ -3,12 +3,16 @@
 Every scheme is one instance of the residual formula (`gpas_cli.model.llama` computes it):
 
     x <- ENTRY(x)
-    y  = OUT( out_norm( SUM( skip * SKIP(x) + BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
+    y  = OUT( out_norm( SUM( skip * SKIP(x) + branch * BRANCH( branch_norm( f( IN( in_norm(x) ) ) ) ) ) ) )
 
     Pre, LNS   y = G(x + f(N(x)))          Post       y = N(G(x) + f(x))
     Sandwich   y = G(x + N(f(N(x))))       DeepNorm   y = N(a G(x) + f(x)),  a = (2L)^(1/4)
     Peri       as Sandwich, and a norm after the embedding
     B2T        as Post, and FFN: y = N(b + G(x) + f(x)) with b the layer's input
+
+    Rivals of the gate, which scale the branch or the stream by a constant or by learned numbers:
+    ReZero, SkipInit     y = G(x + b f(x)), b = 0        LayerScale      y = G(x + b * f(N(x))), b a vector
+    Scaled branches      y = G(x + f(N(x)) / sqrt(2L))   Learned scalars y = G(a x + b f(N(x))), a = b = 1
 
 To add a scheme, write a frozen dataclass with `wiring` and add it to SCHEMES, here or in a file of your own that
 experiments.yaml names under `plugins`. Layers count from 1, as in the papers.
@@ -32,9 +36,20 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """A learned factor, initialised to `init`: one number, or with `wide` one for each feature. With `shared` both
+    sub-layers of the layer have the same."""
+
+    init: float = 1.0
+    wide: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True)
 class Wiring:
     """The slots of one layer's two sub-layers. An absent norm is the identity.
 
+    skip, branch: the factors of the two terms of the sum: constants, or learned.
     `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's input,
     ungated, is added to the sum of its last sub-layer.
     """
@@ -42,7 +57,8 @@ class Wiring:
     in_norm: Norm | None = None
     branch_norm: Norm | None = None
     out_norm: Norm | None = None
-    skip: float = 1.0
+    skip: float | Factor = 1.0
+    branch: float | Factor = 1.0
     home: str = "sum"
     bottom: bool = False
 
@@ -173,6 +189,61 @@ class LNS(Scheme):
         return Wiring(in_norm=Norm(init=factor) if self.apply == "init" else Norm(scale=factor))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReZero(Scheme):
+    """x + b f(x) without norms in the layers, b = 0 at first, one number for each layer (Bachlechner et al. 2020)."""
+
+    title: ClassVar[str] = "ReZero"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(branch=Factor(init=0.0, shared=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipInit(Scheme):
+    """x + b f(x) without norms in the layers, b = 0 at first, one number for each branch (De and Smith 2020)."""
+
+    title: ClassVar[str] = "SkipInit"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(branch=Factor(init=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerScale(Scheme):
+    """x + b * f(N(x)) with a learned vector b (Touvron et al. 2021). By default it starts at 0.1 in networks of up to
+    18 layers, at 1e-5 up to 24 and at 1e-6 in deeper ones."""
+
+    start: float | None = setting(None, above=0, high=10)
+
+    title: ClassVar[str] = "LayerScale"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        usual = 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+        return Wiring(in_norm=Norm(), branch=Factor(init=self.start or usual, wide=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalars(Scheme):
+    """a x + b f(N(x)) with learned numbers a and b, which start at 1, for each branch: the gate's freedom and more,
+    without its stop-gradient."""
+
+    title: ClassVar[str] = "learned scalars"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), skip=Factor(), branch=Factor())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledBranches(Scheme):
+    """x + f(N(x)) / sqrt(2L): the constant by which GPT-2 initialises its output matrices, kept during training."""
+
+    title: ClassVar[str] = "1/sqrt(2L)"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), branch=1 / math.sqrt(2 * depth))
+
+
 SCHEMES: dict[str, type[Scheme]] = {
     "pre": Pre,
     "post": Post,
@@ -182,4 +253,9 @@ SCHEMES: dict[str, type[Scheme]] = {
     "lns": LNS,
     "peri": Peri,
     "b2t": B2T,
+    "rezero": ReZero,
+    "skipinit": SkipInit,
+    "layerscale": LayerScale,
+    "scalars": Scalars,
+    "scaled-branches": ScaledBranches,
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from learned_factors import open_factors
 from recorder import Recorder
 
 from gpas_cli.evaluate.importance import measure
@@ -55,6 +56,7 @@ def save_network(
                 parameter.mul_(8)
         for gate in network.gates():
             gate.alpha.fill_(gates)
+        open_factors(network)
         change(network)
     optimizer = make_adam(network, cell.optim)
     return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=7), ALONE), network

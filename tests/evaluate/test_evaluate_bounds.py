@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from learned_factors import open_factors
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
@@ -33,7 +34,7 @@ FIGURE_2 = {"hidden": 64, "ffn": 256, "heads": 2, "layers": 4, "vocab": 61}
 
 
 def network(**parts: object) -> Llama:
-    return build(parse_model({"size": SIZE, **parts}), dtype=torch.float64)
+    return open_factors(build(parse_model({"size": SIZE, **parts}), dtype=torch.float64))
 
 
 def sample(length: int = 10) -> Sample:

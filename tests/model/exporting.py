@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from end_to_end import WORDS
+from learned_factors import open_factors
 
 from gpas_cli.evaluate.export import ExportOptions, ExportReport, export
 from gpas_cli.model.layers import GpasGate, RMSNorm
@@ -51,7 +52,7 @@ class Room:
     def checkpoint(self, cell: Cell, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15)) -> Path:
         """Return a checkpoint with gates at `alphas` and norms that differ from channel to channel."""
         precision = Precision(cell.precision, torch.device("cpu"))
-        network = build(cell.model, seed=3, dtype=precision.weights)
+        network = open_factors(build(cell.model, seed=3, dtype=precision.weights))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for module in network.modules():

@@ -32,7 +32,7 @@ def network(**values: object) -> Llama:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "bias" in name or "norm" in name:
+            if "bias" in name or "norm" in name or "factor" in name:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return model
 

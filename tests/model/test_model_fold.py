@@ -11,7 +11,7 @@ import torch
 
 from gpas_cli.errors import GpasError
 from gpas_cli.model.fold import fold, logit_difference
-from gpas_cli.model.layers import LayerNorm, RMSNorm
+from gpas_cli.model.layers import LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.model import FAMILIES
@@ -24,6 +24,7 @@ ALPHAS = (0.3, -0.6, 1.7, 0.5)  # factors of 0.7, 1.6, -0.7 and 0.5
 # others it removes the stream from a sum, which only a gate does.
 ZERO_FOLDS = {
     **{scheme: {"after-norm", "after-module"} for scheme in SCHEMES},
+    **{scheme: {"after-module"} for scheme in ("rezero", "skipinit")},  # without norms, all others are on the stream
     "post": {"after-norm", "after-module", "after-sublayer"},
     "deepnorm": {"after-norm", "after-module", "after-sublayer"},
     "b2t": {"after-norm", "after-module", "after-sublayer"},
@@ -41,6 +42,8 @@ def gated(scheme: str, site: str, *, family: str = "llama", **gate: object) -> L
         for module in network.modules():
             if isinstance(module, RMSNorm | LayerNorm):
                 module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
+            if isinstance(module, LearnedFactor):
+                module.weight += 0.5 + 0.3 * torch.randn(module.weight.shape, generator=generator)
             if isinstance(bias := getattr(module, "bias", None), torch.Tensor):
                 bias += 0.3 * torch.randn(bias.shape, generator=generator)
         for module, alpha in zip(network.gates(), itertools.cycle(ALPHAS), strict=False):

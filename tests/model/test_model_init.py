@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
 from golden_networks import GOLDEN, model_of
+from learned_factors import open_factors
 
 from gpas_cli.evaluate.blocks import Removed, own_blocks
 from gpas_cli.model.init import initialise
@@ -157,7 +158,8 @@ def spelled(scheme: str) -> dict:
 
 def network(scheme: str, gate: object = None, size: dict = TINY, **kwargs: object) -> Llama:
     # Matrices large enough that every part of the network matters.
-    return build(parse_model({"size": size, "norm": spelled(scheme), "gate": gate, "init": {"std": 0.4}}), **kwargs)
+    model = parse_model({"size": size, "norm": spelled(scheme), "gate": gate, "init": {"std": 0.4}})
+    return open_factors(build(model, **kwargs))
 
 
 def gradients(model: Llama) -> dict[str, torch.Tensor]:
@@ -207,7 +209,8 @@ def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str
         for act, stop in variants(model, OPEN):
             # Leaky ReLU's slope is 1 above 0, all others' at least 0.6: a gradient below 1e-5 is the eps of a norm.
             dead = {name for name, grad in gradients(model).items() if not grad.abs().max() > 1e-5}
-            assert dead == exceptions, (site, act, stop)
+            # Without norms in the layers the stream is small, and the eps of the final norm is more.
+            assert dead == exceptions or (scheme in ("rezero", "skipinit") and dead < exceptions), (site, act, stop)
         for case in variants(model, 0.0):
             with torch.no_grad():
                 assert torch.equal(model(TOKENS), plain), (site, case)
@@ -287,12 +290,14 @@ COUNTS = {
 @pytest.mark.parametrize("size", COUNTS)
 def test_parameter_counts_are_the_references(size: str) -> None:
     shape = SIZES[size]
-    extra = {"sandwich": 2, "peri": 2}
+    vectors = {"sandwich": 2, "peri": 2, "layerscale": 2, "rezero": -2, "skipinit": -2}
+    numbers = {"rezero": 1, "skipinit": 2, "scalars": 4}
     for scheme, gate in itertools.product(SCHEMES, (None, "gpas")):
         if gate and size not in ("71m", "7b"):
             continue
         model = build(parse_model({"size": size, "norm": scheme, "gate": gate}), device="meta")
-        norms = extra.get(scheme, 0) * shape.layers * shape.hidden + (shape.hidden if scheme == "peri" else 0)
+        norms = vectors.get(scheme, 0) * shape.layers * shape.hidden + (shape.hidden if scheme == "peri" else 0)
+        norms += numbers.get(scheme, 0) * shape.layers
         gates = shape.layers if gate else 0
         assert sum(p.numel() for p in model.parameters()) == COUNTS[size] + norms + gates, scheme
 

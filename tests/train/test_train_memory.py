@@ -279,6 +279,8 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
     "gpt": (wide_cell("bf16", family="gpt"), 64, False),
     "dropout": (wide_cell("bf16", dropout=0.1), 64, False),
     "dropout-recomputed": (wide_cell("bf16", dropout=0.1), 64, True),
+    "bf16-layerscale": (wide_cell("bf16", norm="layerscale", gate="gpas"), 64, False),
+    "bf16-rezero": (wide_cell("bf16", norm="rezero"), 64, False),
 }
 
 
