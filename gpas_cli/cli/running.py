@@ -189,13 +189,13 @@ def _text(here: Project) -> Any:
     return TinyText(*(str(folder / name) for name in names))
 
 
-def _shown(values: Sequence[Any]) -> str:
-    return listed([_spelled(value) for value in values], _MOST_VALUES)
+def _shown(values: Sequence[Any], most: int = _MOST_VALUES) -> str:
+    return listed([_spelled(value) for value in values], most)
 
 
 def _spelled(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{listed(value, 2)}]"
+        return f"[{_shown(value, 2)}]"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "''"
 
 

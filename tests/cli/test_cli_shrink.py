@@ -4,6 +4,7 @@ import json
 
 from face import Face
 
+from gpas_cli.cli.running import _shown
 from gpas_cli.errors import Exit
 
 ONE = ("--where", "norm=pre")
@@ -56,3 +57,9 @@ def test_the_plan_of_a_smoke_test_changes_nothing(face: Face) -> None:
 def test_a_smoke_test_runs_on_this_machine_only(face: Face) -> None:
     for words in (("run", "small", "--executor", "slurm"), ("run", "small", "--test-only"), ("plan", "--gpu", "H100")):
         assert "--shrink runs on this machine; leave out --" in face(*words, "--shrink", expect=Exit.USAGE).err
+
+
+def test_changes_of_every_grid_can_be_shown() -> None:
+    """Lists of numbers, such as the learning rates of a sweep, are spelled like single ones."""
+    values = [[1e-5, 2e-5, 3e-5, 5e-5], [1000, 7], True, ""]
+    assert _shown(values) == "[1e-05, 2e-05 and 2 more], [1,000, 7], True, ''"
