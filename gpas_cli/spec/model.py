@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from gpas_cli.spec.gate import Gate, slot
-from gpas_cli.spec.norm import Norm, Scheme, Wiring
+from gpas_cli.spec.norm import Factor, Norm, Scheme, Wiring
 from gpas_cli.spec.parse import plain, setting
 
 _NORMS = ("rmsnorm", "layernorm")
@@ -264,14 +264,14 @@ class Model:
         return hashlib.sha256(json.dumps(layers, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 
-def _non_defaults(part: Wiring | Norm) -> dict[str, Any]:
+def _non_defaults(part: Wiring | Norm | Factor) -> dict[str, Any]:
     """Return the fields that differ from their defaults, so that new fields do not change old digests."""
     values = {f.name: getattr(part, f.name) for f in fields(part) if getattr(part, f.name) != f.default}
     return {name: _plain(value) for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Norm):
+    if isinstance(value, Norm | Factor):
         return _non_defaults(value)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 

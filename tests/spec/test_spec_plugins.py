@@ -19,7 +19,7 @@ from gpas_cli.spec.plugins import known_schemes, plugin_of
 HEAD = """\
 from __future__ import annotations
 from dataclasses import dataclass
-from gpas_cli.spec.norm import Norm, Pre, Scheme, Wiring
+from gpas_cli.spec.norm import Factor, Norm, Pre, Scheme, Wiring
 """
 CLASS = """\
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,9 @@ def test_the_key_contains_the_wiring_and_nothing_else_of_the_file() -> None:
     assert renamed.key == key
     assert cell(norm={"scheme": "weighted", "weight": 0.8}).key != key
     assert cell(body("return Wiring(in_norm=Norm(), skip=self.weight + layer / depth)")).key != key
+    factors = ("0.9", "Factor(0.9)", "Factor(0.9, wide=True)", "Factor(0.9, shared=True)", "Factor()")
+    keys = {cell(body(f"return Wiring(in_norm=Norm(), branch={factor})")).key for factor in factors}
+    assert len(keys - {key}) == len(factors)
 
 
 def test_a_recorded_cell_does_not_run_with_another_wiring() -> None:
@@ -117,6 +120,7 @@ def test_a_file_without_a_usable_scheme_is_refused_with_the_reason(source: str, 
         ("return Wiring(in_norm=1)", "neither None nor a Norm"),
         ("return Wiring(in_norm=Norm(), skip=float('nan'))", "has the skip nan, which is not a finite number"),
         ("return Wiring(in_norm=Norm(scale='a'))", "has the scale 'a', which is not a finite number"),
+        ("return Wiring(branch=Factor(init='a'))", "has the branch 'a', which is not a finite number"),
         ("return Wiring(in_norm=Norm(), home='som')", "did you mean 'sum'"),
         ("return Wiring(in_norm=Norm())", "equals the scheme 'pre'; write norm: pre"),
         ("return Pre().wiring(layer, depth)", "equals the scheme 'pre'; write norm: pre"),
