@@ -31,8 +31,8 @@ CLIPPED = {
     "appendix-7b/pre": (1.0, 0.0),
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
-# Other papers, with recipes of their own.
-OTHERS = ("spike-", "curse-")
+# Other papers, with recipes of their own, and what no paper has.
+OTHERS = ("spike-", "curse-", "rivals-")
 ON_C4 = [
     entry
     for grid, entries in GRIDS.items()
