@@ -48,7 +48,7 @@ class CausalNetwork(nn.Module):
 
     def forward(
         self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, visible: None = None,
-        active: None = None,
+        active: None = None, dropout: None = None,
     ) -> Tensor:  # fmt: skip
         """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`."""
         rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
