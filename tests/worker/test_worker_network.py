@@ -172,7 +172,7 @@ def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
     update = ((y - x).norm(dim=-1) / x.norm(dim=-1)).mean()
     assert layers.values["block_update"][1] == pytest.approx(float(update), rel=1e-5)
     assert len(layers.values["effective_rank"]) == LAYERS + 1
-    assert "first_token_share" not in layers.values
+    assert len(layers.values["first_token_share"]) == LAYERS
 
 
 def test_files_that_are_not_those_of_the_pin_are_refused(project: Project) -> None:
