@@ -7,13 +7,18 @@ stream cannot be resumed exactly. Documents are read once, in stored order, into
 from __future__ import annotations
 
 import glob
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import (
@@ -32,6 +37,7 @@ from gpas_cli.errors import DataError, nearest
 
 # The line of a C4 file at which the download of the next one starts, late enough that a short run needs only one file.
 _FETCH_NEXT_LINE = 100_000
+_CONNECT_SECONDS = 3.0
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -217,3 +223,36 @@ def resolve(repo: str, name: str) -> str:
     """Return the commit of `main`, now or when the local copy was made: the hub cache has a folder named after it."""
     path = download(repo, name, "main")
     return path.parts[path.parts.index("snapshots") + 1]
+
+
+@contextmanager
+def offline_if_unreachable() -> Iterator[None]:
+    """Let the hub's libraries use only their cache if the hub cannot be reached: they would retry for minutes."""
+    if _reachable():
+        yield
+        return
+    # These modules read the variable HF_HUB_OFFLINE only once, at import.
+    import datasets.config
+    import huggingface_hub.constants
+
+    with (
+        patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
+        patch.object(datasets.config, "HF_HUB_OFFLINE", True),
+    ):
+        yield
+
+
+def _reachable() -> bool:
+    """Return whether the hub, or the proxy on the way to it, accepts a connection."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    proxy = getproxies().get(address.scheme)
+    if proxy:
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), _CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

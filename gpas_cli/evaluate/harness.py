@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import random
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -25,10 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
-from gpas_cli.data.hub import first_line
+from gpas_cli.data.hub import first_line, offline_if_unreachable
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
@@ -51,7 +48,6 @@ _FOLDERS = {
 }
 _FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
 _BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; a mean's is computed exactly
-_CONNECT_SECONDS = 3.0
 # Keeps the harness's bootstrap in this process: forking one that has computed with torch can hang.
 _WITHOUT_POOL = patch.dict(os.environ, DISABLE_MULTIPROC="1")
 _NOISY_LOGGERS = ("lm_eval", "datasets", "huggingface_hub", "httpx", "urllib3", "filelock", "fsspec")
@@ -197,36 +193,3 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
-
-
-@contextmanager
-def offline_if_unreachable() -> Iterator[None]:
-    """Let the hub's libraries use only their cache if the hub cannot be reached: they would retry for minutes."""
-    if _reachable():
-        yield
-        return
-    # These modules read the variable HF_HUB_OFFLINE only once, at import.
-    import datasets.config
-    import huggingface_hub.constants
-
-    with (
-        patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True),
-        patch.object(datasets.config, "HF_HUB_OFFLINE", True),
-    ):
-        yield
-
-
-def _reachable() -> bool:
-    """Return whether the hub, or the proxy on the way to it, accepts a connection."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    proxy = getproxies().get(address.scheme)
-    if proxy:
-        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname or "", port), _CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True

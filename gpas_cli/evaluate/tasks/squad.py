@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpas_cli.data.hub import first_line
-from gpas_cli.evaluate.harness import offline_if_unreachable
+from gpas_cli.data.hub import first_line, offline_if_unreachable
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import SpanQuestion, form_of
 from gpas_cli.spec.downstream import SQUAD
