@@ -15,6 +15,7 @@ from end_to_end import WORDS
 from exporting import CPU, Room, needs_transformers, run_alone
 from local_documents import score_local, write
 
+from gpas_cli.data import hub
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import harness
@@ -262,7 +263,7 @@ def test_without_network_a_task_is_unavailable_at_once(
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(harness, "getproxies", dict)
+    monkeypatch.setattr(hub, "getproxies", dict)
     with pytest.raises(TaskUnavailable, match=r"documents of piqa are unavailable: .*baber/piqa.*HF_HOME"):
         score_official("piqa", *ours)
     assert not datasets.config.HF_HUB_OFFLINE
