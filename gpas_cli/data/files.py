@@ -12,6 +12,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,18 +180,25 @@ def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
 
     Raises DataError if the file has no such column of text, or cannot be read.
     """
+    with opened_parquet(path) as file:
+        _check_column(path, file.schema_arrow, field)
+        number = 0
+        for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                number += 1
+                if text is not None:
+                    yield number, text
+
+
+@contextmanager
+def opened_parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file with pyarrow. Raises DataError if it cannot be opened, or read inside the context."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            _check_column(path, file.schema_arrow, field)
-            number = 0
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    if text is not None:
-                        yield number, text
+            yield file
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
 

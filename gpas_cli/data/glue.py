@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
-from gpas_cli.data.files import text_of
+from gpas_cli.data.files import opened_parquet, text_of
 from gpas_cli.data.hub import download
 from gpas_cli.data.loader import IGNORED, Batch, RowOrder
 from gpas_cli.data.records import json_values
@@ -174,15 +174,9 @@ def _read(task: GlueTask, split: str, spec: Glue, root: Path) -> Iterator[_Examp
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a Parquet file with their places. Raises DataError if it cannot be read."""
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            rows = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
-            yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as Parquet: {error}") from error
+    with opened_parquet(path) as file:
+        rows = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _example(task: GlueTask, where: object, value: object) -> _Example:

@@ -8,7 +8,6 @@ counted through all trainings.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from torch import nn
 from gpas_cli import __version__
 from gpas_cli.data.glue import LabelledBatches, LabelledRows, TaskRows, prepare_task
 from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.evaluate.downstream import standard_error
 from gpas_cli.events import Checkpoint, Emit, Event, Outcome, Phase, Score, Spike, Step, Warned
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
@@ -207,7 +207,7 @@ class _Scorer:
         for name, (task, metric, version) in self.training.scores().items():
             hits = _hits(loop, self.training.rows.held_out[name], self.batch)
             share = sum(hits) / len(hits)
-            error = math.sqrt(share * (1 - share) / (len(hits) - 1)) if len(hits) > 1 else None
+            error = standard_error(hits)
             self.scores.append(
                 Score(task, metric, share, len(hits), error, version, _HARNESS, checkpoint=self.checkpoint)
             )
