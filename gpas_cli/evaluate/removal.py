@@ -385,7 +385,7 @@ class RemovalLosses:
         """Return the series by layer: `importance`, the rise of the loss, angular distances, norms and stability."""
         measured = {one: self.removals[key_of(one.first, one.label)] for one in self.wanted() if one != WHOLE}
         whole = self.whole.loss
-        losses = {} if whole is None else {one: removal.loss for one, removal in measured.items()}
+        losses = {one: removal.loss for one, removal in measured.items()}
         rises = {one: loss - whole for one, loss in losses.items() if loss is not None and whole is not None}
         series: dict[str, list[float | None]] = {
             "_".join(filter(None, ("importance", name))): values
