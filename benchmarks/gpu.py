@@ -5,7 +5,7 @@
 Needs torch, numpy, psutil and safetensors; the package need not be installed. Without `transformers`, the comparison is
 left out. Without a GPU, `--shrink` measures tiny networks: it shows that every case runs, and nothing about speed.
 
-Each case is a process of its own with a deadline, and each of its parts has at most a third of the time that is left.
+Each case is a process of its own with a deadline, and each of its parts has at most half of the time that is left.
 A result is printed, and written to OUTPUT/gpu.json and OUTPUT/gpu.md, as soon as it is there; a part that fails or
 is late, and a case that is stopped, are reported. What a case prints beside its results goes to standard error. The
 cases, in order:

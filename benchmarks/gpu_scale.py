@@ -35,15 +35,15 @@ class Scale:
 
     shrink: bool
 
-    def cell(self, size: str, gate: str = "gpas", rate: float = _RATE) -> Cell:
-        optim = {"lr": rate, "warmup": 1, "steps": 10_000, "batch": 8 if self.shrink else ROWS[size]}
+    def cell(self, size: str, gate: str = "gpas") -> Cell:
+        optim = {"lr": _RATE, "warmup": 1, "steps": 10_000, "batch": 8 if self.shrink else ROWS[size]}
         what = {"size": TINY, "data": TINY_TEXT} if self.shrink else {"size": size, "data": "c4"}
         return cell_from({**what, "gate": gate, "precision": "bf16", "optim": optim})
 
-    def loop(self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True, rate: float = _RATE) -> Loop:
+    def loop(self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True) -> Loop:
         """Return a training at update 0, as the trainer makes it."""
         compile_ = "off" if self.shrink or not compiled else "auto"
-        loop = synthetic_loop(self.cell(size, gate, rate), Resources(compile=compile_), padded=padded)
+        loop = synthetic_loop(self.cell(size, gate), Resources(compile=compile_), padded=padded)
         loop.warn = lambda text: say(Result(size, "warning", text))
         return loop
 
@@ -59,7 +59,7 @@ class Scale:
 
 
 _KEPT = 20  # lines of a traceback
-_PART = 1 / 3  # of the time that is left of a case, for one of its parts
+_PART = 1 / 2  # of the time that is left of a case, for one of its parts
 _end = math.inf
 
 

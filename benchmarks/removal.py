@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from gpu_scale import wait
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gpas_cli.evaluate.blocks import Removed, find_blocks
+from gpas_cli.train.precision import choose_device
 
 
 def main() -> None:
@@ -33,8 +35,9 @@ def main() -> None:
         num_hidden_layers=asked.layers, hidden_size=asked.hidden, intermediate_size=8 * asked.hidden // 3,
         num_attention_heads=asked.hidden // 64, vocab_size=32_000,
     )  # fmt: skip
-    network = LlamaForCausalLM(config).eval()
-    rows = torch.randint(32_000, (asked.tokens // 256, 256))
+    device = choose_device()
+    network = LlamaForCausalLM(config).eval().to(device)
+    rows = torch.randint(32_000, (asked.tokens // 256, 256), device=device)
 
     @torch.no_grad()
     def states() -> Tensor:
@@ -58,6 +61,7 @@ def main() -> None:
 def _seconds(work: Callable[[], None]) -> float:
     began = time.perf_counter()
     work()
+    wait()
     return time.perf_counter() - began
 
 

@@ -58,7 +58,7 @@ BUDGET = {
     "state": (1_370, 98),
     "statistics": (274, 30),
     "store": (2_070, 150),
-    "train": (2_720, 109),
+    "train": (2_732, 109),
     "worker": (946, 35),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}

@@ -26,11 +26,10 @@ from gpas_cli.words import count, listed
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-# Measured on an H200: 34 % at 71M (benchmarks/RESULTS.md, padded rows). MosaicML's published training benchmarks
-# (llm-foundry; H100, bf16, rows of 512 tokens) reach 40, 43 and 46 % at 0.76, 1.3 and 2.7B parameters. Smaller networks
-# than 71M are assumed to reach 5 % at 100,000 parameters, larger ones than 2.7B no more. Parameters -> share:
-_MFU = {1e5: 0.05, 71e6: 0.34, 0.76e9: 0.40, 1.3e9: 0.43, 2.7e9: 0.46}
-MFU_SOURCE = "by size, from the 34 % of 71M on an H200 and MosaicML's numbers for 0.76B to 2.7B on H100s"
+# Measured on one H200 (benchmarks/RESULTS.md): 34 and 44 % of 71M and 350M on padded rows, 52 % of 1B on full ones.
+# Networks of 100,000 parameters are assumed to reach 5 %, larger ones than 1.3B no more. Parameters -> share:
+_MFU = {1e5: 0.05, 71e6: 0.34, 0.37e9: 0.44, 1.3e9: 0.52}
+MFU_SOURCE = "by size, from the 34, 44 and 52 % of 71M, 350M and 1B on one H200"
 # The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
 MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,

@@ -36,11 +36,14 @@ WARMUP_UPDATES = 2
 
 class SyntheticBatches:
     """Batches of random tokens, in place of `data.loader.Batches`: full rows, or if `padded`, rows of which half are
-    shorter, as C4's documents are. The objective makes batches of them as of text without end tokens."""
+    shorter, as C4's documents are. The objective makes batches of them as of text without end tokens.
+
+    An id whose embedding stays 0 is left out: gradients of rows that begin with it overflow, and text hardly has it.
+    """
 
     def __init__(self, cell: Cell, *, padded: bool):
         self._shape = (cell.optim.batch, cell.data.length)
-        self._vocab = cell.text_vocab
+        self._vocab = min(cell.text_vocab, cell.model.size.vocab - cell.model.init.zero_last_row)
         self._padded = padded
         self._reader = untokenised_reader(cell)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -74,12 +75,14 @@ class GradientNorms:
 
     `held`: which parameters of `network` have a gradient. `norms`: of each of these gradients (for a shard, of its part
     here), before clipping, shape (gradients,). `rows`: the sum of each row of the embedding's, None without gradient.
+    `first_tokens`: those of the batch's rows, shape (batch,).
     """
 
     network: Llama
     held: tuple[bool, ...]
     norms: Tensor
     rows: Tensor | None
+    first_tokens: Ints
 
     def first_fault(self, world: World) -> str:
         """Return the name of the first parameter by depth whose gradient is not finite, with the row of an embedding,
@@ -94,6 +97,18 @@ class GradientNorms:
         if parameter is not table or self.rows is None:
             return name
         return f"{name}, row {world.min(first_row(table) + _first_fault(self.rows))}"
+
+    def row_at_zero(self) -> str:
+        """Return the row of the batch that begins with an id whose embedding stays 0, in words; "" without one.
+
+        The stream of that token is 0 in every layer, where each norm multiplies its gradient by 1/sqrt(eps).
+        """
+        spec = self.network.spec
+        last = spec.size.vocab - 1
+        (found,) = np.nonzero(self.first_tokens == last)
+        if not spec.init.zero_last_row or not len(found):
+            return ""
+        return f"row {found[0]} of its batch begins with id {last}, whose embedding init.zero_last_row keeps at 0"
 
 
 @dataclass(frozen=True)
@@ -261,7 +276,8 @@ class Loop:
         if self.selection:
             self.selection.apply(self.network, self.optimizer, step - 1)
         active = self._start_layers(step)
-        loss, tokens, streams = self._gradients(self.batches.at(step - 1), observe, active)
+        batch = self.batches.at(step - 1)
+        loss, tokens, streams = self._gradients(batch, observe, active)
         self.layout.world.sum(loss)
         scale = self._loss_scale()
         if scale:
@@ -271,7 +287,8 @@ class Loop:
         layers = measure_layers(self.network, streams, active) if observe else None
         rows = embedding_rows(self.network)
         norm, norms = clip(self._parameters, self._gates, self.spec)
-        gradients = GradientNorms(self.network, tuple(p.grad is not None for p in self._parameters), norms, rows)
+        held = tuple(p.grad is not None for p in self._parameters)
+        gradients = GradientNorms(self.network, held, norms, rows, batch.inputs[:, 0].copy())
         set_learning_rate(self.optimizer, rate)
         # This waits for the device, as torch.amp.GradScaler does. Without a scale, the observer waits once for many.
         finite = scale is None or not self.layout.world.any(not norm.isfinite())
