@@ -195,7 +195,7 @@ def make_app(asked: str | None = None) -> typer.Typer:
     for name in known if asked is None else [asked] if asked else []:
         module = import_module(f"gpas_cli.cli.commands.{TOGETHER.get(name, name)}")
         if name == "run":
-            import_module("gpas_cli.cli.commands.run_claims")  # adds `gpas run claims`
+            import_module("gpas_cli.cli.commands.run_claims")  # adds `gpas run claims` and `gpas run tuned`
         if hasattr(module, "app") and name not in TOGETHER:
             app.add_typer(module.app, name=name, rich_help_panel=known[name])
         else:

@@ -10,6 +10,7 @@
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels
     variant    variants of declared cells: settings on the command line, cells shrunk to a smoke test
     seeds      seeds added beside the file, and the file that has them
+    tuned      the best settings of methods beside the file, and the grids of these cells
     select     entries by `--where` conditions, names and key prefixes
 
 All problems of a file are reported at once, each at its line and column.

@@ -119,7 +119,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim, at the size of a paper or at toy size (`toy`)."""
+    """One claim, at the size of a paper or at toy size (`toy`). `tuned`: each method is at its own best rate."""
 
     name: str
     statement: str
@@ -127,6 +127,7 @@ class Claim:
     source: Source = field(default_factory=Source)
     toy: bool = False
     mark: Mark = _NOWHERE
+    tuned: bool = False
 
     @property
     def grids(self) -> tuple[str, ...]:

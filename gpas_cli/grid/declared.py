@@ -110,7 +110,8 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Grid:
-    """One declared grid."""
+    """One declared grid. `tuned`: settings of cells by their names without a seed, applied after all others; unless it
+    is empty, the grid has these cells alone (`grid.tuned`)."""
 
     name: str
     title: str
@@ -121,6 +122,7 @@ class Grid:
     exclude: tuple[Condition, ...] = ()
     override: tuple[Override, ...] = ()
     include: tuple[Include, ...] = ()
+    tuned: Mapping[str, Node] = field(default_factory=dict)
     cadence: Cadence = field(default_factory=Cadence)
     watch: Monitoring = field(default_factory=Monitoring)
     resources: ResourceSettings = field(default_factory=ResourceSettings)

@@ -64,6 +64,8 @@ def _with(draft: Draft, choice: _Choice) -> Draft:
 
 _ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
 
+_TUNED = "the best setting of this method alone, found by `gpas run tuned`"
+
 
 def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list[Entry]:
     """Return the cells of the named grids in declared order; of the default grid if `names` is empty.
@@ -135,6 +137,7 @@ class Expansion:
         drafts = self.drafts(grid)
         for override in grid.override:
             self.apply_override(grid, override, drafts)
+        drafts = self.tuned(grid, drafts) if grid.tuned else drafts
         cells = [(draft, self.cell(grid, draft)) for draft in drafts]
         return [(draft, cell) for draft, cell in cells if cell is not None]
 
@@ -176,6 +179,20 @@ class Expansion:
         if not found:
             self.report(Problem(("grids", grid.name, part), "the condition matches no cell", str(where.mark)))
         return found
+
+    def tuned(self, grid: Grid, drafts: Iterable[Draft]) -> list[Draft]:
+        """Return the cells that have tuned settings, with these."""
+        families: dict[str, list[Draft]] = {}
+        for draft in drafts:
+            families.setdefault(family_name(grid.axis_names, draft.labels), []).append(draft)
+        for name, settings in grid.tuned.items():
+            if name not in families:
+                message = f"grid {grid.name} has no cell '{name}'; {nearest(name, families)}"
+                self.report(Problem(("tuned", grid.name, name), message, str(settings.key or settings.mark)))
+            for draft in families.get(name, ()):
+                draft.settings = merge(draft.settings, settings)
+                draft.notes = (*draft.notes, _TUNED)
+        return [draft for name in grid.tuned for draft in families.get(name, ())]
 
     def apply_override(self, grid: Grid, override: Override, drafts: Iterable[Draft]) -> None:
         matching = self.matching(override.where, drafts, "override", grid)

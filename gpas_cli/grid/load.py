@@ -17,6 +17,7 @@ from gpas_cli.grid.readers import Part, root_of
 from gpas_cli.grid.resources import read_resources, read_site
 from gpas_cli.grid.seeds import read_seeds, seeds_path
 from gpas_cli.grid.settings import children
+from gpas_cli.grid.tuned import read_tuned, tuned_path
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
@@ -83,6 +84,7 @@ def interpret(
         parts["grids"].report("has no grid; declare at least one")
     stages = catalogue.later_stages
     grids = valid_grids({name: read_grid(part, stages) for name, part in declared.items()}, problems)
+    grids = {**grids, **read_tuned(tuned_path(path), grids, problems)}
     profile = read_site(site, problems)
     resources, kind_resources = read_resources(parts["resources"], catalogue.sizes, stages, profile)
     experiments = Experiments(
@@ -95,7 +97,7 @@ def interpret(
         kind_resources=kind_resources,
         site=profile.nodes,
         corpora=corpora.nodes,
-        seeds=read_seeds(seeds_path(path), declared, problems),
+        seeds=read_seeds(seeds_path(path), {**declared, **grids}, problems),
         claims=read_claims(parts["claims"], declared, grids),
     )
     problems.extend(check(experiments) if check else ())

@@ -10,6 +10,7 @@
     tables/      entries + results -> a table, and the table as text
     claims/      statements about results, and what the results say about them
     figures/     curves as data, and their drawings
+    tuning       the search for the best value of a setting, for each method of a grid
     checks       whether the tables and claims that experiments.yaml declares name what exists
 
 The arithmetic of means, intervals and tests is in `gpas_cli.statistics`. Two rooms build on this one: `gpas_cli.page`

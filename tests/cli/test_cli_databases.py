@@ -51,6 +51,7 @@ READERS = {
     "table": ["small", "shares --missing", "scored --external all", "small --value loss --value loss_spikes", "gpas:2"],
     "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
     "run claims": ["gate-lowers gates-open --dry-run"],
+    "run tuned": ["small --dry-run"],
     "run grid": ["small --dry-run"],
     "figure": ["small -t", "small -t --what activation_variance --where norm=pre", "--scaling -t"],
     "report": ["small scored -o report.html"],

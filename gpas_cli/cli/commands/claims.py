@@ -11,11 +11,14 @@ from gpas_cli.cli.options import AsJson, complete_grid, offer
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.claims import detailed, overview
 from gpas_cli.grid.claim import Claim
-from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
+from gpas_cli.report.claims.declared import all_claims, select_claims, tuned_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimsJson, Verdict, claim_json
 from gpas_cli.spec.stage import CONVERGENCE
 
+Tuned = Annotated[
+    bool, typer.Option("--tuned", help="Compare each method at its own best learning rate, as `gpas run tuned` found.")
+]
 complete_claim = offer(lambda: all_claims(experiments()))
 
 
@@ -36,6 +39,7 @@ def claims(
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="Only claims at toy size, or only at paper size.")
     ] = None,
+    tuned: Tuned = False,
     as_json: AsJson = False,
 ) -> None:
     """Say for each claim whether the results support or contradict it, or leave it undecided.
@@ -45,6 +49,8 @@ def claims(
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """
     chosen = select_claims(experiments(), names or (), grids=grids or (), sources=sources or (), toy=toy)
+    if tuned:
+        chosen = tuned_claims(experiments(), chosen)
     verdicts = _verdicts(chosen) if chosen else []
     if as_json:
         print_json(ClaimsJson(schema=1, claims=[claim_json(verdict) for verdict in verdicts]))

@@ -7,8 +7,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gpas_cli.cli.commands.claims import complete_claim
+from gpas_cli.cli.commands.claims import Tuned, complete_claim
 from gpas_cli.cli.commands.run import app, confirm_start, print_reasons, run_request
+from gpas_cli.cli.commands.run_tuned import tune
 from gpas_cli.cli.console import STATE, print_json, say
 from gpas_cli.cli.options import complete_where
 from gpas_cli.cli.running import RunOptions, plan_for, run_notify, with_run_options
@@ -18,7 +19,7 @@ from gpas_cli.cli.views.plan import occupied
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.claim import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
-from gpas_cli.report.claims.declared import select_claims
+from gpas_cli.report.claims.declared import select_claims, tuned_claims
 from gpas_cli.report.claims.sequential import ClaimEvidence
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named
 from gpas_cli.state.status import ALIVE
@@ -64,6 +65,7 @@ def run_claims(
     toy: Annotated[
         bool | None, typer.Option("--toy/--paper-size", help="The claims at toy size, or at the size of the paper.")
     ] = None,
+    tuned: Tuned = False,
     where: _OnlyRun = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only print the evidence and what the next round would run.")
@@ -80,6 +82,9 @@ def run_claims(
     Seeds that the grids do not declare are written to experiments.seeds.yaml, and are then cells of the grids. After an
     interruption, the same command resumes from what is recorded.
 
+    With --tuned, each method is compared at its own best learning rate: grids that are not tuned are tuned first, as by
+    `gpas run tuned`.
+
     Exit code 0 if each claim is decided, 3 if one is not, 4 if a run failed.
 
     Example: [bold]gpas run claims gpas-lowers-perplexity --toy --until decided --max-seeds 8[/bold]
@@ -87,7 +92,20 @@ def run_claims(
     if until not in (_DECIDED, _DECLARED):
         raise GpasError(f"--until: unknown word '{until}'; {nearest(until, (_DECIDED, _DECLARED))}")
     rules = Rules(level, max_seeds, step, until == _DECLARED)
-    _run(_claims(names, toy), list(where or []), rules, options, dry_run=dry_run)
+    chosen = _claims(names, toy)
+    if tuned:
+        chosen = _tuned(chosen, options, dry_run=dry_run)
+    _run(chosen, list(where or []), rules, options, dry_run=dry_run)
+
+
+def _tuned(claims: list[Claim], options: RunOptions, *, dry_run: bool) -> list[Claim]:
+    """Return the claims about tuned cells, after tuning what is not tuned. Exit if that does not end."""
+    grids = list(dict.fromkeys(grid for claim in claims for grid in claim.grids))
+    if not dry_run:
+        code = tune(grids, options)
+        if code is not Exit.DONE:
+            raise typer.Exit(code)
+    return tuned_claims(experiments(), claims)
 
 
 def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:

@@ -17,6 +17,7 @@ DOCUMENTS = {
     "plan": "cli.views.plan:PlanJson",
     "run grid": "cli.running:RunJson",
     "run claims": "cli.views.claims:RunClaimsJson",
+    "run tuned": "cli.commands.run_tuned:RunTunedJson",
     "train": "cli.running:RunJson",
     "retry": "cli.running:RunJson",
     "rerun": "cli.running:RunJson",

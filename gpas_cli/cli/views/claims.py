@@ -141,7 +141,8 @@ def detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
 def _claim(verdict: Verdict) -> Iterator[RenderableType]:
     claim = verdict.claim
     size = " at toy size" if claim.toy else ""
-    title = Text.assemble((claim.name, "bold"), f"{size}: ", _styled(verdict.verdict))
+    tuned = ", tuned" if claim.tuned else ""
+    title = Text.assemble((claim.name, "bold"), f"{size}{tuned}: ", _styled(verdict.verdict))
     if verdict.p is not None and verdict.verdict == SUPPORTED and len(verdict.parts) > 1:
         title.append(f" (each of {len(verdict.parts)} parts, p at most {_p_text(verdict.p)})")
     yield title

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import read_document
 from gpas_cli.grid.readers import root_of
+from gpas_cli.grid.tuned import tuned_name
 from gpas_cli.report.papers import SOURCES
+from gpas_cli.report.tuning import require_tuned
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"
 
@@ -60,6 +63,16 @@ def select_claims(
     chosen = [claim for claim in chosen if not grids or set(grids) & set(claim.grids)]
     chosen = [claim for claim in chosen if not sources or claim.source.paper in sources]
     return [claim for claim in chosen if toy is None or claim.toy is toy]
+
+
+def tuned_claims(experiments: Experiments, claims: Iterable[Claim]) -> list[Claim]:
+    """Return the claims about the tuned cells of their grids. Raises GpasError for a grid that is not tuned."""
+    found = []
+    for claim in claims:
+        require_tuned(experiments, claim.grids)
+        compared = (replace(one, grids=tuple(map(tuned_name, one.grids))) for one in claim.comparisons)
+        found.append(replace(claim, comparisons=tuple(compared), tuned=True))
+    return found
 
 
 def undeclared_claims(experiments: Experiments) -> list[Claim]:

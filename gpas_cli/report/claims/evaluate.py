@@ -225,8 +225,9 @@ def command(verdict: Verdict, entries: Sequence[Entry]) -> str:
         return next(remedies(((status.state, status.entry) for status in verdict.missing), entries), ("", []))[0]
     claim = verdict.claim
     size = " --toy" if claim.toy else " --paper-size" if claim.source.paper else ""
+    tuned = " --tuned" if claim.tuned else ""
     seeds = max(_MAX_SEEDS, 2 * verdict.n[0])
-    return f"gpas run claims {shlex.quote(claim.name)}{size} --until decided --max-seeds {seeds}"
+    return f"gpas run claims {shlex.quote(claim.name)}{size}{tuned} --until decided --max-seeds {seeds}"
 
 
 SIGN = "sign"

@@ -1,0 +1,103 @@
+"""The search for the best value of a setting, by successive halving, for each method of a grid on its own.
+
+All values are tried in trainings of a quarter of the updates, each with the whole schedule, the better half of many
+values in trainings of half of them, and the last two in whole trainings. Every method gets the same number of each.
+(Jamieson and Talwalkar 2016. There the rounds are parts of one training; a part of a schedule favours low rates.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpas_cli.errors import GpasError
+from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.expand import family_of
+from gpas_cli.grid.tuned import tuned_name
+
+_MANY = 6  # values, from which on there is a round between the first and the last
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A value in a training of 1/`share` of the updates: its validation perplexity, infinite if it diverged."""
+
+    value: float
+    share: int
+    perplexity: float
+
+
+@dataclass
+class Method:
+    """The cells that differ only in the seed: their name without it, the first of them, the values to try in ascending
+    order, and the trials so far."""
+
+    name: str
+    entry: Entry
+    values: tuple[float, ...]
+    trials: list[Trial] = field(default_factory=list)
+
+    def ranked(self) -> list[float]:
+        """Return the values of the last round, the best first; all values before the first round."""
+        last = min((trial.share for trial in self.trials), default=0)
+        trials = sorted((trial for trial in self.trials if trial.share == last), key=lambda trial: trial.perplexity)
+        return [trial.value for trial in trials] or list(self.values)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best value is the smallest or the largest one: one beyond it may be better."""
+        return self.ranked()[0] in (self.values[0], self.values[-1])
+
+
+def rounds(values: int) -> list[tuple[int, int]]:
+    """Return the number of values in each round, and the share 1/n of the updates that their trainings have."""
+    between = [(math.ceil(values / 2), 2)] if values >= _MANY else []
+    return [*([(values, 4)] if values > 2 else []), *between, (min(values, 2), 1)]
+
+
+def methods_of(
+    experiments: Experiments, entries: Sequence[Entry], setting: str, factors: Sequence[float]
+) -> list[Method]:
+    """Return the methods among the cells of one grid; their values are the declared one times each factor.
+
+    Raises GpasError if the setting is not a number above 0 of every cell, or the grid cannot be tuned.
+    """
+    found: dict[str, Method] = {}
+    for entry in entries:
+        grid, name = family_of(experiments, entry) or (entry.grid, entry.name)
+        if grid != entry.grid:
+            raise GpasError(f"{entry.id} is included from {grid}; tune {grid} instead")
+        if experiments.grids[grid].tuned:
+            raise GpasError(f"{grid} has tuned cells already; tune the grid that it comes from")
+        if setting in entry.axes:
+            raise GpasError(f"{setting} is an axis of {grid}: `gpas table {grid} --best {setting}` finds the best")
+        if name not in found:
+            declared = _number(entry, setting)
+            values = tuple(float(f"{declared * factor:.6g}") for factor in sorted(set(factors)))
+            found[name] = Method(name, entry, values)
+    return list(found.values())
+
+
+def _number(entry: Entry, setting: str) -> float:
+    value: object = entry.cell.to_mapping()
+    for part in setting.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise GpasError(f"{entry.id}: {setting} is {value}; only a number above 0 can be tuned, such as optim.lr")
+    return float(value)
+
+
+def settings_of(method: Method, setting: str, value: float, share: int) -> list[str]:
+    """Return the settings of a trial, as on the command line."""
+    optim = method.entry.cell.optim
+    shorter = [f"optim.steps={optim.steps // share}", f"optim.warmup={optim.warmup // share}"]
+    return [f"{setting}={value!r}", *(shorter if share > 1 else ())]
+
+
+def require_tuned(experiments: Experiments, grids: Sequence[str]) -> None:
+    """Raise GpasError for the first of the grids that has no tuned cells."""
+    for grid in grids:
+        if tuned_name(grid) not in experiments.grids:
+            raise GpasError(f"{grid} is not tuned; `gpas run tuned {grid}` finds the best rate of each method")

@@ -1,0 +1,114 @@
+"""`gpas run tuned` and claims about tuned cells, with made-up results."""
+
+import json
+from typing import Any
+
+import pytest
+from face import Face
+
+from gpas_cli.errors import Exit
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.report.tuning import rounds
+
+LOCAL = ("--executor", "local", "--yes")
+
+
+def write_numbers(face: Face, best: dict[str, float]) -> None:
+    """Give each training of Pre-LN a perplexity that grows with the distance, in factors, of its rate from the best."""
+    numbers = {}
+    for name, rate in best.items():
+        for factor in (0.25, 0.5, 1, 2, 4):
+            value = float(f"{1e-3 * factor:.6g}")
+            distance = max(value / rate, rate / value)
+            for words in ("", "+steps1+warmup0"):
+                numbers[f"{name}-s1+lr{value:g}{words}"] = 8 + distance
+            numbers[f"{name}-s1"] = 8 + max(1e-3 / rate, rate / 1e-3)
+    (face.folder / "numbers.json").write_text(json.dumps(numbers))
+
+
+def tune(face: Face, *words: str, expect: Exit = Exit.DONE) -> Any:
+    return face("run", "tuned", "small", *words, *LOCAL, "--json", expect=expect).json
+
+
+def ran(face: Face) -> list[str]:
+    return [line.split()[0] for line in (face.folder / "ran.txt").read_text().splitlines()]
+
+
+def test_rounds_get_fewer_and_longer() -> None:
+    assert rounds(2) == [(2, 1)]
+    assert rounds(3) == [(3, 4), (2, 1)]
+    assert rounds(8) == [(8, 4), (4, 2), (2, 1)]
+
+
+def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None:
+    write_numbers(face, {"pre": 2e-3, "pre-gpas": 4e-3})
+    found = tune(face, "--where", "norm=pre")
+    assert {one["cell"]: (one["best"], one["at_edge"]) for one in found["methods"]} == {
+        "pre": (2e-3, False), "pre-gpas": (4e-3, True),
+    }  # fmt: skip
+    assert found["trainings"] == 5 / 4 + 2
+    for method in found["methods"]:
+        assert [one["updates"] for one in method["trials"]] == ["1/4"] * 5 + ["all"] * 2
+    assert len(ran(face)) == 14
+    assert not any("pretrain" not in line for line in (face.folder / "ran.txt").read_text().splitlines())
+    rates = {
+        entry.name: entry.cell.optim.lr for entry in expand(load(face.folder / "experiments.yaml"), ["small-tuned"])
+    }
+    assert rates == {"pre-s1": 2e-3, "pre-s2": 2e-3, "pre-gpas-s1": 4e-3, "pre-gpas-s2": 4e-3}
+    assert tune(face, "--where", "norm=pre") == found
+    assert len(ran(face)) == 14
+    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
+    assert "pre-gpas: the best value is at the end of the range" in text.err
+    assert "gpas run small-tuned" in text.out
+
+
+def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(face: Face) -> None:
+    write_numbers(face, {"pre": 2e-3})
+    acts = face.folder / "acts.json"
+    acts.write_text(json.dumps({"pre-s1+lr0.002+steps1+warmup0": "diverged"}))
+    found = tune(face, "--where", "norm=pre", "--where", "gate=none")
+    (method,) = found["methods"]
+    assert method["best"] != 2e-3
+    assert {one["value"]: one["perplexity"] for one in method["trials"]}[2e-3] == "inf"
+    (face.folder / "experiments.tuned.yaml").unlink()
+    acts.write_text(json.dumps({"post-s1+lr0.002+steps1+warmup0": "fail"}))
+    failed = tune(face, "--where", "norm=post", "--where", "gate=none", expect=Exit.FAILED)
+    assert failed["methods"][0]["best"] is None
+    assert not (face.folder / "experiments.tuned.yaml").exists()
+
+
+def test_claims_about_tuned_cells(face: Face) -> None:
+    assert (
+        "small is not tuned; `gpas run tuned small`" in face("claims", "gate-lowers", "--tuned", expect=Exit.USAGE).err
+    )
+    write_numbers(face, {"pre": 2e-3, "pre-gpas": 5e-4, "post": 1e-3, "post-gpas": 2e-3})
+    said = face("run", "claims", "gate-lowers", "--tuned", "--max-seeds", "2", *LOCAL, "--json", expect=Exit.INCOMPLETE)
+    assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[1, 2], [1, 2]]
+    (claim,) = face("claims", "gate-lowers", "--tuned", "--json").json["claims"]
+    assert claim["command"] == "gpas run claims gate-lowers --tuned --until decided --max-seeds 8"
+    assert "gate-lowers, tuned: undecided" in face("claims", "gate-lowers", "--tuned").out
+    assert not face("claims", "gate-lowers", "--json").json["claims"][0]["parts"][0]["n"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["small", "--factors", "1,x"], "--factors: write two or more numbers above 0, such as 0.5,1,2; not '1,x'"),
+        (["small", "--factors", "2"], "--factors: write two or more"),
+        (["small", "--setting", "optim.schedule"], "optim.schedule is cosine; only a number above 0 can be tuned"),
+        (["small", "--setting", "optim.weight_decay"], "optim.weight_decay is 0.0; only a number above 0"),
+        (["small", "--setting", "seed"], "seed is an axis of small"),
+        (["shares"], "shares/pre-s1 is included from small; tune small instead"),
+        (["smal"], "no grid 'smal' in experiments.yaml; did you mean 'small'"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(face: Face, words: list[str], expected: str) -> None:
+    assert expected in face("run", "tuned", *words, *LOCAL, expect=Exit.USAGE).err
+
+
+def test_a_dry_run_says_what_the_search_costs(face: Face) -> None:
+    said = face("run", "tuned", "small", "--dry-run")
+    assert "4 methods, each with 5 values of optim.lr: 5 in 1/4 of the updates, 2 in whole trainings" in said.out
+    assert "20 jobs to start" in said.out
+    assert not (face.folder / "ran.txt").exists()
