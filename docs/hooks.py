@@ -122,8 +122,12 @@ def settings() -> str:
     from gpas_cli.spec.data import CORPORA
     from gpas_cli.spec.depth import DEPTHS
     from gpas_cli.spec.model import EMBEDS, FAMILIES
+    from gpas_cli.spec.parametrisation import PARAMETRISATIONS
 
-    named = {"gate": ("none", "gpas"), "embed": EMBEDS, "family": FAMILIES, "data": CORPORA, "depth": DEPTHS}
+    named = {
+        "gate": ("none", "gpas"), "embed": EMBEDS, "family": FAMILIES, "parametrisation": PARAMETRISATIONS,
+        "data": CORPORA, "depth": DEPTHS,
+    }  # fmt: skip
     lines: list[str] = []
     for title, cls in _sections().items():
         lines += [f"### `{title}`", ""]

@@ -20,8 +20,8 @@ from gpas_cli.spec.parse import setting_classes
 from gpas_cli.spec.stage import TRAINING_PARTS
 
 # The key under which a section's mapping names what it extends, if it is not `like`.
-_WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind"}
-_WORD_SECTIONS = ("size", "norm", "gate", "embed", "init", "family", "data", "objective", NETWORK)
+_WORD_KEYS = {"norm": "scheme", "init": "preset", "objective": "kind", "parametrisation": "kind"}
+_WORD_SECTIONS = (*MODEL_PARTS, "data", "objective", NETWORK)
 # The settings that every cell has.
 CELL_PARTS = (*MODEL_PARTS, *TRAINING_PARTS)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gpas_cli.errors import first_line
 from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.layers import norm_slot
-from gpas_cli.spec.model import Family, Size
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
 
 
@@ -154,11 +154,14 @@ class Attention(nn.Module):
     """softmax(q k^T / sqrt(h) + mask) v. Causal attention has no mask: padding is on the right, where no token attends
     to it.
 
-    With QK-norm, q and k are N(W_q x) and N(W_k x), where N is over a head or over all of them.
+    With QK-norm, q and k are N(W_q x) and N(W_k x), where N is over a head or over all of them. `query_factor`, of the
+    parametrisation, multiplies q.
     """
 
-    def __init__(self, size: Size, family: Family):
+    def __init__(self, model: Model):
         super().__init__()
+        size, family = model.size, model.family
+        self.query_factor = model.query_factor
         self.heads = size.heads
         self.head_dim = size.head_dim
         self.q_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
@@ -198,6 +201,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
         q = self._normed(self.q_norm, self.q_proj(x))
+        if self.query_factor != 1:
+            q = q * self.query_factor
         k = self._normed(self.k_norm, self.k_proj(x))
         v = self.v_proj(x)
         v = v if values is None else values.to(v.dtype)

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
         "model_type": "gpas",
         "auto_map": {"AutoConfig": f"{CODE}.GpasConfig", "AutoModelForCausalLM": f"{CODE}.{CLASS}"},
         **_common(network, shared),
-        "network": model.to_mapping(),
+        # The wiring has the constants of the depth.
+        "network": replace(model, parametrisation=replace(model.parametrisation, base_layers=0)).to_mapping(),
         "wiring": [plain(model.wiring(layer)) for layer in range(1, model.size.layers + 1)],
     }
     return {

@@ -18,8 +18,9 @@ can give its output any scale: it is divided by the C that its sub-layer is to l
 So what does not fold is a factor of 0 on the stream before a sum. Only the norms' eps does not fold either: relative to
 z it has another size than relative to x.
 
-A Pre-LN or LNS network becomes a plain LLaMA in the same way, with the constant factors of its norms and of its skip
-path; the stages between the lookup and the first layer depend on the token alone and are applied to the table.
+A Pre-LN or LNS network becomes a plain LLaMA in the same way, with the constant factors of its norms, of its skip path
+and of its parametrisation; the stages between the lookup and the first layer depend on the token alone and are applied
+to the table.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def obstacle(model: Model) -> str:
             return f"layer {layer} of {model.norm.title} is not wired like LLaMA's, x + f(N(x))"
     if model.family.qk_norm == "width":
         return "its queries and keys are normalised over all heads together"
-    if replace(model, scheme=llama.scheme, norm=llama.norm, gate=None, embed=llama.embed, init=llama.init) != llama:
+    same = {name: getattr(llama, name) for name in ("scheme", "norm", "gate", "embed", "init", "parametrisation")}
+    if replace(model, **same) != llama:
         return "it differs from LLaMA in more than norms, gates and embedding stages"
     return ""
 
@@ -91,8 +93,17 @@ def fold(network: Llama, goal: Model) -> Llama:
         except _BottomError as error:
             message = f"layer {number} adds its input to a stream that gates have scaled, and has no norm to undo that"
             raise GpasError(message) from error
+        _fold_query(*layers)
     _multiply(folded.model.norm, _sign(stream))
+    _multiply(folded.last_norm, 1.0, _constant(network.last_norm, folded.last_norm))
     return folded
+
+
+def _fold_query(ours: Block, theirs: Block) -> None:
+    """Fold the factor of the queries."""
+    attention = theirs.self_attn
+    last = attention.q_proj if isinstance(attention.q_norm, nn.Identity) else attention.q_norm
+    _multiply(last, 1.0, ours.self_attn.query_factor / attention.query_factor)
 
 
 class _BottomError(ValueError):
@@ -141,10 +152,11 @@ def _kept(ours: SubLayer, theirs: SubLayer) -> float:
 def _relative(ours: float | LearnedFactor, theirs: float | LearnedFactor) -> Tensor:
     """Return a factor of the wiring over that of the folded network, which has the same one or a constant."""
     if isinstance(theirs, LearnedFactor):
-        return torch.ones(1, dtype=torch.float64)
-    return (
-        ours.weight.double() if isinstance(ours, LearnedFactor) else torch.tensor([ours], dtype=torch.float64)
-    ) / theirs
+        assert isinstance(ours, LearnedFactor)
+        return torch.full((1,), ours.scale / theirs.scale, dtype=torch.float64)
+    if isinstance(ours, LearnedFactor):
+        return ours.scale * ours.weight.double() / theirs
+    return torch.tensor([ours], dtype=torch.float64) / theirs
 
 
 def _factor(gate: nn.Module) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill
 from gpas_cli.model.layers import GpasGate, LayerNorm, LearnedFactor, RMSNorm
-from gpas_cli.spec.model import Init, Model, small_std
+from gpas_cli.spec.model import Model, small_std
 
 _Std = Callable[[Tensor], float]
 # Patterns of parameter names.
@@ -33,15 +33,26 @@ def _constant(std: float) -> _Std:
     return lambda _: std
 
 
-def _xavier(gain: float) -> _Std:
-    """Xavier normal: gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010)."""
-    return lambda weight: gain * math.sqrt(2 / sum(weight.shape))
+def _xavier(gain: float, extra: int = 0) -> _Std:
+    """Xavier normal: gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio 2010). `extra` features do not count."""
+    return lambda weight: gain * math.sqrt(2 / (sum(weight.shape) - extra))
 
 
-def _matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, _Std]]:
-    """Return (pattern of the parameter's name, standard deviation) for every matrix and bias, first match first."""
-    small = small_std(hidden)
+def _scaled(rule: tuple[str, _Std], factor: float) -> tuple[str, _Std]:
+    pattern, std = rule
+    return pattern, lambda weight: factor * std(weight)
+
+
+def _matrix_rules(model: Model) -> list[tuple[str, _Std]]:
+    """Return (pattern of the parameter's name, standard deviation) for every matrix and bias, first match first.
+
+    Constants are those of the base's width and depth, which `spec.parametrisation` scales for the hidden matrices.
+    Xavier's for these have their width already.
+    """
+    init, layers = model.init, model.base_layers
+    small = small_std(model.base_hidden)
     residual = math.sqrt(2 * layers)
+    hidden = model.parametrisation.width(model.size.hidden) ** -0.5
     body: dict[str, list[tuple[str, _Std]]] = {
         "normal": [(_PROJECTIONS, _constant(init.std))],
         "scaled": [(_OUTPUTS, _constant(init.std / residual)), (_PROJECTIONS, _constant(init.std))],
@@ -53,11 +64,15 @@ def _matrix_rules(init: Init, hidden: int, layers: int) -> list[tuple[str, _Std]
         "deepnorm": [(_QUERY_KEY, _xavier(1.0)), (_PROJECTIONS, _xavier((8 * layers) ** -0.25))],
     }
     if init.everywhere:
-        ends = [(pattern, _xavier(1.0)) for pattern in (_HEAD_WEIGHT, _POSITIONS, _EMBEDDING_WEIGHT)]
+        extra = model.size.hidden - model.base_hidden
+        ends = [(pattern, _xavier(1.0, extra)) for pattern in (_HEAD_WEIGHT, _POSITIONS, _EMBEDDING_WEIGHT)]
     else:
         stds = [(_HEAD_WEIGHT, init.std), (_POSITIONS, init.std), (_EMBEDDING_WEIGHT, init.embed_std)]
         ends = [(pattern, _constant(std)) for pattern, std in stds]
-    return [*body[init.preset], (_BIASES, _constant(0.0)), *ends]
+    rules = body[init.preset]
+    if init.preset in ("normal", "scaled", "small"):
+        rules = [_scaled(rule, hidden) if rule[0] in (_OUTPUTS, _PROJECTIONS) else rule for rule in rules]
+    return [*rules, (_BIASES, _constant(0.0)), *ends]
 
 
 def initialise(network: nn.Module, model: Model, seed: int) -> None:
@@ -65,7 +80,7 @@ def initialise(network: nn.Module, model: Model, seed: int) -> None:
 
     Raises LookupError for a parameter that neither a rule nor a module initialises.
     """
-    rules = _matrix_rules(model.init, model.size.hidden, model.size.layers)
+    rules = _matrix_rules(model)
     started = _start_modules(network)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -78,7 +93,7 @@ def initialise(network: nn.Module, model: Model, seed: int) -> None:
 
 def standard_deviations(network: nn.Module, model: Model) -> dict[str, float]:
     """Return the standard deviation that each matrix of `network` is drawn with, by name."""
-    rules = _matrix_rules(model.init, model.size.hidden, model.size.layers)
+    rules = _matrix_rules(model)
     return {name: _std(rules, name, matrix) for name, matrix in network.named_parameters() if matrix.dim() == 2}
 
 

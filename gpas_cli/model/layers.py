@@ -115,16 +115,16 @@ def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm")
 
 
 class LearnedFactor(nn.Module):
-    """weight * x: one number (1,), or one for each feature (hidden,), initialised to `start`."""
+    """scale * weight * x: one number (1,), or one for each feature (hidden,), initialised to `start`."""
 
     def __init__(self, spec: Factor, hidden: int):
         super().__init__()
-        self.start = spec.init
+        self.start, self.scale = spec.init, spec.scale
         self.weight = nn.Parameter(torch.empty(hidden if spec.wide else 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., hidden) -> same shape, in the wider of its dtype and the weight's."""
-        return x * self.weight
+        return x * (self.weight if self.scale == 1 else self.weight * self.scale)
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, start={self.start:g}"

@@ -27,7 +27,7 @@ from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, LearnedFactor, RMSNorm, feed_forward, norm_slot
 from gpas_cli.model.stream import mean_of_finite, of_block, of_stream
 from gpas_cli.spec.depth import ActiveLayers
-from gpas_cli.spec.model import EMBED_STAGES, Embed, Model, Size
+from gpas_cli.spec.model import EMBED_STAGES, Model, Size
 from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm
 
 
@@ -53,18 +53,18 @@ class Detach(nn.Module):
         return self.gamma * x + (1 - self.gamma) * x.detach()
 
 
-_STAGES: dict[str, Callable[[Embed, Size], nn.Module]] = {
-    "scale": lambda spec, size: Scale(spec.factor(size.hidden)),
-    "layernorm": lambda spec, size: LayerNorm(size.hidden),
-    "rmsnorm": lambda spec, size: RMSNorm(size.hidden, size.eps),
-    "detach": lambda spec, size: Detach(spec.detach_gamma),
+_STAGES: dict[str, Callable[[Model], nn.Module]] = {
+    "scale": lambda model: Scale(model.embed.factor(model.base_hidden)),
+    "layernorm": lambda model: LayerNorm(model.size.hidden),
+    "rmsnorm": lambda model: RMSNorm(model.size.hidden, model.size.eps),
+    "detach": lambda model: Detach(model.embed.detach_gamma),
 }
 assert _STAGES.keys() == set(EMBED_STAGES)
 
 
-def embed_stages(spec: Embed, size: Size) -> nn.Sequential:
+def embed_stages(model: Model) -> nn.Sequential:
     """Return the stages after the lookup, in order, each under its name in the specification."""
-    return nn.Sequential(OrderedDict((name, _STAGES[name](spec, size)) for name in spec.stages))
+    return nn.Sequential(OrderedDict((name, _STAGES[name](model)) for name in model.embed.stages))
 
 
 def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
@@ -178,7 +178,7 @@ class Block(nn.Module):
         super().__init__()
         wiring = model.wiring(layer)
         self.bottom = wiring.bottom
-        self.self_attn = Attention(model.size, model.family)
+        self.self_attn = Attention(model)
         self.mlp = feed_forward(model.size, model.family)
         self.input_layernorm = _norm(model, wiring.in_norm)
         self.attn_branch_norm = _norm(model, wiring.branch_norm)
@@ -246,13 +246,13 @@ class Decoder(nn.Module):
         family = model.family
         rotary = family.positions == "rotary"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
-        self.embed_stages = embed_stages(model.embed, size)
+        self.embed_stages = embed_stages(model)
         self.embed_positions = None if rotary else _LearnedPositions(family.context, size.hidden)
         self.embed_types = _TokenTypes(family.token_types, size.hidden) if family.token_types else nn.Identity()
         self.embed_norm = _norm(model, Norm() if family.input_norm else None)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
-        self.norm = _norm(model, Norm())
+        self.norm = _norm(model, Norm() if family.head_transform else model.head_norm)
         self.rope = Rope(size.head_dim, size.rope_theta) if rotary else None
 
     def forward(
@@ -321,7 +321,7 @@ class _HeadTransform(nn.Module):
     def __init__(self, model: Model):
         super().__init__()
         self.dense_proj = nn.Linear(model.size.hidden, model.size.hidden, bias=model.family.bias)
-        self.norm = _norm(model, Norm())
+        self.norm = _norm(model, model.head_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
@@ -353,6 +353,12 @@ class Llama(nn.Module):
         None for all layers; `dropout`: None but in training."""
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return read(self.head_transform(self.model(tokens, packing, visible, active, dropout)), head)
+
+    @property
+    def last_norm(self) -> nn.Module:
+        """The norm whose output the head multiplies."""
+        transform = self.head_transform
+        return transform.norm if isinstance(transform, _HeadTransform) else self.model.norm
 
     def gates(self) -> Iterator[GpasGate]:
         """Return every gate, first layer first."""

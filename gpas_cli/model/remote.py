@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gpas_cli.model.attention import Attention, Positions, rotate
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.model import Family, Model, Size
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 
 _ROPE_STEP = 256  # number of positions by which the rotary tables grow during generation
@@ -107,8 +107,8 @@ class _CachedPositions(Positions):
 class _CachedAttention(Attention):
     """Attention over the tokens of this and of earlier calls. `layer` counts from 0."""
 
-    def __init__(self, size: Size, family: Family, layer: int):
-        super().__init__(size, family)
+    def __init__(self, model: Model, layer: int):
+        super().__init__(model)
         self.layer = layer
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
@@ -139,7 +139,7 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         network = Llama(config.to_model())
         assert network.lm_head is not None  # networks with a tied head are not exported
         for number, layer in enumerate(network.model.blocks()):
-            layer.self_attn = _CachedAttention(network.spec.size, network.spec.family, number)
+            layer.self_attn = _CachedAttention(network.spec, number)
         self.model = network.model
         self.lm_head = network.lm_head
         self.post_init()

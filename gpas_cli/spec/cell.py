@@ -33,7 +33,7 @@ def _digest(spec: Mapping[str, Any]) -> str:
 # Parts that were added after keys were published: the key omits them while they have these values.
 _USUAL_PARTS: dict[str, Any] = {"objective": CAUSAL, "depth": Depth(), "dropout": 0.0}
 NETWORK = "network"  # the setting of a cell that names a network that was not trained here
-MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family")
+MODEL_PARTS = ("size", "norm", "gate", "embed", "init", "family", "parametrisation")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from gpas_cli.spec.gate import Gate, activation, canonical
 from gpas_cli.spec.model import Embed, Family, Init, Model, usual_validation_rows
 from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Factor, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.objective import Masked, Objective
-from gpas_cli.spec.optim import Optim, unread_settings
+from gpas_cli.spec.optim import ADAM, MuonSettings, Optim, unread_settings
+from gpas_cli.spec.parametrisation import Parametrisation
 
 # Tokenizers with ids of their own: what a message calls these, and how many there are.
 _IDS = {"t5": ("T5's 32000 pieces", 32_000), "gpt2": ("GPT-2's 50257 ids", 50_257)}
@@ -36,13 +37,14 @@ def canonical_model(model: Model) -> Model:
     """Return the canonical spelling of a network: fields without effect get their default, equal sites get one name."""
     gate = _canonical_gate(model) if model.gate else None
     embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
-    if embed.multiplier == math.sqrt(model.size.hidden):
+    if embed.multiplier == math.sqrt(model.base_hidden):
         embed = replace(embed, multiplier=None)
     init = _canonical_init(model.init)
     family = model.family
     if family.positions == "rotary":
         family = replace(family, context=Family().context)
-    return replace(model, gate=gate, embed=embed, init=init, family=family)
+    how = model.parametrisation.canonical(model.size.hidden, model.size.heads, model.size.layers)
+    return replace(model, gate=gate, embed=embed, init=init, family=family, parametrisation=how)
 
 
 def _canonical_init(init: Init) -> Init:
@@ -236,6 +238,7 @@ def check_training(model: Model, data: Data, optim: Optim, objective: Objective)
         *_check_data(model, data, own),
         *_check_documents(data, objective),
         *_check_optim(data, optim, objective),
+        *_check_optimizer(model, optim),
         *_check_objective(model, data, objective),
     ]
 
@@ -304,6 +307,28 @@ def _check_optim(data: Data, optim: Optim, objective: Objective) -> Iterator[Pro
             ("optim", "mean_rows"),
             "has no effect with data.layout: pack: all rows have the same number of tokens",
         )
+
+
+def _check_optimizer(model: Model, optim: Optim) -> Iterator[Problem]:
+    """Yield why the rules of `spec.parametrisation`, which are Adam's, do not suit the optimizer."""
+    kind = model.parametrisation.kind
+    if kind == Parametrisation().kind or optim.optimizer == ADAM.name:
+        return
+    own = optim.optimizer_settings
+    if not isinstance(own, MuonSettings):
+        yield Problem(
+            ("optim", "optimizer"),
+            f"parametrisation: {kind} has no rule for {optim.optimizer}; write optimizer: adam, or muon with "
+            "matrix_scale: original",
+        )
+    elif own.matrix_scale != "original":
+        yield Problem(
+            ("optim", "matrix_scale"),
+            f"parametrisation: {kind} has no rule for {own.matrix_scale}, with which an update's spectral norm grows "
+            "with the width; write original",
+        )
+    elif model.parametrisation.alpha != 1:
+        yield Problem(("parametrisation", "alpha"), "other than 1 has no rule for muon; write 1")
 
 
 def depth_problems(depth: Depth, model: Model, optim: Optim) -> list[Problem]:

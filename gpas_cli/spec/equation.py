@@ -13,6 +13,7 @@ from gpas_cli.spec.depth import LayerSchedule
 from gpas_cli.spec.gate import ACTIVATIONS
 from gpas_cli.spec.model import Family, Model
 from gpas_cli.spec.norm import Factor, Norm, Wiring
+from gpas_cli.spec.parametrisation import Parametrisation
 
 
 def equation(model: Model, layer: int) -> str:
@@ -111,8 +112,34 @@ def description(model: Model) -> list[str]:
     norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
     values = sorted({norm.init for norm in norms if norm is not None and norm.init != 1})
     starts = ", ".join(f"norm weights start at {value:.4g}" for value in values)
-    rest = (f"last layer: {starts}" if starts else "", family(model), _gate_line(model) if model.gate else "")
+    rest = (
+        f"last layer: {starts}" if starts else "",
+        family(model),
+        _gate_line(model) if model.gate else "",
+        *_parametrisation_lines(model),
+    )
     return [*lines, *_factor_lines(wiring), *filter(None, rest)]
+
+
+def _parametrisation_lines(model: Model) -> Iterator[str]:
+    """Yield what the parametrisation multiplies, relative to the base."""
+    how, size = model.parametrisation, model.size
+    if how == Parametrisation():
+        return
+    width, depth = how.width(size.hidden), how.depth(size.layers)
+    yield f"{how.kind}: width {width:g} x {how.base_hidden}" + (
+        f", depth {depth:g} x {how.base_layers}" if how.base_layers else ""
+    )
+    matrix = model.adam_factors("model.layers.0.self_attn.q_proj.weight", (size.hidden, size.hidden))
+    norm = model.adam_factors("model.layers.0.input_layernorm.weight", (size.hidden,))
+    yield (
+        f"matrices of layers: std x {width**-0.5:.4g}, with Adam rate x {matrix.rate:.4g}, weight decay x "
+        f"{matrix.weight_decay:.4g}, eps x {matrix.eps:.4g}; norms and biases: rate x {norm.rate:.4g}"
+    )
+    yield (
+        f"logits x {model.head_norm.scale:.4g}, queries x {model.query_factor:.4g}, branches x "
+        f"{how.branch(size.layers):.4g}"
+    )
 
 
 def _factor_lines(wiring: Wiring) -> Iterator[str]:

@@ -4,6 +4,7 @@ size: the shape. Parameter count = 2 V d + L (4 d^2 + 3 d f + norms d) + d, with
 embed: the stages after the embedding's lookup (Spike No More, section 4 and appendix).
 init: the choice of initialisation, whose rules `gpas_cli.model.init` implements.
 family: the parts of a decoder other than the wiring of its norms: LLaMA's (the GPAS experiments), GPT's or BERT's.
+parametrisation: how all that depends on width and depth.
 
 At the end stand the two conditions of Spike No More for a stable network at initialisation: a large shortcut, the
 stream that enters the first layer with a standard deviation close to 1, and small sub-layers, whose output matrices
@@ -15,12 +16,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from gpas_cli.spec.gate import Gate, slot
 from gpas_cli.spec.norm import Factor, Norm, Scheme, Wiring
+from gpas_cli.spec.parametrisation import AdamFactors, Parametrisation
 from gpas_cli.spec.parse import plain, setting
 
 _NORMS = ("rmsnorm", "layernorm")
@@ -216,7 +218,7 @@ def usual_validation_rows(size: Size, batch: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder: shape, normalisation scheme, gate, embedding, initialisation and family."""
+    """A decoder: shape, normalisation scheme, gate, embedding, initialisation, family and parametrisation."""
 
     size: Size
     scheme: str
@@ -225,10 +227,43 @@ class Model:
     embed: Embed
     init: Init
     family: Family = field(default_factory=Family)
+    parametrisation: Parametrisation = field(default_factory=Parametrisation)
 
     def wiring(self, layer: int) -> Wiring:
         """Return the wiring of layer `layer` = 1..layers."""
-        return self.norm.wiring(layer, self.size.layers)
+        own, how, depth = self.norm.wiring(layer, self.size.layers), self.parametrisation, self.size.layers
+        if how.depth(depth) == 1:
+            return own
+        base = self.norm.wiring(how.base_layer(layer, depth), how.base_layers)
+        # Mix-LN may have a Pre-LN layer in one and a Post-LN layer in the other; neither has constants.
+        found = base if _slots(base) == _slots(own) else own
+        return replace(found, branch=_times(found.branch, how.branch(depth)))
+
+    @property
+    def base_hidden(self) -> int:
+        """The width whose initial values and embedding the parametrisation keeps; without one the network's."""
+        return self.parametrisation.base_hidden or self.size.hidden
+
+    @property
+    def base_layers(self) -> int:
+        """The depth whose initial values the parametrisation keeps; without one the network's."""
+        return self.parametrisation.base_layers or self.size.layers
+
+    @property
+    def head_norm(self) -> Norm:
+        """The norm whose output the head multiplies, with the multiplier 1/m of the logits (`spec.parametrisation`)."""
+        return Norm(scale=1 / self.parametrisation.width(self.size.hidden))
+
+    @property
+    def query_factor(self) -> float:
+        """The factor of attention's queries."""
+        return self.parametrisation.query(self.size.hidden, self.size.heads)
+
+    def adam_factors(self, name: str, shape: tuple[int, ...]) -> AdamFactors:
+        """Return the factors of the recipe for the parameter `name` of `gpas_cli.model.llama`."""
+        layer = int(name.partition(".layers.")[2].partition(".")[0] or 0) + 1
+        slot = self.gate_slot(layer)
+        return self.parametrisation.adam(name, shape, self.size.hidden, self.size.layers, slot)
 
     def gate_slot(self, layer: int) -> str | None:
         """Return the slot of the residual formula that has the gate in layer `layer`, None without a gate."""
@@ -247,6 +282,8 @@ class Model:
         family = plain(self.family, for_key=for_key)
         # Keys were published before families existed: they omit LLaMA's, whose fields all have their defaults.
         rest = {"family": family} if family or not for_key else {}
+        if self.parametrisation != Parametrisation():
+            rest["parametrisation"] = plain(self.parametrisation)
         return {**parts, "norm": self._norm(for_key), **rest}
 
     def _norm(self, for_key: bool) -> dict[str, Any]:
@@ -262,6 +299,15 @@ class Model:
         """A hash of the wiring of all layers: 16 hexadecimal digits."""
         layers = [_non_defaults(self.wiring(layer)) for layer in range(1, self.size.layers + 1)]
         return hashlib.sha256(json.dumps(layers, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
+
+
+def _slots(wiring: Wiring) -> tuple[object, ...]:
+    norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
+    return *(norm is None for norm in norms), wiring.home, wiring.bottom
+
+
+def _times(factor: float | Factor, scale: float) -> float | Factor:
+    return replace(factor, scale=scale) if isinstance(factor, Factor) else scale * factor
 
 
 def _non_defaults(part: Wiring | Norm | Factor) -> dict[str, Any]:
@@ -284,7 +330,7 @@ _SMALL_PRESETS = ("scaled", "small")
 
 def _embedding_std(model: Model) -> float:
     """Return the standard deviation of the embedding table's elements at initialisation."""
-    return _xavier(model.size.vocab, model.size.hidden) if model.init.everywhere else model.init.embed_std
+    return _xavier(model.size.vocab, model.base_hidden) if model.init.everywhere else model.init.embed_std
 
 
 def shortcut_std(model: Model) -> float:
@@ -294,7 +340,7 @@ def shortcut_std(model: Model) -> float:
     std = _embedding_std(model)
     for stage in model.embed.stages:
         if stage == "scale":
-            std *= model.embed.factor(model.size.hidden)
+            std *= model.embed.factor(model.base_hidden)
         elif stage in ("layernorm", "rmsnorm"):
             std = 1.0
     return math.hypot(std, _positions_std(model))
@@ -326,7 +372,7 @@ def remark(model: Model) -> str:
             f"{std:.3g}; Scaled Embed of Spike No More starts at 0.632: set init.embed_std or embed.multiplier"
         )
     if model.init.preset == "small" and model.embed.stages in ((), ("detach",)) and std >= _LARGE:
-        small = small_std(model.size.hidden)
+        small = small_std(model.base_hidden)
         return (
             f"init: small starts the embedding at std {_embedding_std(model):.3g}, a large shortcut; the vanilla of "
             f"Spike No More starts at sqrt(2/(5d)) = {small:.3g}: set init.embed_std or use family: gpt"
@@ -338,8 +384,8 @@ def _positions_std(model: Model) -> float:
     if model.family.positions == "rotary":
         return 0.0
     if model.init.everywhere:
-        return _xavier(model.family.context, model.size.hidden)
-    return small_std(model.size.hidden) if model.init.preset == "small" else model.init.std
+        return _xavier(model.family.context, model.base_hidden)
+    return small_std(model.base_hidden) if model.init.preset == "small" else model.init.std
 
 
 def _xavier(rows: int, columns: int) -> float:

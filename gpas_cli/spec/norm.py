@@ -38,11 +38,12 @@ class Norm:
 @dataclass(frozen=True)
 class Factor:
     """A learned factor, initialised to `init`: one number, or with `wide` one for each feature. With `shared` both
-    sub-layers of the layer have the same."""
+    sub-layers of the layer have the same. `scale` is a constant multiplier of it."""
 
     init: float = 1.0
     wide: bool = False
     shared: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
@@ -26,6 +26,7 @@ from gpas_cli.spec.network import Network
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.objective import CAUSAL, Objective, parse_objective
 from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.parametrisation import PARAMETRISATIONS, Parametrisation
 from gpas_cli.spec.plugins import known_schemes, known_stage_kinds
 from gpas_cli.spec.stage import TRAINING_PARTS, StageKind
 
@@ -105,7 +106,8 @@ def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:
 
 
 def parse_model(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> Model:
-    """Return the network of a plain mapping {size, norm, gate, embed, init, family}; only size is required.
+    """Return the network of a plain mapping {size, norm, gate, embed, init, family, parametrisation}, of which only
+    size is required.
 
     Raises InvalidExperiments with every problem found.
     """
@@ -185,12 +187,18 @@ def _new_model(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     gate = _parse_gate(values.get("gate"), problems)
     family = _section(Family, "family", values.get("family", "llama"), FAMILIES, problems)
     embed = _section(Embed, "embed", values.get("embed", norm.embedding if norm else "plain"), EMBEDS, problems)
-    init = _parse_init(values.get("init", {}), norm, family, size, problems)
-    if not size or not norm or not embed or not init or not family or len(problems) > before:
+    how = _parse_parametrisation(values.get("parametrisation", "standard"), problems)
+    width = (how and how.base_hidden) or (size and size.hidden)
+    init = _parse_init(values.get("init", {}), norm, family, width, problems)
+    if not size or not norm or not embed or not init or not family or not how or len(problems) > before:
         return None
+    if not size.hidden % size.heads:
+        problems.extend(found.under("parametrisation") for found in how.problems(size.hidden, size.heads, size.layers))
     scheme = next(name for name, cls in catalogue.schemes.items() if cls is type(norm))
-    whole = Model(size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init, family=family)
-    problems.extend(check_wiring(whole, digest))
+    whole = Model(
+        size=size, scheme=scheme, norm=norm, gate=gate, embed=embed, init=init, family=family, parametrisation=how
+    )
+    problems.extend(check_wiring(whole, digest) if len(problems) == before else ())
     if len(problems) > before:
         return None
     model = canonical_model(whole)
@@ -256,17 +264,25 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
     return gate
 
 
+def _parse_parametrisation(value: Any, problems: list[Problem]) -> Parametrisation | None:
+    if isinstance(value, Mapping) and "kind" in value:
+        value = {"like": value["kind"], **{name: own for name, own in value.items() if name != "kind"}}
+    return cast(
+        "Parametrisation | None", _section(Parametrisation, "parametrisation", value, PARAMETRISATIONS, problems)
+    )
+
+
 def _parse_init(
-    value: Any, norm: Scheme | None, family: Family | None, size: Size | None, problems: list[Problem]
+    value: Any, norm: Scheme | None, family: Family | None, width: int | None, problems: list[Problem]
 ) -> Init | None:
     values = dict(value) if isinstance(value, Mapping) else {"preset": value}
     if "like" in values:
         values["preset"] = values.pop("like")
     if norm is not None:
         values.setdefault("preset", norm.init_preset)
-    if family is not None and family.tied and size is not None:
+    if family is not None and family.tied and width is not None:
         # The table is also the head: it starts with the small std of a head, and its last row is trained.
         values.setdefault("zero_last_row", False)
         std = values.get("std", Init().std)
-        values.setdefault("embed_std", usual_embed_std(values["preset"], std, size.hidden, tied=True))
+        values.setdefault("embed_std", usual_embed_std(values["preset"], std, width, tied=True))
     return parse.build(Init, values, ("init",), problems)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, sharded_as, whole
 from gpas_cli.model.llama import Llama
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
+from gpas_cli.spec.parametrisation import AdamFactors
 
 # The key of a parameter group that has a factor of the learning rate.
 _RATE_FACTOR = "rate_factor"
@@ -40,21 +42,32 @@ def make_optimizer(network: Llama, spec: Optim) -> torch.optim.Optimizer:
 
 
 def make_adam(network: Llama, spec: Optim) -> torch.optim.Optimizer:
-    """Return Adam with decoupled weight decay, with the same settings for every trainable parameter, gates included."""
-    return _adam_of([p for p in network.parameters() if p.requires_grad], spec)
+    """Return Adam with decoupled weight decay for every trainable parameter, gates included, with the same settings
+    unless the parametrisation has others."""
+    return _adam_of({name: p for name, p in network.named_parameters() if p.requires_grad}, network.spec, spec)
 
 
-def _adam_of(trainable: Sequence[nn.Parameter], spec: Optim) -> torch.optim.Optimizer:
-    """Return Adam with decoupled weight decay, that is AdamW, for these parameters.
+def _adam_of(trainable: Mapping[str, nn.Parameter], model: Model, spec: Optim) -> torch.optim.Optimizer:
+    """Return Adam with decoupled weight decay, that is AdamW, for these parameters of a network of `model`.
 
     Bfloat16 weights (`pure_bf16`) get the reference's kernel, which rounds after each operation. The fused kernel
     computes in float32 and rounds once, and arrives at other second moments.
     """
-    in_bfloat16 = any(p.dtype == torch.bfloat16 for p in trainable)
+    in_bfloat16 = any(p.dtype == torch.bfloat16 for p in trainable.values())
     kernel = {"foreach": True} if in_bfloat16 else {"fused": True}
     # One call of the fused kernel takes either shards or whole tensors.
-    groups = [[p for p in trainable if is_shard(p) == sharded] for sharded in (False, True)]
-    parameters = [{"params": group} for group in groups if group]
+    groups: dict[tuple[bool, AdamFactors], list[nn.Parameter]] = {}
+    for name, p in trainable.items():
+        groups.setdefault((is_shard(p), model.adam_factors(name, tuple(p.shape))), []).append(p)
+    parameters = [
+        {
+            "params": group,
+            "eps": spec.eps * own.eps,
+            "weight_decay": spec.weight_decay * own.weight_decay,
+            _RATE_FACTOR: own.rate,
+        }
+        for (_, own), group in sorted(groups.items(), key=lambda item: item[0][0])
+    ]
     betas = (spec.beta1, spec.beta2)
     return _AdamW(parameters, lr=0.0, betas=betas, eps=spec.eps, weight_decay=spec.weight_decay, **kernel)
 
@@ -127,8 +140,8 @@ def make_muon(network: Llama, spec: Optim) -> torch.optim.Optimizer:
     assert isinstance(own, MuonSettings)
     trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}
     matrices = [p for name, p in trainable.items() if role(name, p.dim()) == MATRIX]
-    others = [p for name, p in trainable.items() if role(name, p.dim()) != MATRIX]
-    return _MuonAndAdam(matrices, own, spec.weight_decay, _adam_of(others, spec))
+    others = {name: p for name, p in trainable.items() if role(name, p.dim()) != MATRIX}
+    return _MuonAndAdam(matrices, own, spec.weight_decay, _adam_of(others, network.spec, spec))
 
 
 class _MuonAndAdam(_Optimizer):

@@ -32,7 +32,7 @@ CLIPPED = {
     "appendix-7b/pre-gpas": (1.0, 0.01),
 }
 # Other papers, with recipes of their own, and what no paper has.
-OTHERS = ("spike-", "curse-", "rivals-", "muon-")
+OTHERS = ("spike-", "curse-", "rivals-", "muon-", "transfer-")
 ON_C4 = [
     entry
     for grid, entries in GRIDS.items()

@@ -62,6 +62,7 @@ print(json.dumps(found))
 
 GPAS = {f"{norm}{'-gpas' if gate else ''}": {"norm": norm, "gate": gate} for norm in SCHEMES for gate in (None, "gpas")}
 FOLDED = ("pre", "lns", "layerscale", "scalars", "scaled-branches")
+COMPLETEP = {"like": "completep", "base_hidden": 8, "base_heads": 2, "base_layers": 2}
 OTHERS: dict[str, Mapping[str, object]] = {
     "post-detach": {"norm": "post", "embed": "detach"},
     "mix-sublayers": {"norm": "mix", "gate": {"share": "sublayer", "activation": "tanh"}, "embed": "layernorm"},
@@ -69,6 +70,10 @@ OTHERS: dict[str, Mapping[str, object]] = {
     "deepnorm-fixed": {"norm": "deepnorm", "gate": {"learnable": False, "init": (0.1, 0.2, 0.3, -0.1)}},
     "lns-qk-head": {"norm": "lns", "gate": "gpas", "family": {"like": "llama", "qk_norm": "head"}},
     "pre-qk-width": {"norm": "pre", "gate": "gpas", "family": {"like": "llama", "qk_norm": "width"}},
+    "pre-mup": {"norm": "pre", "gate": "gpas", "parametrisation": {"like": "mup", "base_hidden": 8, "base_heads": 2}},
+    "layerscale-completep": {"norm": "layerscale", "gate": "gpas", "parametrisation": COMPLETEP},
+    "lns-qk-completep": {"norm": "lns", "family": {"like": "llama", "qk_norm": "head"}, "parametrisation": COMPLETEP},
+    "post-completep": {"norm": "post", "gate": "gpas", "parametrisation": COMPLETEP},
     "lns-scale": {"norm": {"scheme": "lns", "apply": "scale"}, "gate": "gpas", "embed": "rmsnorm"},
 }
 
@@ -86,7 +91,7 @@ def test_perplexity_through_transformers_is_ours(room: Room) -> None:
         assert seen["problems"] == [], name
         assert seen["perplexity"] == pytest.approx(ours[name][0], rel=1e-4), name
         plain = name.startswith(FOLDED) and name not in ("pre-own-code", "pre-qk-width")
-        known = "Qwen3ForCausalLM" if name == "lns-qk-head" else "LlamaForCausalLM"
+        known = "Qwen3ForCausalLM" if name.startswith("lns-qk") else "LlamaForCausalLM"
         assert (forms[name], seen["class"]) == (("llama", known) if plain else ("bundled", "GpasForCausalLM"))
         config = json.loads((room.folder / "out" / name / "config.json").read_text())
         assert plain or (config["network"]["gate"] is None) == (name != "pre-own-code"), name

@@ -34,6 +34,7 @@ DOCUMENTS = {
     "theory norms": "cli.commands.theory:NormsJson",
     "theory depth": "cli.commands.theory:DepthJson",
     "theory length": "cli.commands.theory:LengthJson",
+    "theory coordinates": "cli.commands.theory:CoordinatesJson",
     "table": "report.tables.render:TableJson",
     "figure": "cli.commands.figure:FigureJson",
     "figure paper": "cli.paper_figures:PaperFiguresJson",

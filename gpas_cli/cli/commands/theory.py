@@ -37,6 +37,7 @@ _Out = Annotated[
 _Terminal = Annotated[bool, typer.Option("--terminal", "-t", help="Also draw the figure as text here.")]
 _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest network.", min=8, max=512)]
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
+_Updates = Annotated[int, typer.Option("--updates", help="The number of updates of each network.", min=1, max=100)]
 _PROBED = 16  # layers of a network that is timed to estimate the simulations, whose work grows as layers squared
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 _Points = Sequence[tuple[float, float]]
@@ -117,6 +118,26 @@ class DepthJson(DocumentJson):
     depth: Annotated[dict[str, Any] | None, "the bounds of The Curse of Depth, null where it derives none"]
     stages: Annotated[dict[str, Any], "both sides of RaPTr's theorem 4.2"]
     remarks: Annotated[list[str], "where the bounds do not apply, and slips in equations that are computed as printed"]
+    panels: list[PlotJson]
+
+
+class _ChangeJson(TypedDict):
+    """The change of an activation over the updates, in one parametrisation."""
+
+    parametrisation: str
+    over: Annotated[str, ("width", "depth")]
+    place: Annotated[str, "logits, or the number of the base's layer after which the stream is; 0: the embedding"]
+    at: Annotated[list[int], "the widths or depths"]
+    changes: Annotated[list[float], "root mean square of the change at each of them"]
+    exponent: Annotated[float, "of a power law fitted to them; 0 is flat"]
+
+
+class CoordinatesJson(DocumentJson):
+    """`gpas theory coordinates --json`."""
+
+    cell: str
+    updates: int
+    changes: list[_ChangeJson]
     panels: list[PlotJson]
 
 
@@ -234,17 +255,59 @@ def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     _show(figures, Output(out, terminal, as_json), document, depth_table(bound, stages), note)
 
 
-def _computed(law: str, cell: SpecCell) -> Any:
+@app.command("coordinates")
+def coordinates(
+    cell: Cell, updates: _Updates = 5, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False
+) -> None:
+    """Check whether a cell's scheme keeps its activations over width and depth (Tensor Programs V, appendix D.1).
+
+    Small networks with the cell's scheme, gate and recipe train for a few updates. In muP the change of the stream and
+    of the logits does not depend on the width, in CompleteP neither on the depth; in the standard parametrisation it
+    grows.
+
+    Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
+    """
+    (entry,) = find_cells([cell])
+    found = _computed("coordinates", entry.cell, updates)
+    figures, whole = [], max(one.place for one in found if one.place != "logits")
+    for over in ("width", "depth"):
+        chosen = [one for one in found if one.over == over and one.place in ("logits", whole)]
+        lines = {f"{one.parametrisation}, {_place(one.place)}": list(zip(one.at, one.changes, strict=True))
+                 for one in chosen}  # fmt: skip
+        figures.append(_figure(f"Change after {updates} updates", over, "root mean square", lines, log=True))
+    rows = [
+        [one.over, one.parametrisation, _place(one.place), *(f"{c:.3g}" for c in one.changes)]
+        + [""] * (4 - len(one.at))
+        + [f"{one.exponent:.2f}"]
+        for one in found
+    ]
+    heads = ("over", "parametrisation", "change of", "x 1", "x 2", "x 4", "x 8", "exponent")
+    sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
+                         for over in ("width", "depth"))  # fmt: skip
+    note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is that of a power law; 0 is flat."
+    document = filled(CoordinatesJson, cell=entry.id, updates=updates, changes=found, panels=_panels(figures))
+    _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[3:])), note)
+
+
+def _place(place: str) -> str:
+    return place if place == "logits" else f"stream, layer {place}" if place != "0" else "embedding"
+
+
+def _computed(law: str, cell: SpecCell, updates: int = 0) -> Any:
     """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory."""
     try:
+        from gpas_cli.evaluate.coordinates import coordinates
         from gpas_cli.evaluate.norm_growth import growths, length_law
         from gpas_cli.evaluate.theory import depth_theory
     except ImportError as error:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
-    with working("building the network in float64") as show:
-        show("building the network in float64")
+    first = "training small networks" if law == "coordinates" else "building the network in float64"
+    with working(first) as show:
+        show(first)
+        here = project()
+        if law == "coordinates":
+            return coordinates(cell, here.cache, here.config.parent, updates, show)
         if law == "depth":
-            here = project()
             return depth_theory(cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
         return growths(cell) if law == "norms" else length_law(cell)
 
