@@ -80,17 +80,23 @@ def score_answers(
         done += len(batch)
         if progress is not None:
             progress(done, len(windows))
-    found = {
-        "exact_match": [exact_match(text, one.answers) for (_, text), one in zip(best, questions, strict=True)],
-        "f1": [f1(text, one.answers) for (_, text), one in zip(best, questions, strict=True)],
-    }
+    return answer_scores(name, [text for _, text in best], [one.answers for one in questions], f"{_RECIPE}-{digest}")
+
+
+def answer_scores(
+    name: str, found: Sequence[str], expected: Sequence[Sequence[str]], version: str, shots: int = 0
+) -> list[TaskScore]:
+    """Return `exact_match` and `f1` of answers, where each question has several expected ones, the best of which
+    counts. version: that of the task."""
+    pairs = list(zip(found, expected, strict=True))
+    values = {"exact_match": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
     return [
         TaskScore(
-            task=name, metric=metric, value=mean(values), examples=len(values),
-            stderr=stdev(values) / len(values) ** 0.5 if len(values) > 1 else None,
-            task_version=f"{_RECIPE}-{digest}", harness=f"gpas_cli {__version__}",
+            task=name, metric=metric, value=mean(own), examples=len(own),
+            stderr=stdev(own) / len(own) ** 0.5 if len(own) > 1 else None,
+            task_version=version, harness=f"gpas_cli {__version__}", shots=shots,
         )
-        for metric, values in found.items()
+        for metric, own in values.items()
     ]  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Embedded tasks and local files are scored here, with the metrics of lm-evaluation-harness: `acc`, the share of questions
 whose right choice has the largest log p given the context, and `acc_norm`, where log p is divided by the characters of
-the choice. All other tasks are scored by the harness itself (`evaluate.harness`).
+the choice. Tasks with generated answers are scored in `evaluate.generation`, all other ones by the harness itself
+(`evaluate.harness`).
 
 Texts have perplexities by word and by token, and bits per byte. Documents longer than the network is given at once are
 divided into windows: every token is predicted once, the first of a document after the end token, as in training, the
@@ -23,11 +24,12 @@ from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.answers import score_answers
+from gpas_cli.evaluate.generation import score_generated
 from gpas_cli.evaluate.harness import score_official
 from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
 from gpas_cli.evaluate.task_score import MissingTask, NothingFits, Progress, Report, TaskScore, scored_in_turn
-from gpas_cli.evaluate.tasks import MultipleChoice, direct_task
-from gpas_cli.spec.downstream import SKIPPED, SQUAD, Downstream, Texts, base_name
+from gpas_cli.evaluate.tasks import GeneratedTask, MultipleChoice, direct_task
+from gpas_cli.spec.downstream import SKIPPED, SQUAD, Downstream, Texts, base_name, most_generated
 from gpas_cli.train.evaluate import perplexity
 
 
@@ -78,6 +80,9 @@ def score_task(
     if task is not None and base_name(name) == SQUAD:
         asked: Sequence[Any] = task.questions()[:limit]
         return score_answers(name, asked, scorer, tokenizer, progress=progress, stop=stop)
+    if isinstance(task, GeneratedTask) and most_generated(name):
+        shots = section.shots
+        return score_generated(task, scorer, tokenizer, shots=shots, limit=limit, progress=progress, stop=stop)
     if isinstance(task, MultipleChoice):
         return score_directly(task, scorer, tokenizer, limit=limit, progress=progress, stop=stop)
     return score_official(name, scorer, tokenizer, shots=section.shots, limit=limit, progress=progress, stop=stop)

@@ -4,6 +4,7 @@ The tasks of the papers:
 
     mmlu winogrande piqa openbookqa hellaswag boolq arc_easy    GPAS, table 3
     social_iqa arc_challenge                                    the poster, besides those
+    cb copa sglue_rte wic wsc                                   SuperGLUE in RaPTr, table 3, with boolq
     wikitext lambada_openai                                     Spike No More
 
 Any other task of likelihoods that the installed harness has is scored as well.
@@ -40,6 +41,11 @@ _FOLDERS = {
     "openbookqa": "openbookqa",
     "hellaswag": "hellaswag",
     "boolq": "super_glue/boolq",
+    "cb": "super_glue/cb",
+    "copa": "super_glue/copa",
+    "sglue_rte": "super_glue/rte",
+    "wic": "super_glue/wic",
+    "wsc": "super_glue/wsc",
     "arc_easy": "arc",
     "arc_challenge": "arc",
     "social_iqa": "siqa",

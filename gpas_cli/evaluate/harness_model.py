@@ -121,4 +121,4 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [math.fsum(totals[span]) for span in spans]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> NoReturn:
-        raise GpasError("tasks that generate text are not scored; only tasks of likelihoods are")
+        raise GpasError("this task generates text by lm-evaluation-harness; only tasks of likelihoods are scored by it")

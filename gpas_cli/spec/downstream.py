@@ -23,6 +23,9 @@ _LOCAL_QUESTIONS = 2000  # assumed for a local file, to estimate the cost before
 _LOCAL_TOKENS = 150  # assumed for a question and all its choices
 EMBEDDED_QUESTIONS = 1200
 SQUAD = "squad"  # answered by encoders with a head for answers
+RECALL = "recall"  # the rest of names that occur in the lines before
+MOST_EXAMPLES = 16  # solved examples that the prompts of a generated task can begin with
+_NO_NAME = tuple(" \t\n\"#'()*+,-./:;<=>[]{}|&^%~!@")  # characters that end a name in source code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +33,12 @@ class _KnownTask:
     """A task that this program knows.
 
     chance: the accuracy of guessing in percent, None for perplexities. measure: the score that tables show: acc (the
-    choice with the largest log p is the right one), perplexity or word_perplexity. normed: whether there is acc_norm
-    too, where log p is divided by the length of the choice. questions, tokens: their number, and the tokens of one of
-    them with its choices, to estimate the cost.
-    embedded: made from the held-out half of the standard library, rather than by lm-evaluation-harness.
+    choice with the largest log p is the right one), perplexity or word_perplexity, f1 or exact_match. normed: whether
+    there is acc_norm too, where log p is divided by the length of the choice. questions, tokens: their number, and the
+    tokens of one of them with its choices, to estimate the cost.
+    embedded: made from the held-out half of the standard library, rather than by lm-evaluation-harness. generated: the
+    most tokens of an answer that the network writes, 0 if it writes none. until: texts that end an answer; they have
+    the first word of the next prompt among them, since T5's tokenizer has no line ends.
     """
 
     name: str
@@ -44,6 +49,8 @@ class _KnownTask:
     measure: str = "acc"
     normed: bool = False
     embedded: bool = False
+    generated: int = 0
+    until: tuple[str, ...] = ()
 
 
 # The published accuracies are acc: networks that diverged have 11.6 % on OpenBookQA and 19.37 % on ARC-c, where
@@ -62,10 +69,52 @@ KNOWN_TASKS: dict[str, _KnownTask] = {
         _KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
         _KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
         _KnownTask(name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity"),
+        _KnownTask(name="cb", title="CB", chance=100 / 3, questions=56, tokens=330),
+        _KnownTask(name="copa", title="COPA", chance=50, questions=100, tokens=30),
+        _KnownTask(name="sglue_rte", title="RTE", chance=50, questions=277, tokens=170),
+        _KnownTask(name="wic", title="WiC", chance=50, questions=638, tokens=110),
+        _KnownTask(name="wsc", title="WSC", chance=50, questions=104, tokens=110),
+        _KnownTask(
+            name="triviaqa",
+            title="TriviaQA",
+            questions=17_944,
+            tokens=25,
+            measure="exact_match",
+            generated=32,
+            until=("\n", ".", ",", "Question:"),
+        ),
+        _KnownTask(
+            name="tydiqa",
+            title="TyDiQA",
+            questions=440,
+            tokens=170,
+            measure="exact_match",
+            generated=64,
+            until=("\n", "Context:"),
+        ),
+        _KnownTask(
+            name="squadv2",
+            title="SQuADv2",
+            questions=11_873,
+            tokens=190,
+            measure="exact_match",
+            generated=64,
+            until=("\n", "Title:"),
+        ),
         _KnownTask(name=SQUAD, title="SQuAD", questions=10_570, tokens=180, measure="f1"),
         _KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
         _KnownTask(
             name="bracket", title="bracket", chance=100 / 3, questions=EMBEDDED_QUESTIONS, tokens=150, embedded=True
+        ),
+        _KnownTask(
+            name=RECALL,
+            title="recall",
+            questions=EMBEDDED_QUESTIONS,
+            tokens=150,
+            measure="exact_match",
+            embedded=True,
+            generated=16,
+            until=_NO_NAME,
         ),
     )
 }
@@ -75,7 +124,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "paper": _PAPER,
     "poster": _POSTER,
     "spike": ("wikitext", "lambada_openai"),  # the evaluation texts of Spike No More
-    "embedded": tuple(name for name, task in KNOWN_TASKS.items() if task.embedded),
+    "superglue": ("boolq", "cb", "copa", "sglue_rte", "wic", "wsc"),  # SuperGLUE without MultiRC and ReCoRD
+    "generated": ("triviaqa", "tydiqa", "squadv2"),  # RaPTr, Table 3
+    "embedded": ("indent", "bracket"),
 }
 _AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
 _AVERAGE = "average"  # the average over any other list of tasks
@@ -97,6 +148,12 @@ def task_problem(name: str) -> str:
         return f"'{name}' is not NAME@DIGEST, as `gpas data import-task` prints it"
     known = nearest(name, [*GROUPS, *KNOWN_TASKS])
     return f"unknown task '{name}'; {known} (`gpas data import-task` adds tasks of your own, NAME@DIGEST)"
+
+
+def most_generated(task: str) -> int:
+    """Return the most tokens of an answer that the network generates, 0 for a task of other answers."""
+    known = KNOWN_TASKS.get(base_name(task))
+    return known.generated if known else 0
 
 
 def base_name(task: str) -> str:
@@ -180,9 +237,23 @@ class Downstream:
         bases = [base_name(task) for task in self.tasks]
         for name in sorted({name for name in bases if bases.count(name) > 1}):
             yield Problem(("tasks",), f"names '{name}' more than once")
-        direct = [task for task in self.tasks if is_local(task) or task == SQUAD or KNOWN_TASKS[task].embedded]
+        written = {task: most_generated(task) for task in self.tasks if most_generated(task)}
+        for task in written:
+            if self.max_length <= written[task]:
+                yield Problem(
+                    ("max_length",),
+                    f"leaves no room for a question of {task}, whose answers may have {written[task]} tokens",
+                )
+        direct = [
+            task
+            for task in self.tasks
+            if base_name(task) not in GROUPS["generated"]
+            and (is_local(task) or task == SQUAD or KNOWN_TASKS[task].embedded)
+        ]
         if self.shots and direct:
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
+        elif self.shots > MOST_EXAMPLES and written:
+            yield Problem(("shots",), f"is more than the {MOST_EXAMPLES} solved examples of {', '.join(written)}")
 
 
 # The number of questions of a task with a choice of more tokens than the network is given; recorded if there are any.
@@ -221,7 +292,8 @@ def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
         return (*mine, *averages(tasks)) if len(mine) > 1 else mine
     if metric == "accuracy_norm":
         return tuple(task for task in tasks if is_local(task) or KNOWN_TASKS[task].normed)
-    shown = BY_TASK["f1" if metric == "exact_match" else metric]  # both are scores of the same tasks
+    both = ("f1", "exact_match")  # scores of the same tasks
+    shown = both if metric in both else BY_TASK[metric]
     return tuple(task for task in tasks if measure_of(task) in shown)
 
 
@@ -249,14 +321,20 @@ def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) ->
     return found
 
 
-def downstream_tokens(section: Downstream) -> float:
-    """Return the tokens of all questions with their choices and examples."""
+def downstream_tokens(section: Downstream, *, cached: bool = True) -> float:
+    """Return the tokens of all questions with their choices, examples and generated answers.
+
+    `cached`: a generated token is computed alone; else the prompt is read again for each.
+    """
     total = 0.0
     for name in section.tasks:
         known = KNOWN_TASKS.get(name)
         questions = known.questions if known else _LOCAL_QUESTIONS
         tokens = known.tokens if known else _LOCAL_TOKENS
-        total += min(questions, section.limit or questions) * tokens * (1 + section.shots)
+        length = tokens * (1 + section.shots)
+        written = most_generated(name)
+        read = length + written if cached or not written else min(section.max_length, length + written / 2) * written
+        total += min(questions, section.limit or questions) * read
     return total
 
 

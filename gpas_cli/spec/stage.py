@@ -341,7 +341,9 @@ STAGE_KINDS: dict[str, StageKind] = {
             parameters=Downstream,
             causal=True,
             of_networks=True,
-            cost=lambda cell, *_: downstream_tokens(cell.parameters("downstream")) / EVALUATED_PER_TRAINED,
+            cost=lambda cell, *_: (
+                downstream_tokens(cell.parameters("downstream"), cached=not cell.is_external) / EVALUATED_PER_TRAINED
+            ),
             runner="gpas_cli.worker.stages.scoring:run_downstream",
             metrics=(
                 Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),

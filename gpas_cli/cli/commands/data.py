@@ -224,18 +224,22 @@ def import_task(
     task: Annotated[
         str, typer.Option("--task", "-t", metavar="NAME", help="The task whose form the documents have, or a new name.")
     ],
+    examples: Annotated[
+        str, typer.Option("--examples", metavar="FILE", help="The training split, for the solved examples of shots.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Add a file of questions to the project, to score networks at them without a network connection.
 
-    Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, that of SQuAD's
-    dev-v1.1.json. Those of a task with a new name have a context, choices and answer, the index of the right choice
-    from 0. The task is named in experiments.yaml with the digest that this command prints.
+    Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, squadv2, triviaqa
+    and tydiqa, that of the files that the authors publish. Those of a task with a new name have a context, choices and
+    answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
+    prints.
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
     """
     root = project().config.parent
-    made = import_file(Path(file).expanduser(), task, root)
+    made = import_file(Path(file).expanduser(), task, root, Path(examples).expanduser() if examples else None)
     if task not in FORMS and closest(task, FORMS):
         warn(f"{task} is imported as a task of your own, with prompts that are no known task's; {nearest(task, FORMS)}")
     if as_json:

@@ -3,6 +3,8 @@
 Task          name; questions()
 ├── EmbeddedTask   made from the held-out half of the standard library     local.py
 ├── LocalTask      a file of the project, NAME@DIGEST                      local.py
+├── RecallTask     names in that half, which the network completes         local.py
+├── HubGenerated   TriviaQA, TyDi QA and SQuAD v2, answers are generated   generated.py
 └── HubSquad       SQuAD v1.1, whose answers are parts of a passage        squad.py
 forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
 adapters.py   the records of LLM-Adapters -> documents
@@ -12,12 +14,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, local_task
+from gpas_cli.evaluate.tasks.generated import HubGenerated
+from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, RecallTask, local_task
 from gpas_cli.evaluate.tasks.squad import HubSquad
-from gpas_cli.spec.downstream import KNOWN_TASKS, SQUAD, is_local
+from gpas_cli.spec.downstream import GROUPS, KNOWN_TASKS, RECALL, SQUAD, is_local
 
 MultipleChoice = EmbeddedTask | LocalTask
-Task = MultipleChoice | HubSquad
+GeneratedTask = LocalTask | HubGenerated | RecallTask
+Task = MultipleChoice | GeneratedTask | HubSquad
 
 
 def direct_task(name: str, root: Path) -> Task | None:
@@ -29,4 +33,8 @@ def direct_task(name: str, root: Path) -> Task | None:
         return local_task(name, root)
     if name == SQUAD:
         return HubSquad()
+    if name in GROUPS["generated"]:
+        return HubGenerated(name)
+    if name == RECALL:
+        return RecallTask()
     return EmbeddedTask(name) if KNOWN_TASKS[name].embedded else None

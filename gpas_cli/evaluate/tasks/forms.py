@@ -34,11 +34,27 @@ class SpanQuestion:
 
 
 @dataclass(frozen=True)
+class Prompted:
+    """A question whose answer the network generates: the text before the answer, and the answers that count as right.
+
+    The first answer is the one that a solved example shows.
+    """
+
+    prompt: str
+    answers: tuple[str, ...]
+
+    @property
+    def solved(self) -> str:
+        """The question with its answer, as an example in the prompt of another."""
+        return f"{self.prompt} {self.answers[0]}\n\n"
+
+
+@dataclass(frozen=True)
 class _Form:
     """How a document becomes a question. `fields` describes the document in messages."""
 
     fields: str
-    question: Callable[[Doc], Question | SpanQuestion]
+    question: Callable[[Doc], Question | SpanQuestion | Prompted]
 
     def read(self, document: object) -> Any:
         """Return the question of a document. Raises FormError with what is wrong."""
@@ -50,7 +66,7 @@ class _Form:
             raise FormError(f"no field {error}; the fields are {self.fields}") from error
         except (TypeError, ValueError, IndexError, AttributeError) as error:
             raise FormError(f"{error}; the fields are {self.fields}") from error
-        if isinstance(question, SpanQuestion):
+        if isinstance(question, SpanQuestion | Prompted):
             return question
         if len(question.choices) < 2:
             raise FormError("fewer than two choices")
@@ -164,6 +180,29 @@ def _squad(document: Doc) -> SpanQuestion:
     return SpanQuestion(_text(document, "question"), passage, answers)
 
 
+def _triviaqa(document: Doc) -> Prompted:
+    answer = document["answer"]
+    answers = (_text(answer, "value"), *_texts(list(answer["aliases"]), "answer.aliases"))
+    return Prompted(f"Question: {_text(document, 'question')}?\nAnswer:", tuple(dict.fromkeys(answers)))
+
+
+def _tydiqa(document: Doc) -> Prompted:
+    if not _text(document, "id").startswith("english-"):
+        raise ValueError("'id' does not begin with 'english-': the question is in another language")
+    context, question = _text(document, "context").strip(), _text(document, "question").strip()
+    answers = _texts(list(document["answers"]["text"]), "answers.text")
+    if not answers:
+        raise ValueError("no answer: this is not the gold passage task")
+    return Prompted(f"Context: {context}\n\nQuestion: {question}\n\nAnswer:", answers)
+
+
+def _squadv2(document: Doc) -> Prompted:
+    answers = _texts(list(document["answers"]["text"]), "answers.text")
+    parts = {"Title": "title", "Background": "context", "Question": "question"}
+    prompt = "\n\n".join(f"{word}: {_text(document, field)}" for word, field in parts.items())
+    return Prompted(f"{prompt}\n\nAnswer:", answers or ("unanswerable",))
+
+
 def _own(document: Doc) -> Question:
     choices = _texts(document["choices"], "choices")
     return Question(_text(document, "context"), choices, _number(document, "answer", 0))
@@ -181,6 +220,9 @@ FORMS: dict[str, _Form] = {
     "arc_challenge": _Form("question, choices {text, label} and answerKey", _arc),
     "social_iqa": _Form("context, question, answerA, answerB, answerC and label (1 to 3)", _social_iqa),
     SQUAD: _Form("question, context and answers {text: [...]}", _squad),
+    "triviaqa": _Form("question and answer {value, aliases: [...]}", _triviaqa),
+    "tydiqa": _Form("id (english-...), question, context and answers {text: [...]}", _tydiqa),
+    "squadv2": _Form("title, context, question and answers {text: [...]}, empty if there is none", _squadv2),
     DEFAULT_FORM: _Form("context, choices and answer (the index of the right choice, from 0)", _own),
 }
 

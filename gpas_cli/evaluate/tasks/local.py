@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpas_cli import words
 from gpas_cli.data.corpora import Document
 from gpas_cli.data.questions import Question, questions
 from gpas_cli.data.records import json_values
@@ -24,21 +26,23 @@ from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
-from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, form_of
-from gpas_cli.evaluate.tasks.squad import rows_of
+from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, Prompted, form_of
+from gpas_cli.evaluate.tasks.generated import IN_FILES, drawn_examples, rows_in
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
     DIGEST_DIGITS,
     EMBEDDED_QUESTIONS,
+    GROUPS,
     KNOWN_TASKS,
     LOCAL_TASK,
-    SQUAD,
+    RECALL,
     base_name,
     local_file,
 )
 
 _MOST_PROBLEMS = 5  # of one file, in a message
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_EXAMPLE = "example"  # true in the solved examples of a file, which stand before the questions
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,26 @@ class LocalTask:
         return f"{PROMPT_VERSION}-{digest}" if base_name(self.name) in FORMS else digest
 
     def questions(self) -> Sequence[Any]:
-        """Return the questions in the order of the file, a `Question` or a `SpanQuestion` each.
+        """Return the questions in the order of the file, a `Question`, a `SpanQuestion` or a `Prompted` each.
 
         Raises TaskUnavailable if the file is missing or has changed.
         """
+        return self._read(solved=False)
+
+    def examples(self, count: int) -> Sequence[Any]:
+        """Return the first `count` of the solved examples that were imported with the questions.
+
+        Raises TaskUnavailable if the file has not as many, is missing or has changed.
+        """
+        found = self._read(solved=True)
+        if len(found) < count:
+            raise TaskUnavailable(
+                f"{self.path} has {words.count(len(found), 'solved example')}, and shots is {count}; import it again "
+                f"with the training split: `gpas data import-task FILE --task {base_name(self.name)} --examples FILE`"
+            )
+        return found[:count]
+
+    def _read(self, *, solved: bool) -> list[Any]:
         try:
             content = self.path.read_bytes()
         except OSError as error:
@@ -74,7 +94,9 @@ class LocalTask:
         found = []
         for number, line in enumerate(content.splitlines(), start=1):
             try:
-                found.append(form.read(parse_json(line)))
+                document = parse_json(line)
+                if solved == (isinstance(document, dict) and document.get(_EXAMPLE) is True):
+                    found.append(form.read(document))
             except ValueError as error:
                 raise TaskUnavailable(f"{self.path}:{number}: {error}; import the file again") from error
         return found
@@ -101,18 +123,35 @@ class Imported:
     questions: int
 
 
-def import_task(source: Path, task: str, root: Path) -> Imported:
+def import_task(source: Path, task: str, root: Path, examples: Path | None = None) -> Imported:
     """Write the documents of `source` as the local task `task` of the project at `root`.
 
     `source` has one JSON document a line, or a JSON list, in the form of lm-evaluation-harness or of LLM-Adapters; or
-    it is the file of SQuAD.
+    it is the file of SQuAD, TriviaQA or TyDi QA. `examples`: a file of the same form, of which as many are written
+    before the documents as a prompt can have.
     Raises DataError with the place of each problem; nothing is written then.
     """
     if not _NAME.fullmatch(task) or task == DEFAULT_FORM:
         hint = nearest(task.replace("-", "_"), FORMS)
         raise DataError(f"--task: '{task}' is not a name of lower-case letters, digits and _; {hint}")
     if task in KNOWN_TASKS and task not in FORMS:
-        raise DataError(f"--task: {task} is not a task of multiple-choice questions from a file; choose another name")
+        raise DataError(f"--task: {task} is not a task of questions from a file; choose another name")
+    if examples is not None and task not in GROUPS["generated"]:
+        raise DataError(
+            f"--examples: {task} has no solved examples; tasks that have are {', '.join(GROUPS['generated'])}"
+        )
+    solved = drawn_examples(_documents(examples, task)) if examples is not None else []
+    documents = _documents(source, task)
+    lines = [*({_EXAMPLE: True, **document} for document in solved), *documents]
+    content = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in lines).encode()
+    made = local_task(f"{task}@{digest_of(content)}", root)
+    made.path.parent.mkdir(exist_ok=True)
+    replace_file(made.path, content)
+    return Imported(made.name, made.path, len(documents))
+
+
+def _documents(source: Path, task: str) -> list[Mapping[str, Any]]:
+    """Return the documents of a file, read by the form of the task. Raises DataError with the place of each problem."""
     documents, problems = [], []
     adapted = None
     for number, (where, record) in enumerate(_records(source, task), start=1):
@@ -130,22 +169,19 @@ def import_task(source: Path, task: str, root: Path) -> Imported:
         raise DataError("\n".join(problems[:_MOST_PROBLEMS]) + more)
     if not documents:
         raise DataError(f"{source} has no document")
-    content = "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()
-    made = local_task(f"{task}@{digest_of(content)}", root)
-    made.path.parent.mkdir(exist_ok=True)
-    replace_file(made.path, content)
-    return Imported(made.name, made.path, len(documents))
+    return documents
 
 
 def _records(source: Path, task: str) -> Iterator[tuple[object, Any]]:
     """Yield the records of a file with their places. Raises DataError for what is not JSON."""
-    if task == SQUAD and source.is_file():
-        with suppress(ValueError, KeyError, TypeError):  # not the file of SQuAD but rows of it
-            yield from [(source, row) for row in rows_of(parse_json(source.read_bytes()))]
+    if task in IN_FILES and source.is_file():
+        with suppress(ValueError, KeyError, TypeError):  # not the authors' file but rows of it
+            yield from [(source, row) for row in rows_in(parse_json(source.read_bytes()), task)]
             return
     yield from json_values(source)
 
 
+_LETTERS = 3  # of a name that are in the prompt, and at least as many that are not
 _RECIPE = "1"  # increased when the same text gives other questions
 
 
@@ -165,15 +201,45 @@ class EmbeddedTask:
 
     def questions(self) -> Sequence[Question]:
         """Return the questions in an order that hashes decide, equally many with each place of the answer."""
-        found = []
-        for document in _held_out():
-            for number, question in enumerate(questions(document.text, self.name)):
-                found.append((_hash(f"{self.name}:{document.id}:{number}"), question))
-        ordered = [question for _, question in sorted(found, key=lambda item: item[0])]
+        ordered = _shuffled(self.name)
         places = range(len(ordered[0].choices))
         by_place = [[question for question in ordered if question.answer == place] for place in places]
         each = EMBEDDED_QUESTIONS // len(places)
         return [question for row in zip(*(mine[:each] for mine in by_place), strict=False) for question in row]
+
+
+@dataclass(frozen=True)
+class RecallTask:
+    """Names in held-out source files that the network completes: the first letters are there, and the whole name
+    occurs in the lines before."""
+
+    name: str = RECALL
+
+    def questions(self) -> Sequence[Prompted]:
+        """Return the questions in an order that hashes decide. At most 1 % of them have the same answer, so that
+        writing one thing each time is no use."""
+        asked: Counter[str] = Counter()
+        found = []
+        for question in _shuffled("names"):
+            choice = question.choices[question.answer]
+            begun = len(choice) - len(choice.lstrip()) + _LETTERS
+            rest = choice[begun:]
+            asked[rest] += 1
+            if len(rest) >= _LETTERS and asked[rest] <= EMBEDDED_QUESTIONS // 100:
+                found.append(Prompted(question.context + choice[:begun], (rest,)))
+        return found[:EMBEDDED_QUESTIONS]
+
+    def examples(self, count: int) -> Sequence[Prompted]:
+        """Return nothing: the lines before a name are example enough."""
+        return ()
+
+
+def _shuffled(kind: str) -> list[Question]:
+    found = []
+    for document in _held_out():
+        for number, question in enumerate(questions(document.text, kind)):
+            found.append((_hash(f"{kind}:{document.id}:{number}"), question))
+    return [question for _, question in sorted(found, key=lambda item: item[0])]
 
 
 @cache

@@ -1,4 +1,7 @@
-"""SQuAD v1.1 (Rajpurkar et al., 2016): the validation questions of the hub, and the file that its authors publish."""
+"""SQuAD v1.1 (Rajpurkar et al., 2016): the validation questions of the hub, and the file that its authors publish.
+
+SQuAD v2 and the gold passage task of TyDi QA have files of the same form.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,35 @@ class HubSquad:
 
     def questions(self) -> Sequence[SpanQuestion]:
         """Return the questions in the order of the data set. Raises TaskUnavailable."""
-        import datasets
-
-        try:
-            with offline_if_unreachable():
-                rows = datasets.load_dataset(_REPOSITORY, split="validation")
-        except Exception as error:
-            # Network, hub and builders raise many classes of exceptions; all of them mean that there are no documents.
-            raise TaskUnavailable(
-                f"the documents of {SQUAD} are unavailable: {type(error).__name__}: {first_line(error)}; connect this "
-                "machine to the network, set HF_HOME to a cache that has them, or import the file dev-v1.1.json: "
-                f"`gpas data import-task FILE --task {SQUAD}`"
-            ) from error
+        rows = hub_rows(SQUAD, "dev-v1.1.json", path=_REPOSITORY, split="validation")
         return [form_of(SQUAD).read(row) for row in rows]
 
 
-def rows_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def hub_rows(task: str, file: str, **where: Any) -> Any:
+    """Return the rows of a data set of the hub or its cache; `where`: arguments of `datasets.load_dataset`.
+
+    `file`: the authors' file with the same questions. Raises TaskUnavailable.
+    """
+    import datasets
+
+    try:
+        with offline_if_unreachable():
+            return datasets.load_dataset(**where)
+    except Exception as error:
+        # Network, hub and builders raise many classes of exceptions; all of them mean that there are no documents.
+        raise TaskUnavailable(
+            f"the documents of {task} are unavailable: {type(error).__name__}: {first_line(error)}; connect this "
+            f"machine to the network, set HF_HOME to a cache that has them, or import the file {file}: "
+            f"`gpas data import-task FILE --task {task}`"
+        ) from error
+
+
+def rows_of(document: Mapping[str, Any], *, labelled: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the questions of the authors' file, {"data": [{"paragraphs": [{"context", "qas"}]}]}, in the form of the
-    hub."""
+    hub. `labelled`: with `id`, and with the `title` of their article, "" where the file has none."""
     for article in document["data"]:
         for paragraph in article["paragraphs"]:
             for asked in paragraph["qas"]:
                 answers = {"text": [answer["text"] for answer in asked["answers"]]}
-                yield {"question": asked["question"], "context": paragraph["context"], "answers": answers}
+                labels = {"id": asked["id"], "title": article.get("title", "")} if labelled else {}
+                yield {**labels, "question": asked["question"], "context": paragraph["context"], "answers": answers}

@@ -1,0 +1,168 @@
+"""Greedy generation of texts after prompts, and the scores of tasks whose answers are generated.
+
+A network that was trained here keeps the keys and values of what it has read; one of transformers reads the whole row
+again for each token. An answer ends before the first of the texts that end it, at the end token, or after the most
+tokens that it may have. Prompts that are too long lose their beginning.
+
+    exact match   whether the answer is one of those that count as right
+    F1            2 p r / (p + r) over the words that the answer shares with one of them, the largest
+
+both without case, punctuation, articles and additional blanks (`evaluate.answers`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.answers import answer_scores
+from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
+from gpas_cli.evaluate.task_score import Report, TaskScore
+from gpas_cli.evaluate.tasks import GeneratedTask
+from gpas_cli.evaluate.tasks.forms import PROMPT_VERSION
+from gpas_cli.model.decoding import CachedReader
+from gpas_cli.model.llama import Llama, Read
+from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, base_name
+
+
+class _Reader(Protocol):
+    """What predicts the next token of rows that grow."""
+
+    def next_logits(self, tokens: Sequence[Sequence[int]], read: Read) -> Tensor:
+        """Append `tokens` to the rows, and return what `read` returns for the states (rows, hidden) after them."""
+
+
+class _Rereader:
+    """Reads all rows again whenever they grow."""
+
+    def __init__(self, network: torch.nn.Module, rows: int):
+        self.network = network
+        self._rows: list[list[int]] = [[] for _ in range(rows)]
+
+    def next_logits(self, tokens: Sequence[Sequence[int]], read: Read) -> Tensor:
+        for row, new in zip(self._rows, tokens, strict=True):
+            row.extend(new)
+        longest = max(map(len, self._rows))
+        device = next(self.network.parameters()).device
+        last = torch.tensor([len(row) - 1 for row in self._rows], device=device)
+        # Padding on the right, where causal attention ignores it.
+        padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in self._rows], device=device)
+        rows = torch.arange(len(padded), device=device)
+        return self.network(padded, None, lambda hidden, head: read(hidden[rows, last], head))  # type: ignore[no-any-return]
+
+
+def generate(
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    most: int,
+    until: Sequence[str],
+    progress: Report | None = None,
+    stop: Callable[[], bool] = never,
+) -> list[str]:
+    """Return the likeliest continuation of each prompt, token by token: at most `most` tokens, without what follows
+    the first of the texts `until`, and without blanks around it.
+
+    Raises GpasError if a text of `until` is empty or there is no room for a prompt, ScoringStopped after `stop`.
+    """
+    if not all(until):
+        raise GpasError("a text that ends a generated answer is empty, so that every answer would be; leave it out")
+    room = scorer.max_length - most
+    if room < 1:
+        raise GpasError(
+            f"the network is given {scorer.max_length} tokens at once, which leaves no room for a question before an "
+            f"answer of {most} tokens"
+        )
+    rows = [(*tokenizer.start, *tokenizer.encode(prompt)) or (tokenizer.eos_id,) for prompt in prompts]
+    scorer.truncated += sum(len(row) > room for row in rows)
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+    found = [""] * len(rows)
+    done = 0
+    training = scorer.network.training
+    scorer.network.eval()
+    try:
+        while done < len(order):
+            if stop():
+                raise ScoringStopped
+            longest = min(len(rows[order[done]]), room) + most
+            batch = order[done : done + max(1, scorer.tokens_at_once // longest)]
+            texts = _continued(scorer, tokenizer, [rows[number][-room:] for number in batch], most, until)
+            for number, text in zip(batch, texts, strict=True):
+                found[number] = text
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(order))
+    finally:
+        scorer.network.train(training)
+    return found
+
+
+@torch.no_grad()
+def _continued(
+    scorer: Scorer, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], most: int, until: Sequence[str]
+) -> list[str]:
+    """Return the texts that continue the prompts `rows`."""
+    network = scorer.network
+    longest = max(map(len, rows)) + most
+    cached = isinstance(network, Llama)
+    reader: _Reader = CachedReader(network, len(rows), longest) if cached else _Rereader(network, len(rows))  # type: ignore[arg-type]
+
+    def likeliest(states: Tensor, head: Tensor) -> Tensor:
+        dtype = scorer.precision.matmul(states.dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            return (states.to(dtype) @ head.to(dtype).t()).argmax(-1)
+
+    written: list[list[int]] = [[] for _ in rows]
+    texts: list[str | None] = [None] * len(rows)
+    tokens: Sequence[Sequence[int]] = rows
+    for _ in range(most):
+        with scorer.precision.compute():
+            chosen = reader.next_logits(tokens, likeliest).tolist()
+        for number, token in enumerate(chosen):
+            if texts[number] is None:
+                written[number].append(token)
+                texts[number] = _ended(written[number], tokenizer, until)
+        if None not in texts:
+            break
+        tokens = [[token] for token in chosen]
+    return [tokenizer.decode(own).strip() if text is None else text for own, text in zip(written, texts, strict=True)]
+
+
+def _ended(tokens: Sequence[int], tokenizer: Tokenizer, until: Sequence[str]) -> str | None:
+    """Return the text of an answer that has ended, None if it has not. Blanks before an answer do not end it."""
+    over = tokens[-1] == tokenizer.eos_id
+    text = tokenizer.decode(tokens[:-1] if over else tokens).lstrip(" ")
+    ends = [place for place in map(text.find, until) if place >= 0]
+    return text[: min(ends)].strip() if ends else text.strip() if over else None
+
+
+def score_generated(
+    task: GeneratedTask,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    *,
+    shots: int = 0,
+    limit: int | None = None,
+    progress: Report | None = None,
+    stop: Callable[[], bool] = never,
+) -> list[TaskScore]:
+    """Return `exact_match` and `f1` of the first `limit` questions of a task, after `shots` solved examples each.
+
+    Raises TaskUnavailable, and what `generate` raises.
+    """
+    known = KNOWN_TASKS[base_name(task.name)]
+    questions = task.questions()[:limit]
+    solved = "".join(example.solved for example in (task.examples(shots) if shots else ()))
+    prompts = [solved + question.prompt for question in questions]
+    answers = [question.answers for question in questions]
+    found = generate(scorer, tokenizer, prompts, most=known.generated, until=known.until, progress=progress, stop=stop)
+    content = repr((prompts, answers, known.generated, known.until)).encode("utf-8", "surrogatepass")
+    version = f"{PROMPT_VERSION}-{hashlib.sha256(content).hexdigest()[:DIGEST_DIGITS]}"
+    return answer_scores(task.name, found, answers, version, shots)

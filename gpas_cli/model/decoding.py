@@ -1,0 +1,89 @@
+"""Reading with a cache: the keys and values of earlier tokens are kept, so that a new token is computed alone.
+
+Every token of a row has a place, 0, 1, ..., at which its keys and values are kept. Prompts of different lengths are
+padded on the right; the next token of a row takes the place after its prompt, over the padding. A token attends to the
+places up to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gpas_cli.model.attention import Attention, Packing, Positions, rotate
+from gpas_cli.model.llama import Block, Llama, Read
+
+
+class CachedReader:
+    """Predicts the next token of rows that grow: the same logits as reading the whole rows again, up to rounding.
+
+    `capacity`: the most tokens of a row. With b rows and L layers of width d the cache has 2 L b capacity d numbers.
+    """
+
+    def __init__(self, network: Llama, rows: int, capacity: int):
+        self.network = network
+        self.capacity = capacity
+        self._lengths = [0] * rows
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by layer: keys and values, (rows, heads, capacity, h)
+
+    def next_logits(self, tokens: Sequence[Sequence[int]], read: Read = F.linear) -> Tensor:
+        """Append `tokens` to the rows, and return the logits after each row's last token, (rows, vocab), or what `read`
+        returns for the states (rows, hidden) and the head's matrix.
+
+        The first call has the prompts, of any lengths, and each later one a single token for each row.
+        """
+        decoder, head = self.network.model, self.network.lm_head
+        table = decoder.embed_tokens.weight
+        counts = torch.tensor([len(row) for row in tokens], device=table.device)
+        width = int(counts.max())
+        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=table.device)
+        steps = torch.arange(width, device=table.device)
+        places = torch.tensor(self._lengths, device=table.device)[:, None] + steps
+        longest = max(self._lengths) + width
+        # The tokens are a stream of which `index` gives the places: embedding and rotation need nothing else of it.
+        stream = Packing(places.flatten(), places.flatten(), places.flatten(), self.capacity)
+        x = decoder.after_lookup(decoder.embed_tokens(padded.view(1, -1)), stream)
+        tables = decoder.positions(x, stream).tables
+        turns = stream.turns(tables) if tables else None
+        seen = torch.arange(longest, device=table.device) <= places[:, None, :, None]
+        for layer in decoder.layers:
+            assert isinstance(layer, Block)
+            x = self._applied(layer, x, turns, places, seen)
+        self._lengths = [length + len(row) for length, row in zip(self._lengths, tokens, strict=True)]
+        last = x.view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
+        return read(self.network.head_transform(decoder.norm(last)), table if head is None else head.weight)
+
+    def _applied(
+        self, block: Block, x: Tensor, turns: tuple[Tensor, Tensor] | None, places: Tensor, seen: Tensor
+    ) -> Tensor:
+        """Return the output of a layer for its input x, (1, rows * n, hidden); places: (rows, n)."""
+        attention, mlp = block.sublayers(Positions())
+        bottom = x if block.bottom else None
+        x = attention.residual.apply(x, lambda h: self._attended(block.self_attn, h, turns, places, seen))
+        return mlp.residual.apply(x, mlp.f, bottom)
+
+    def _attended(
+        self, attention: Attention, x: Tensor, turns: tuple[Tensor, Tensor] | None, places: Tensor, seen: Tensor
+    ) -> Tensor:
+        q, k, v = attention.projected(x, None)
+        if turns is not None:
+            q, k = rotate(q, turns), rotate(k, turns)
+        # (1, heads, rows * n, h) -> (rows, heads, n, h), in the dtype in which attention is computed
+        q, k, v = (one[0].view(len(one[0]), *places.shape, -1).transpose(0, 1).to(v.dtype) for one in (q, k, v))
+        keys, values = self._extended(id(attention), k, v, places)
+        longest = seen.shape[-1]
+        y = F.scaled_dot_product_attention(q, keys[:, :, :longest], values[:, :, :longest], attn_mask=seen)
+        return attention.o_proj(y.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
+
+    def _extended(self, layer: int, k: Tensor, v: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of a layer, after k and v, (rows, heads, n, h), are put at their places."""
+        if layer not in self._kept:
+            shape = (*k.shape[:2], self.capacity, k.shape[3])
+            self._kept[layer] = k.new_zeros(shape), v.new_zeros(shape)
+        where = places[:, None, :, None].expand_as(k)
+        for kept, new in zip(self._kept[layer], (k, v), strict=True):
+            kept.scatter_(2, where, new)
+        return self._kept[layer]

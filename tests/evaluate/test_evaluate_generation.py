@@ -1,0 +1,349 @@
+"""Generated answers: texts with and without a cache, their ends, the tasks, and scores beside a loop of its own."""
+
+import json
+import re
+import string
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exporting import CPU, Room, needs_transformers
+from local_documents import write
+from torch import nn
+
+from gpas_cli.data.tokenizer import Tokenizer
+from gpas_cli.errors import DataError, GpasError
+from gpas_cli.evaluate import generation
+from gpas_cli.evaluate.external import find_model, open_model
+from gpas_cli.evaluate.generation import generate, score_generated
+from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.evaluate.task_score import TaskUnavailable
+from gpas_cli.evaluate.tasks import HubGenerated, RecallTask, direct_task
+from gpas_cli.evaluate.tasks.forms import form_of
+from gpas_cli.evaluate.tasks.local import import_task
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, Downstream, downstream_tokens, metrics_of
+from gpas_cli.train import checkpoint
+from gpas_cli.train.run import prepare_text
+
+PROMPTS = ["gate norm layer", "", "stream scale " * 60, "layer", "norm gate stream scale gate", "scale the"]
+NONE = ("\0",)  # ends no answer
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
+    return Room(tmp_path_factory.mktemp("generation"))
+
+
+@pytest.fixture(scope="module")
+def ours(room: Room) -> tuple[Scorer, Tokenizer]:
+    cell = room.cell(norm="pre", gate="gpas")
+    network = build(cell.model)
+    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
+    tokenizer = prepare_text(cell, room.folder / "cache", room.folder, lambda _: None).tokenizer
+    return Scorer(network.double(), CPU, max_length=64), tokenizer
+
+
+@torch.no_grad()
+def alone(network: nn.Module, tokenizer: Tokenizer, prompt: str, most: int, room: int) -> list[int]:
+    """Return the ids that the network writes after one prompt: every token from a pass over the whole row."""
+    row = (tokenizer.encode(prompt) or [tokenizer.eos_id])[-room:]
+    written: list[int] = []
+    while len(written) < most and tokenizer.eos_id not in written:
+        written.append(int(network(torch.tensor([row + written]))[0, -1].argmax()))
+    return [token for token in written if token != tokenizer.eos_id]
+
+
+def test_a_batch_has_the_texts_of_each_prompt_by_itself(ours: tuple[Scorer, Tokenizer]) -> None:
+    scorer, tokenizer = ours
+    expected = [
+        tokenizer.decode(alone(scorer.network, tokenizer, prompt, most=9, room=55)).strip() for prompt in PROMPTS
+    ]
+    assert len(set(expected)) > 2
+    before = scorer.truncated
+    assert generate(scorer, tokenizer, PROMPTS, most=9, until=NONE) == expected
+    assert scorer.truncated == before + 1  # the third prompt
+    one_by_one = Scorer(scorer.network, CPU, max_length=64, tokens_at_once=1)
+    assert generate(one_by_one, tokenizer, PROMPTS, most=9, until=NONE) == expected
+
+
+def test_reading_again_gives_the_same_texts(ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, tokenizer = ours
+    expected = generate(scorer, tokenizer, PROMPTS, most=7, until=NONE)
+    monkeypatch.setattr(generation, "Llama", type(None))  # as if the network were not one of ours
+    assert generate(scorer, tokenizer, PROMPTS, most=7, until=NONE) == expected
+
+
+class _Fixed(Llama):
+    """Writes given tokens one after the other, whatever it reads."""
+
+    def __init__(self, tokens: list[int], vocab: int):
+        nn.Module.__init__(self)
+        self.tokens, self.vocab = tokens, vocab
+
+    def next_logits(self, _rows: Any, read: Any) -> torch.Tensor:
+        token, self.tokens = self.tokens[0], self.tokens[1:]
+        return read(torch.ones(1, 1), torch.eye(self.vocab)[token][:, None])
+
+
+@pytest.mark.parametrize(
+    ("written", "until", "expected"),
+    [
+        (" Lausanne\nQuestion", ("\n",), "Lausanne"),
+        ("  St. Gallen, or", ("\n", ","), "St. Gallen"),
+        (" in 1843. Then, later", (",", "."), "in 1843"),  # the first of several ends
+        ("\nLausanne", ("\n",), ""),
+        (" Ada Question: x", ("\n", "Question:"), "Ada"),
+        (" goes on", ("\n",), "goes on"),  # as many tokens as it may have
+    ],
+)
+def test_where_an_answer_ends(
+    ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch, written: str, until: tuple[str, ...], expected: str
+) -> None:
+    _, tokenizer = ours
+    tokens = tokenizer.encode(written)
+    for ids in (tokens, [*tokens, tokenizer.eos_id]):
+        network = _Fixed(ids, tokenizer.vocab)
+        monkeypatch.setattr(generation, "CachedReader", lambda *_, network=network: network)
+        scorer = Scorer(network, CPU, max_length=200)
+        assert generate(scorer, tokenizer, ["Where?"], most=len(ids), until=until) == [expected]
+    cut = _Fixed([*tokenizer.encode(" Ada"), tokenizer.eos_id, *tokens], tokenizer.vocab)
+    monkeypatch.setattr(generation, "CachedReader", lambda *_: cut)
+    assert generate(Scorer(cut, CPU, max_length=200), tokenizer, ["Who?"], most=50, until=NONE) == ["Ada"]
+
+
+def test_what_is_refused(ours: tuple[Scorer, Tokenizer]) -> None:
+    with pytest.raises(GpasError, match="a text that ends a generated answer is empty"):
+        generate(*ours, PROMPTS, most=4, until=("\n", ""))
+    with pytest.raises(
+        GpasError, match="given 64 tokens at once, which leaves no room for a question before an answer"
+    ):
+        generate(*ours, PROMPTS, most=64, until=("\n",))
+    with pytest.raises(ScoringStopped):
+        generate(*ours, PROMPTS, most=4, until=("\n",), stop=lambda: True)
+    section = Downstream(tasks=("recall", "triviaqa"), max_length=20, shots=17)
+    assert [(problem.path, problem.message) for problem in section.problems()] == [
+        (("max_length",), "leaves no room for a question of triviaqa, whose answers may have 32 tokens"),
+        (("shots",), "has no effect on recall, which have no examples; leave it out"),
+    ]
+    many = Downstream(tasks=("squadv2",), shots=17)
+    assert [problem.message for problem in many.problems()] == ["is more than the 16 solved examples of squadv2"]
+
+
+# The first question of the authors' files, in their form (TriviaQA: Apache 2.0; SQuAD: CC BY-SA 4.0).
+TRIVIA = {
+    "Answer": {
+        "Aliases": ["Lewis, (Harry) Sinclair", "Grace Hegger", "Sinclair Lewis"],
+        "MatchedWikiEntityName": "Sinclair Lewis",
+        "NormalizedAliases": ["grace hegger", "lewis harry sinclair"],
+        "NormalizedMatchedWikiEntityName": "sinclair lewis",
+        "NormalizedValue": "sinclair lewis",
+        "Type": "WikipediaEntity",
+        "Value": "Sinclair Lewis",
+    },
+    "EntityPages": [],
+    "Question": "Other question for Literature in 1930?",
+    "QuestionId": "tc_1",
+    "QuestionSource": "http://www.triviacountry.com/",
+    "SearchResults": [],
+}
+NORMANS = (
+    "The Normans (Norman: Nourmands; French: Normands; Latin: Normanni) were the people who in the 10th and 11th "
+    "centuries gave their name to Normandy, a region in France."
+)
+
+
+def squad_file(*questions: dict[str, Any], title: str = "Normans") -> dict[str, Any]:
+    return {
+        "version": "v2.0",
+        "data": [{"title": title, "paragraphs": [{"qas": list(questions), "context": NORMANS}]}],
+    }
+
+
+def asked(identity: str, question: str, *answers: str) -> dict[str, Any]:
+    found = [{"text": answer, "answer_start": NORMANS.index(answer)} for answer in answers]
+    return {"question": question, "id": identity, "answers": found, "is_impossible": not answers}
+
+
+WHERE = asked("56ddde6b9a695914005b9628", "In what country is Normandy located?", "France", "France")
+WHO = asked("5ad39d53604f3c001a3fe8d1", "Who gave their name to Normandy in the 1000's and 1100's")
+FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]] = {
+    "triviaqa": (
+        {"Data": [TRIVIA, {**TRIVIA, "Question": "Who else?"}], "Domain": "unfiltered-web", "Split": "dev"},
+        {"Data": [{**TRIVIA, "Question": "Who?"}]},
+        "Question: Who??\nAnswer: Sinclair Lewis\n\nQuestion: Other question for Literature in 1930??\nAnswer:",
+        ("Sinclair Lewis", "Lewis, (Harry) Sinclair", "Grace Hegger"),
+    ),
+    "squadv2": (
+        squad_file(WHERE, WHO),
+        squad_file(WHO, title="Older"),
+        f"Title: Older\n\nBackground: {NORMANS}\n\nQuestion: {WHO['question']}\n\nAnswer: unanswerable\n\n"
+        f"Title: Normans\n\nBackground: {NORMANS}\n\nQuestion: {WHERE['question']}\n\nAnswer:",
+        ("France", "France"),
+    ),
+    "tydiqa": (
+        squad_file(
+            asked("english-1-0", "Where is Normandy?", "France", "a region in France"),
+            asked("finnish-7633091730814487896-0", "Missä?", "France"),
+            asked("english-2-0", "Who?", "The Normans"),
+        ),
+        squad_file(asked("finnish-1-0", "Missä?", "France"), asked("english-3-0", "Since when?", "10th")),
+        f"Context: {NORMANS}\n\nQuestion: Since when?\n\nAnswer: 10th\n\n"
+        f"Context: {NORMANS}\n\nQuestion: Where is Normandy?\n\nAnswer:",
+        ("France", "a region in France"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_authors_files_are_imported_with_solved_examples(
+    name: str, tmp_path: Path, ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, training, prompt, answers = FILES[name]
+    for path, content in (("dev.json", file), ("train.json", training)):
+        (tmp_path / path).write_text(json.dumps(content))
+    made = import_task(tmp_path / "dev.json", name, tmp_path, tmp_path / "train.json")
+    assert made.questions == 2
+    task = direct_task(made.name, tmp_path)
+    prompts: list[str] = []
+
+    def written(_scorer: Scorer, _tokenizer: Tokenizer, asked: list[str], **options: Any) -> list[str]:
+        prompts.extend(asked)
+        assert (options["most"], options["until"]) == (KNOWN_TASKS[name].generated, KNOWN_TASKS[name].until)
+        return [answers[-1].upper(), "something else"]
+
+    monkeypatch.setattr(generation, "generate", written)
+    scores = score_generated(task, *ours, shots=1)
+    assert prompts[0] == prompt
+    assert task.questions()[0].answers == answers
+    assert [(one.metric, one.value, one.examples, one.shots) for one in scores] == [
+        ("exact_match", 0.5, 2, 1),
+        ("f1", 0.5, 2, 1),
+    ]
+    known = metrics_of({(one.task, one.metric): one.value for one in scores}, [made.name])
+    assert known == {f"f1/{made.name}": 50, f"exact_match/{made.name}": 50}
+    with pytest.raises(TaskUnavailable, match=r"has 1 solved example, and shots is 2; .* --examples FILE"):
+        score_generated(task, *ours, shots=2)
+    assert score_generated(task, *ours)[0].task_version != scores[0].task_version  # other prompts
+
+
+def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
+    row = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Ada", "Countess"]}}
+    made = import_task(write(tmp_path / "rows.jsonl", [row]), "triviaqa", tmp_path)
+    assert direct_task(made.name, tmp_path).questions()[0].answers == ("Ada", "Countess")
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "message"),
+    [
+        ("triviaqa", {"question": "Who?"}, "record 1: no field 'answer'"),
+        (
+            "tydiqa",
+            {"id": "finnish-1", "question": "a", "context": "b", "answers": {"text": ["b"]}},
+            "another language",
+        ),
+        ("squadv2", {"question": "a", "context": "b", "answers": {"text": []}}, "no field 'title'"),
+    ],
+)
+def test_records_of_another_form_are_refused(task: str, row: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        import_task(write(tmp_path / "rows.jsonl", [row]), task, tmp_path)
+
+
+def test_examples_are_only_of_generated_tasks(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.jsonl", [{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}])
+    with pytest.raises(
+        DataError, match="--examples: piqa has no solved examples; tasks that have are triviaqa, tydiqa"
+    ):
+        import_task(rows, "piqa", tmp_path, rows)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datasets import Dataset
+
+    rows = {
+        "triviaqa": {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Ada"]}},
+        "tydiqa": {"id": "english-1", "title": "", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"]}},
+        "squadv2": {"id": "1", "title": "Ada", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"]}},
+    }[name]
+    asked: list[dict[str, Any]] = []
+
+    def load(**where: Any) -> Any:
+        asked.append(where)
+        more = [{**rows, "id": "finnish-1"}] if name == "tydiqa" else []
+        return Dataset.from_list([*[{**rows, "question": f"{where['split']} {n}"} for n in range(20)], *more])
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    task = HubGenerated(name)
+    assert [one.answers for one in task.questions()] == [("Ada",)] * 20
+    examples = task.examples(MOST_EXAMPLES)
+    assert len(set(examples)) == MOST_EXAMPLES
+    assert all("train" in one.prompt for one in examples)
+    assert task.examples(2) == examples[:2]
+    assert {where["split"] for where in asked} == {"train", "validation"}
+    assert all(re.fullmatch("[0-9a-f]{40}", where["revision"]) for where in asked if name != "tydiqa")
+
+
+def test_without_the_data_one_message_says_what_to_import() -> None:
+    with pytest.raises(TaskUnavailable, match=r"squadv2 are unavailable.* import the file dev-v2.0.json: `gpas data"):
+        HubGenerated("squadv2").questions()
+
+
+def test_recall_is_scored_as_by_a_loop_of_its_own(ours: tuple[Scorer, Tokenizer]) -> None:
+    scorer, tokenizer = ours
+    known = KNOWN_TASKS["recall"]
+    questions = RecallTask().questions()[:40]
+    right = 0.0
+    shared = 0.0
+    for question in questions:
+        (name,) = question.answers
+        ids = alone(scorer.network, tokenizer, question.prompt, known.generated, 64 - known.generated)
+        text = tokenizer.decode(ids).lstrip(" ")
+        text = re.split("[" + re.escape("".join(known.until)) + "]", text)[0]
+        plain = ["".join(c for c in one.lower() if c not in string.punctuation) for one in (text, name)]
+        right += plain[0] == plain[1]
+        words = Counter(plain[0].split()) & Counter(plain[1].split())
+        shared += 2 * words.total() / max(1, len(plain[0].split()) + len(plain[1].split()))
+    scores = {one.metric: one for one in score_generated(RecallTask(), *ours, limit=40)}
+    assert scores["exact_match"].value == pytest.approx(right / 40)
+    assert scores["f1"].value == pytest.approx(shared / 40)
+    assert scores["exact_match"].examples == 40
+
+
+def test_recall_asks_for_the_rest_of_names_that_occur_before() -> None:
+    questions = RecallTask().questions()
+    answers = Counter(question.answers[0] for question in questions)
+    assert len(questions) == 1200
+    assert max(answers.values()) == 12  # no constant answer is right more often
+    for question in questions:
+        name = question.prompt[-3:] + question.answers[0]
+        assert len(name) >= 6
+        assert re.search(rf"\b{name}\b", question.prompt)
+
+
+@needs_transformers
+def test_a_network_of_transformers_writes_what_it_writes_by_itself(room: Room, ours: tuple[Scorer, Tokenizer]) -> None:
+    pytest.importorskip("transformers")
+    room.export(room.cell(norm="pre"), "plain")
+    opened = open_model(find_model(str(room.folder / "out" / "plain")))
+    scorer = Scorer(opened.network, opened.precision, max_length=64)
+    found = generate(scorer, opened.tokenizer, PROMPTS[3:], most=6, until=NONE)
+    for prompt, text in zip(PROMPTS[3:], found, strict=True):
+        row = torch.tensor([opened.tokenizer.encode(prompt)])
+        whole = opened.network.inner.generate(row, max_new_tokens=6, do_sample=False, attention_mask=row * 0 + 1)
+        assert opened.tokenizer.decode(whole[0, row.shape[1] :].tolist()).strip() == text
+
+
+def test_the_cost_counts_examples_and_answers() -> None:
+    squad = Downstream(tasks=("squadv2",), shots=1, limit=10)
+    assert downstream_tokens(squad) == 10 * (2 * 190 + 64)
+    assert downstream_tokens(squad, cached=False) == 10 * (2 * 190 + 32) * 64
+    assert downstream_tokens(Downstream(tasks=("recall",), max_length=64), cached=False) == 1200 * 64 * 16
+
+
+def test_a_solved_example_shows_the_first_answer() -> None:
+    row = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
+    assert form_of("triviaqa").read(row).solved == "Question: Who??\nAnswer: Ada\n\n"

@@ -1,0 +1,71 @@
+"""Reading with a cache gives the logits of reading whole rows: every scheme, gate position and family. In float64."""
+
+import itertools
+
+import pytest
+import torch
+from moved_networks import moved_network
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.model.decoding import CachedReader
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.gate import _SITES
+from gpas_cli.spec.model import FAMILIES
+from gpas_cli.spec.norm import SCHEMES
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 50}
+PROMPTS = ((7, 3, 11, 29, 5, 41), (9,), (17, 2, 8), (1, 1, 30, 22))
+NEXT = ((4, 12, 33, 20), (49, 0, 6, 18), (25, 5, 5, 31))  # tokens after the prompts, one step after another
+CAPACITY = max(map(len, PROMPTS)) + len(NEXT)
+
+
+@torch.no_grad()
+def check(network: Llama) -> None:
+    """Compare the logits after each row's last token, step by step, with those of each whole row by itself."""
+    reader = CachedReader(network, len(PROMPTS), CAPACITY)
+    rows = [list(prompt) for prompt in PROMPTS]
+    found = reader.next_logits(PROMPTS)
+    for tokens in (*NEXT, None):
+        expected = torch.stack([network(torch.tensor([row]))[0, -1] for row in rows])
+        assert expected.std() > 1e-3  # not all the same
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        if tokens is not None:
+            found = reader.next_logits([[token] for token in tokens])
+            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+
+
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_every_scheme_and_every_position_of_the_gate(norm: str) -> None:
+    check(moved_network({"size": SIZE, "norm": norm}))
+    checked = 0
+    for site, share in itertools.product(_SITES, ("layer", "sublayer")):
+        gate = {"init": [0.3, -0.2, 0.15, 0.4], "site": site, "share": share}
+        try:
+            made = moved_network({"size": SIZE, "norm": norm, "gate": gate})
+        except InvalidExperiments:  # this gate could change nothing
+            continue
+        check(made)
+        checked += 1
+    assert checked > 1
+
+
+PARTS = [
+    *FAMILIES,
+    {"positions": "learned", "context": CAPACITY},
+    {"qk_norm": "head"},
+    {"qk_norm": "width"},
+    {"bias": True, "tied": True},
+    {"norm": "layernorm", "ffn": "relu", "qk_norm": "head"},
+]
+
+
+@pytest.mark.parametrize("family", PARTS, ids=str)
+def test_every_family(family: object) -> None:
+    for norm, embed in itertools.product(("pre", "post", "b2t"), ({}, {"stages": ["scale", "layernorm"]})):
+        check(moved_network({"size": SIZE, "norm": norm, "family": family, "embed": embed}))
+
+
+def test_a_row_has_no_more_tokens_than_learned_positions() -> None:
+    network = moved_network({"size": SIZE, "family": {"positions": "learned", "context": 5}})
+    with pytest.raises(ValueError, match="6 tokens in a row, but the network has 5 learned positions"):
+        CachedReader(network, 1, 6).next_logits([[1, 2]])
