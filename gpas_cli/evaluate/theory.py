@@ -275,6 +275,8 @@ def _check_attention(cell: Cell) -> None:
         )
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is for queries and keys without norms; family.qk_norm is not none")
+    if cell.model.query_factor != 1:
+        raise GpasError("the bound of attention is for logits in 1/sqrt(d); parametrisation.base_heads changes that")
 
 
 def _network_and_text(cell: Cell, cache: Path, root: Path, *, force: bool = True) -> tuple[Llama, Sample]:

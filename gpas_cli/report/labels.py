@@ -42,6 +42,7 @@ def facts(entry: Entry) -> dict[str, Label]:
     if cell.network:
         return entry.axes
     model, size = cell.model, cell.model.size
+    kind = model.parametrisation.kind
     corpus = next((name for name, known in CORPORA.items() if known.source == cell.data.source), NO_MATCH)
     schedule = {name: getattr(cell.depth, name) for name in READS[cell.depth.kind]}
     # The name under `corpora` by which the text is declared.
@@ -59,6 +60,7 @@ def facts(entry: Entry) -> dict[str, Label]:
         "embed": _name_in(EMBEDS, model.embed),
         "init": model.init.preset,
         "std": _describe_std(model),
+        "parametrisation": kind if kind == "standard" else entry.axes.get("parametrisation", kind),
         "data": named if known else corpus,
         "text": corpus if usual_tokens else NO_MATCH,
         "objective": cell.objective.kind,

@@ -118,16 +118,24 @@ def test_the_memory_estimate_uses_the_bytes_of_the_state(precision: str, weight:
     assert state_bytes(adafactor) == 2 * weight * parameters(adafactor) + 4 * statistics
 
 
-@pytest.mark.parametrize("precision", ["fp32", "pure_bf16"])
-@pytest.mark.parametrize("name", KINDS)
-def test_training_with_it_resumes_in_the_same_bits(tmp_path: Path, name: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "precision", "how"),
+    [
+        *((name, precision, "standard") for name in KINDS for precision in ("fp32", "pure_bf16")),
+        ("adam", "fp32", {"like": "completep", "base_hidden": 8, "base_heads": 2, "base_layers": 1}),
+    ],
+)
+def test_training_with_it_resumes_in_the_same_bits(
+    tmp_path: Path, name: str, precision: str, how: str | dict[str, object]
+) -> None:
     chooser = random.Random(1)
     words = ["gate", "norm", "layer", "stream", "scale", "depth"]
     for i in range(40):
         (tmp_path / f"{i:02d}.txt").write_text(" ".join(chooser.choice(words) for _ in range(150)) + "\n")
     make_deterministic(1)
 
-    trained = replace(cell(optimizer=name, **SETTINGS[name]), precision=precision)
+    plain = cell(optimizer=name, **SETTINGS[name]).to_mapping()
+    trained = cell_from({**plain, "precision": precision, "parametrisation": how})
 
     def go(folder: str, stop_at: int | None = None, earlier: tuple[str, ...] = ()) -> Outcome:
         asked = iter(range(10**6))

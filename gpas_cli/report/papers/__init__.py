@@ -26,7 +26,7 @@ CellLabels = Mapping[str, Any]
 Place = tuple[str, int, int]  # published table, row and column
 
 SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
-UNCHANGED = {"gate": "none", "embed": "plain", "depth": "full", "budget": "steps"}
+UNCHANGED = {"gate": "none", "embed": "plain", "parametrisation": "standard", "depth": "full", "budget": "steps"}
 # What says which experiment a number belongs to; of these, a row has what its source states.
 IDENTITY = ("family", "norm", "init", "data")
 # With `as_if` only the direction of effects is compared.
