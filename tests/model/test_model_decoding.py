@@ -65,6 +65,12 @@ def test_every_family(family: object) -> None:
         check(moved_network({"size": SIZE, "norm": norm, "family": family, "embed": embed}))
 
 
+@pytest.mark.parametrize("kind", ["mup", "completep"])
+def test_every_parametrisation(kind: str) -> None:
+    how = {"kind": kind, "base_hidden": 8, **({"base_layers": 2} if kind == "completep" else {})}
+    check(moved_network({"size": SIZE, "parametrisation": how, "init": {"std": 0.2}}))
+
+
 def test_a_row_has_no_more_tokens_than_learned_positions() -> None:
     network = moved_network({"size": SIZE, "family": {"positions": "learned", "context": 5}})
     with pytest.raises(ValueError, match="6 tokens in a row, but the network has 5 learned positions"):

@@ -47,6 +47,17 @@ def test_scores_are_recorded_once(face: Face, exported: Path) -> None:
     assert first["origin"]["source"] == str(exported)
 
 
+def test_generated_answers_have_an_exact_match_and_an_f1(face: Face, exported: Path) -> None:
+    done = face("evaluate", str(exported), *TASKS, "recall", "--json").json
+    check("evaluate", done)
+    assert {score["metric"]: score["examples"] for score in done["scores"]} == {"exact_match": 12, "f1": 12}
+    assert done["metrics"].keys() == {"exact_match/recall", "f1/recall"}
+    assert not face("evaluate", str(exported), *TASKS, "recall", "--json").json["new"]
+    words = ("evaluate", str(exported), "--tasks", "recall,tydiqa", "--max-length", "64")
+    said = face(*words, expect=Exit.USAGE).err
+    assert "--max-length: leaves no room for a question of tydiqa, whose answers may have 64 tokens" in said
+
+
 def test_a_table_shows_the_network_below_the_cells_also_of_a_rebuilt_database(face: Face, exported: Path) -> None:
     done = face("evaluate", str(exported), *TASKS, "embedded", "--name", "theirs", "--json").json
     declare_scored(face, "{tasks: [embedded]}")
