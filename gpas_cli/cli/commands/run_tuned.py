@@ -23,6 +23,7 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.tuned import tuned_name, tuned_path, write_tuned
 from gpas_cli.grid.variant import vary
 from gpas_cli.report.claims.measure import measure
+from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_of
 from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
 from gpas_cli.state.locks import locked
@@ -78,7 +79,8 @@ def run_tuned(
 
     Every rate is tried in a training of a quarter of the updates, the best half of six or more rates in half of them,
     and the last two in whole trainings, all with the first seed. The results are in experiments.tuned.yaml, and
-    `gpas run GRID-tuned`, `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free.
+    `gpas run GRID-tuned`, `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials
+    that failed are run again.
 
     Exit code 0 if each method is tuned, 3 if one is not, 4 if a run failed.
 
@@ -147,10 +149,11 @@ class Search:
         for number, share in self.plan:
             cells, tried = self.round(number, share)
             if share == self.plan[0][1]:
-                confirm_start(plan_for(self.scheduler, cells), "Start the first round?", self.options.yes)
+                confirm_start(plan_for(self.scheduler, cells, RETRIED), "Start the first round?", self.options.yes)
             request = RunRequest(
-                project=self.project, entries=cells, at_once=self.options.jobs, ingest=lambda: ingest(self.project)
-            )
+                project=self.project, entries=cells, retry=RETRIED, at_once=self.options.jobs,
+                ingest=lambda: ingest(self.project),
+            )  # fmt: skip
             _, summary = run_request(self.scheduler, request, wait=True)
             assert summary is not None  # waited for
             print_reasons(summary)
@@ -158,7 +161,7 @@ class Search:
                 found = measure(cells, Feature(metric="perplexity"), "seed", known)
             numbers = [found[cell.id].value for cell in cells]
             if any(number is None for number in numbers):
-                say("Run the same command to resume from what is recorded.")
+                say("Run the same command to resume from what is recorded; it runs failed trials again.")
                 return Exit.FAILED if summary.failed else Exit.INCOMPLETE
             for (method, value), perplexity in zip(tried, numbers, strict=True):
                 method.trials.append(Trial(value, share, math.inf if perplexity is None else perplexity))

@@ -76,6 +76,8 @@ def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(fac
     failed = tune(face, "--where", "norm=post", "--where", "gate=none", expect=Exit.FAILED)
     assert failed["methods"][0]["best"] is None
     assert not (face.folder / "experiments.tuned.yaml").exists()
+    acts.unlink()
+    assert tune(face, "--where", "norm=post", "--where", "gate=none")["methods"][0]["best"]
 
 
 def test_claims_about_tuned_cells(face: Face) -> None:
