@@ -121,11 +121,11 @@ def _settle_rounding(cell: Cell, resources: Resources, precision: Precision, wor
     if resources.compile == "auto":
         flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
         compiled = worth_compiling(device, flops)
-    name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    name, threads = f"CPU with {torch.backends.cpu.get_cpu_capability()}", torch.get_num_threads()
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        name, threads = torch.cuda.get_device_name(device), 0
     kernels = {kernel: works(device) for kernel, works in KERNELS.items()}
-    rounding = world.broadcast(Rounding(name, str(torch.__version__), compiled, **kernels))
+    rounding = world.broadcast(Rounding(name, threads, str(torch.__version__), compiled, **kernels))
     use_kernels(device, {kernel: getattr(rounding, kernel) for kernel in KERNELS})
     return rounding
 

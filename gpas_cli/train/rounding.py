@@ -8,6 +8,7 @@ from typing import Any
 
 _WORDS = {
     "device": "the device",
+    "threads": "threads",
     "torch": "torch",
     "compiled": "compiled layers",
     "triton": "Triton's kernel of the loss",
@@ -20,12 +21,14 @@ _WORDS = {
 class Rounding:
     """What decides how a training rounds; all its processes have the same.
 
-    `device`: the GPU's model, or the instructions of the processor that torch uses; `torch`: its version; `compiled`:
-    whether layers are compiled. The others say which of `train.loss.KERNELS` are used: `triton` for the loss, `ragged`
-    for attention to packed rows, `wider` to add up the gradient of the head.
+    `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: those of a CPU, 0 on a
+    GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled. The others say which
+    of `train.loss.KERNELS` are used: `triton` for the loss, `ragged` for attention to packed rows, `wider` to add up
+    the gradient of the head.
     """
 
     device: str
+    threads: int
     torch: str
     compiled: bool
     triton: bool

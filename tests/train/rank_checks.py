@@ -4,6 +4,7 @@ import math
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from gpas_cli.model.dtensors import is_shard, joint_norm, local
@@ -52,7 +53,7 @@ def sharded_series(world: World) -> dict[str, Any]:
     if world.rank == 1:  # the other process has no damage in its part
         local(table.grad)[2] = math.inf
     _, norms = joint_norm(p.grad for p in network.parameters() if p.grad is not None)
-    fault = GradientNorms(network, held, norms, embedding_rows(network)).first_fault(world)
+    fault = GradientNorms(network, held, norms, embedding_rows(network), np.zeros(1, int)).first_fault(world)
     return {**found, "fault": fault, "row": len(table) // 2 + 2}
 
 
