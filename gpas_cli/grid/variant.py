@@ -25,6 +25,7 @@ from gpas_cli.grid.settings import label, merge, nested, safe, short
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth
+from gpas_cli.spec.downstream import RECALL, most_generated
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse import flat, plain
@@ -162,7 +163,7 @@ _EVAL_TOKENS = 256
 _SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
 _LAYERS = 12  # of a network whose number of layers is not known yet
 _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
-_EMBEDDED = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
+_EMBEDDED: dict[str, Any] = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
 _GLUE = {"tasks": ["ordered", "halves"], "length": 4 * _ROW_TOKENS, "epochs": 1, "batch": _BATCH_ROWS, "limit": 8}
 _CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
@@ -268,8 +269,11 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
         tiny["glue"] = {**values["glue"], **_GLUE, "lr": list(section.lr[:2])}
     if cell.parameters("texts") is not None:
         tiny["texts"] = {**values["texts"], "texts": [f"sample={text.validation}"], "max_length": 0, "limit": 2}
-    if cell.parameters("downstream") is not None:
-        tiny["downstream"] = {**values["downstream"], **_EMBEDDED, "shots": 0}
+    if section := cell.parameters("downstream"):
+        # Answers that a network writes have scores of their own, which the grid's table may show.
+        written = [RECALL] if any(map(most_generated, section.tasks)) else []
+        chosen = {**_EMBEDDED, "tasks": [*_EMBEDDED["tasks"], *written]}
+        tiny["downstream"] = {**values["downstream"], **chosen, "shots": 0}
     of_network = {"text": text.validation, "max_length": 4 * _ROW_TOKENS} if cell.network else {}
     if section := cell.parameters("importance"):
         tasks = _EMBEDDED if section.tasks else {}

@@ -121,3 +121,10 @@ def test_what_was_shrunk_is_listed_once() -> None:
     assert (found["data.source"].before, found["data.source"].after) == (("stdlib",), ("files",))
     assert "size.layers" not in found
     assert not any(name.startswith(("norm", "gate")) for name in found)
+
+
+@pytest.mark.parametrize("tasks", ["[recall]", "[triviaqa, piqa]"])
+def test_a_cell_that_writes_answers_still_does(tasks: str) -> None:
+    section = tiny_of(f"downstream: {{tasks: {tasks}}}").parameters("downstream")
+    assert section.tasks == ("indent", "bracket", "recall")
+    assert section.limit < 10
