@@ -27,6 +27,7 @@ _ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
 _FFN_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "fc2")
 
 Forward = Callable[..., Any]
+_Call = tuple[nn.Module, tuple[Any, ...], Tensor]  # of a module: its inputs and its result
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,27 @@ WHOLE = Removed()
 
 @dataclass(frozen=True)
 class _Sublayer:
-    """A sub-layer: the attribute `name` of `owner` computes it, and `without` returns what takes its place."""
+    """A sub-layer: `module` returns what is added to the stream. Without it, a method of each owner in `left_out` is
+    replaced: (owner, name of the method, what returns the function in its place)."""
 
-    owner: Any
-    name: str
-    without: Callable[[Forward], Forward]
+    module: nn.Module
+    left_out: Sequence[tuple[Any, str, Callable[[Forward], Forward]]]
+
+    @contextmanager
+    def without(self) -> Iterator[None]:
+        """Leave out the sub-layer in the forward passes inside the context."""
+        with ExitStack() as stack:
+            for owner, name, made in self.left_out:
+                stack.enter_context(_replaced(owner, name, made))
+            yield
 
 
 class Blocks:
     """The residual blocks of a network, first to last.
 
-    sublayers: by part of SUBLAYERS those of each block, empty if they cannot be removed alone, with the reason in
-    `fault`. A block returns the stream, or a tuple of `outputs` objects that begins with it.
+    sublayers: by part of SUBLAYERS those of each block; `fault` is why they cannot be removed alone, "" if they can.
+    attentions: the attention of each block, empty if none was found. A block returns the stream, or a tuple of
+    `outputs` objects that begins with it.
     """
 
     def __init__(
@@ -75,6 +85,7 @@ class Blocks:
         self.layers = list(layers)
         self.sublayers = sublayers
         self.fault = fault
+        self.attentions = [one.module for one in sublayers.get(SUBLAYERS[0], ())]
         self._outputs = outputs
         self._kept: list[Tensor | None] = []  # by forward pass the stream that enters block `_entered`
         self._entered = 0
@@ -101,6 +112,20 @@ class Blocks:
                     return run
 
                 stack.enter_context(_replaced(layer, "forward", watched))
+            yield
+
+    @contextmanager
+    def outputs_observed(self, observe: Callable[[str, int, Tensor], None]) -> Iterator[None]:
+        """Call `observe` with the part, i and what that sub-layer of block i + 1 returns, (1, tokens, hidden), before
+        any norm, gate or factor of its branch. Not at all if there is a `fault`."""
+        with ExitStack() as stack:
+            for part, sublayers in self.sublayers.items() if not self.fault else ():
+                for place, one in enumerate(sublayers):
+
+                    def hook(_module: nn.Module, _x: object, y: Any, part: str = part, place: int = place) -> None:
+                        observe(part, place, _stream(y).detach().flatten(0, -2)[None])
+
+                    stack.callback(one.module.register_forward_hook(hook).remove)
             yield
 
     @contextmanager
@@ -140,8 +165,7 @@ class Blocks:
                     following.append(None)
                 if not removed.part:
                     return self._returned(x)
-                own = self.sublayers[removed.part][first]
-                with _replaced(own.owner, own.name, own.without):
+                with self.sublayers[removed.part][first].without():
                     return forward(*args, **kwargs)
 
             return run
@@ -214,8 +238,8 @@ def own_blocks(network: Llama) -> Blocks:
         return lambda x, *_: x
 
     found = {
-        "attention": [_Sublayer(layer._attention, "apply", nothing) for layer in layers],
-        "feed_forward": [_Sublayer(layer._feed_forward, "apply", nothing) for layer in layers],
+        "attention": [_Sublayer(layer.self_attn, [(layer._attention, "apply", nothing)]) for layer in layers],
+        "feed_forward": [_Sublayer(layer.mlp, [(layer._feed_forward, "apply", nothing)]) for layer in layers],
     }
     return Blocks(layers, found)
 
@@ -268,6 +292,9 @@ def find_blocks(network: nn.Module, source: str, probe: Callable[[], Tensor]) ->
     found = Blocks(layers, _sublayers(layers), outputs)
     _check_start(found, source, probe, expected)
     found.fault = _sublayer_fault(found, entered, probe)
+    if found.fault and (before_norms := _before_norms(found, probe)):
+        found.sublayers = before_norms
+        found.fault = _sublayer_fault(found, entered, probe)
     return found
 
 
@@ -289,9 +316,56 @@ def _sublayers(layers: Sequence[nn.Module]) -> dict[str, list[_Sublayer]]:
     """Return attention and feed-forward network of each layer; nothing if a layer has none with a usual name."""
     found: dict[str, list[_Sublayer]] = {}
     for part, names in zip(SUBLAYERS, (_ATTENTION_NAMES, _FFN_NAMES), strict=True):
-        modules = [next((own for n in names if (own := getattr(layer, n, None)) is not None), None) for layer in layers]
-        if all(isinstance(module, nn.Module) for module in modules):
-            found[part] = [_Sublayer(module, "forward", _zeros) for module in modules]
+        named = [next((own for n in names if (own := getattr(layer, n, None)) is not None), None) for layer in layers]
+        modules = [module for module in named if isinstance(module, nn.Module)]
+        if len(modules) == len(layers):
+            found[part] = [_Sublayer(module, [(module, "forward", _zeros)]) for module in modules]
+    return found
+
+
+@torch.no_grad()
+def _before_norms(blocks: Blocks, probe: Callable[[], Tensor]) -> dict[str, list[_Sublayer]]:
+    """Return the sub-layers of blocks z = N(x + f(x)), y = N(z + g(z)), as in Post-LN, with the attention in f; nothing
+    if a block is none of these. Each norm is left out with its sub-layer."""
+    calls: list[list[_Call]] = [[] for _ in blocks.layers]
+    streams: list[Tensor] = []
+    with ExitStack() as stack:
+        for layer, own in zip(blocks.layers, calls, strict=True):
+            for module in layer.modules():
+
+                def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any, own: list[_Call] = own) -> None:
+                    if isinstance(result := _stream(output), Tensor):
+                        own.append((module, inputs, result))
+
+                stack.callback(module.register_forward_hook(keep).remove)
+        stack.enter_context(blocks.observed(lambda _, x: streams.append(x)))
+        probe()
+    found: dict[str, list[_Sublayer]] = {part: [] for part in SUBLAYERS}
+    for own, x, y, attention in zip(calls, streams, streams[1:], blocks.attentions, strict=False):
+        sums = _sums(own, x)
+        whole = len(sums) == len(SUBLAYERS) and torch.equal(sums[-1][1], y)
+        if not whole or sums[0][0].module not in set(attention.modules()):
+            return {}
+        for part, (sublayer, _) in zip(SUBLAYERS, sums, strict=True):
+            found[part].append(sublayer)
+    return found if blocks.attentions else {}
+
+
+def _sums(calls: Sequence[_Call], x: Tensor) -> list[tuple[_Sublayer, Tensor]]:
+    """Return the sub-layers whose result, added to the stream x, is exactly what a norm reads, each with the result of
+    that norm: the stream from there on."""
+    found: list[tuple[_Sublayer, Tensor]] = []
+    for place, (norm, inputs, output) in enumerate(calls):
+        if "Norm" not in type(norm).__name__ or not inputs:
+            continue
+        read, total = inputs[0].flatten(0, -2), x.flatten(0, -2)
+        for module, _, term in calls[:place]:
+            added = term.flatten(0, -2)
+            if added.shape == total.shape and torch.equal(added + total, read):
+                x = output
+                left_out = [(module, "forward", _zeros), (norm, "forward", lambda _: lambda z: z)]
+                found.append((_Sublayer(module, left_out), x))
+                break
     return found
 
 
@@ -322,9 +396,8 @@ def _sublayer_fault(found: Blocks, entered: Sequence[tuple[int, Tensor]], probe:
 
     with ExitStack() as stack:
         for part in SUBLAYERS:
-            own = found.sublayers[part][0]
-            stack.enter_context(_replaced(own.owner, own.name, own.without))
+            stack.enter_context(found.sublayers[part][0].without())
         stack.enter_context(_replaced(found.layers[0], "forward", recorded))
         probe()
     same = torch.equal(outputs[0], entered[0][1])
-    return "" if same else "without both, a layer is not the identity (a norm follows the sum, as in Post-LN)"
+    return "" if same else "without both, a layer is not the identity, and no norm reads exactly x + f(x)"

@@ -168,8 +168,8 @@ def attention_to_first(network: TransformersNetwork, blocks: Blocks) -> Iterator
     network.inner.set_attn_implementation("eager")
     with ExitStack() as stack:
         stack.callback(network.inner.set_attn_implementation, usual)
-        for own in blocks.sublayers.get("attention", ()):
-            stack.callback(own.owner.register_forward_hook(keep).remove)
+        for attention in blocks.attentions:
+            stack.callback(attention.register_forward_hook(keep).remove)
         yield found
 
 

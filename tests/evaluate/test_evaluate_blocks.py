@@ -20,17 +20,19 @@ LAYERS = 4
 SHAPE = {"num_hidden_layers": LAYERS, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 90}
 KINDS = ("llama", "gpt2", "qwen2", "gpt_neox", "bert")
 PRE_LN = ("llama", "gpt2", "qwen2", "gpt_neox")
+DISTILBERT = {"dim": 16, "n_layers": LAYERS, "n_heads": 2, "hidden_dim": 24}  # its names for the shape
 TOKENS = torch.arange(3 * 11).view(3, 11) % 90
 
 
 def made(kind: str, **more: Any) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
     torch.manual_seed(1)
     config = AutoConfig.for_model(
         kind, **SHAPE, intermediate_size=24, num_key_value_heads=2, is_decoder=True, max_position_embeddings=32, **more
     )
-    network = AutoModelForCausalLM.from_config(config).eval()
+    head = AutoModelForMaskedLM if kind == "distilbert" else AutoModelForCausalLM
+    network = head.from_config(config).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.dim() == 2:
@@ -41,7 +43,7 @@ def made(kind: str, **more: Any) -> Any:
 def logits_of(network: Any) -> Callable[[], Tensor]:
     @torch.no_grad()
     def logits() -> Tensor:
-        found: Tensor = network(input_ids=TOKENS, use_cache=False).logits
+        found: Tensor = network(input_ids=TOKENS).logits
         return found
 
     return logits
@@ -150,10 +152,81 @@ def test_the_stream_is_observed_where_it_enters_and_leaves() -> None:
 
 
 @needs_transformers
-def test_a_norm_after_the_sum_forbids_the_removal_of_sublayers() -> None:
-    network = made("bert")
-    found = find_blocks(network, "bert", logits_of(network))
-    assert found.fault
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+def test_a_sublayer_is_removed_with_the_norm_after_its_sum(kind: str) -> None:
+    """As in our own Post-LN: the sub-layer passes the stream that it reads."""
+    network = made(kind, **DISTILBERT)
+    logits = logits_of(network)
+    found = find_blocks(network, kind, logits)
+    assert found.fault == ""
+    for layer in range(1, LAYERS + 1):
+        block = list_of(network)[layer - 1]
+        with found.without(Removed(layer, part="attention"), "attention"):
+            ours = logits()
+        if kind == "bert":
+            by_hand = hooked([block.attention], unchanged)
+        else:
+            by_hand = hooked_to_input(block.sa_layer_norm, entering=block)
+        with by_hand:
+            assert torch.equal(ours, logits())
+        with found.without(Removed(layer, part="feed_forward"), "feed_forward"):
+            ours = logits()
+        first, last = (
+            (block.attention.output.LayerNorm, block.output)
+            if kind == "bert"
+            else (block.sa_layer_norm, block.output_layer_norm)
+        )
+        with hooked_to_input(last, leaving=first):
+            assert torch.equal(ours, logits())
+
+
+@contextmanager
+def hooked_to_input(
+    module: nn.Module, entering: nn.Module | None = None, leaving: nn.Module | None = None
+) -> Iterator[None]:
+    """Replace the output of a module by the stream that entered, or that left, another one before it."""
+    kept: list[Tensor] = []
+
+    def enter(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        kept.append(args[0] if args else kwargs["hidden_states"])
+
+    handles = [module.register_forward_hook(lambda *_: kept[-1])]
+    if entering is not None:
+        handles.append(entering.register_forward_pre_hook(enter, with_kwargs=True))
+    if leaving is not None:
+        handles.append(leaving.register_forward_hook(lambda _m, _x, y: kept.append(y)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _ScaledSum(nn.Module):
+    """N(2 x + f(x)): the norm reads something else than the sum of stream and sub-layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.ffn, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(2 * x + self.attention(x))
+        found: Tensor = self.norm(2 * x + self.ffn(x))
+        return found
+
+
+def test_other_sums_than_that_of_stream_and_sublayer_forbid_the_removal_of_sublayers() -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList([_ScaledSum() for _ in range(3)])
+
+    def probe() -> Tensor:
+        x = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(1))
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    found = find_blocks(nn.Sequential(layers), "theirs", probe)
+    assert found.fault == "without both, a layer is not the identity, and no norm reads exactly x + f(x)"
 
 
 class _Shared(nn.Module):

@@ -173,6 +173,19 @@ def test_layers_are_measured_on_the_text(tmp_path: Path, kind: str) -> None:
     assert layers.values["block_update"][1] == pytest.approx(float(update), rel=1e-5)
     assert len(layers.values["effective_rank"]) == LAYERS + 1
     assert len(layers.values["first_token_share"]) == LAYERS
+    f = block.mlp if kind == "gpt2" else block.output.dense
+    outputs: list[torch.Tensor] = []
+    handle = f.register_forward_hook(lambda _m, _x, y: outputs.append(y.double().flatten()))
+    for batch in batches:
+        with torch.no_grad():
+            inner(input_ids=torch.from_numpy(batch.inputs), use_cache=False)
+    handle.remove()
+    z = torch.cat(outputs)
+    z = (z - z.mean()) / z.std(correction=0)
+    assert layers.values["feed_forward_excess_kurtosis"][1] == pytest.approx(float((z**4).mean()) - 3, abs=1e-4)
+    below = torch.tensor([float((z <= i / 8).double().mean()) for i in range(-40, 41)])
+    distance = (below - torch.distributions.Normal(0, 1).cdf(torch.arange(-40, 41) / 8)).abs().max()
+    assert layers.values["feed_forward_ks"][1] == pytest.approx(float(distance), abs=1e-3)
 
 
 def test_files_that_are_not_those_of_the_pin_are_refused(project: Project) -> None:
@@ -189,8 +202,10 @@ def test_more_layers_than_there_are_cannot_be_left_out(project: Project, section
         project.go(project.cell(importance={"text": "notes.txt", **section}))
 
 
-def test_sublayers_that_cannot_be_removed_are_refused_with_the_reason(tmp_path: Path) -> None:
-    project = Project(tmp_path, "bert")
+def test_sublayers_that_cannot_be_removed_are_refused_with_the_reason(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpas_cli.evaluate.blocks._ATTENTION_NAMES", ())
     cell = project.cell(importance={"text": "notes.txt", "parts": ["attention"]})
     with pytest.raises(GpasError, match=r"importance.parts: no attention or feed-forward network with a usual name"):
         project.go(cell)
