@@ -206,12 +206,21 @@ def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> P
         return Path(hf_hub_download(repo, name, revision=revision, repo_type=kind))
     except Exception as error:
         # Network, hub and disk raise many classes of exceptions here; all of them mean that the file is unavailable.
-        raise DataError(
-            f"cannot download {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub: "
-            f"{type(error).__name__}: {first_line(error)}; "
-            "it is not in the local hub cache either. Connect this machine to the network, copy a hub cache here and "
-            "set HF_HOME to it, or use your own text: data.source: files or hf with data.tokenizer: bpe"
-        ) from error
+        what = f"cannot download {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub"
+        own = "use your own text: data.source: files or hf with data.tokenizer: bpe"
+        raise DataError(unavailable(what, error, own)) from error
+
+
+def unavailable(what: str, error: Exception, instead: str = "") -> str:
+    """Return the message that something can neither be read from the hub nor from its cache, and what helps.
+
+    what: what cannot be read, as the beginning of a sentence. instead: what else the user may do.
+    """
+    way_out = f", or {instead}" if instead else ""
+    return (
+        f"{what}: {type(error).__name__}: {first_line(error)}; it is not in the local hub cache either. Connect this "
+        f"machine to the network, or copy a hub cache here and set HF_HOME to it{way_out}"
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.data.files import Files
-from gpas_cli.data.hub import first_line
+from gpas_cli.data.hub import unavailable
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.spec.downstream import KNOWN_TEXTS, KnownText, local_path
@@ -82,11 +82,8 @@ def _of_hub(known: KnownText) -> Iterator[str]:
         rows = _load(known)
     except Exception as error:
         # Network, hub and builders raise many classes of exceptions; all of them mean that the text is unavailable.
-        raise DataError(
-            f"texts.texts: {known.name}: cannot load the split '{_SPLIT}' of {known.repo} from the Hugging Face hub or "
-            f"its cache: {type(error).__name__}: {first_line(error)}; connect this machine to the network, copy a "
-            "cache here and set HF_HOME to it, or name local files"
-        ) from error
+        what = f"texts.texts: {known.name}: cannot load the split '{_SPLIT}' of {known.repo} from the Hugging Face hub"
+        raise DataError(unavailable(what, error, "name local files")) from error
     if known.column not in rows.column_names:
         hint = nearest(known.column, rows.column_names)
         raise DataError(f"texts.texts: {known.name}: {known.repo} has no column '{known.column}'; {hint}")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from gpas_cli.data.hub import first_line, offline_if_unreachable
+from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
@@ -112,10 +112,7 @@ def _load(task: str, fields: Mapping[str, Any]) -> Any:
         loaded = manager.load(built if isinstance(built, list) else [built])
     except Exception as error:
         # `datasets`, the hub and the disk raise many classes of exceptions here.
-        raise TaskUnavailable(
-            f"the documents of {task} are unavailable: {type(error).__name__}: {first_line(error)}; "
-            "connect this machine to the network, or set HF_HOME to a cache that has them"
-        ) from error
+        raise TaskUnavailable(unavailable(f"cannot load the documents of {task}", error)) from error
     for each in loaded["tasks"].values():
         each.set_fewshot_seed(seed=_FEWSHOT_SEED)
     return loaded

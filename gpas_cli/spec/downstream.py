@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
+from gpas_cli.spec.glue import GLUE_TASKS
 from gpas_cli.spec.parse import setting
 
 DIGEST_DIGITS = 12
@@ -130,13 +131,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 _AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
 _AVERAGE = "average"  # the average over any other list of tasks
-_OTHER_TITLES = {  # of tasks that are always local files, and of GLUE
-    "boolq_closed_book": "BoolQ, closed-book",
-    "mnli": "MNLI",
-    "mnli_mm": "MNLI, mismatched",
-    "qnli": "QNLI",
-    "sst2": "SST-2",
-}
+_LOCAL_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # of tasks that are always local files
 AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average"}
 
 
@@ -182,7 +177,8 @@ def task_title(task: str) -> str:
     if task in AVERAGE_TITLES:
         return AVERAGE_TITLES[task]
     known = KNOWN_TASKS.get(base_name(task))
-    title = known.title if known else _OTHER_TITLES.get(base_name(task), base_name(task))
+    other = _LOCAL_TITLES | {name: title for one in GLUE_TASKS.values() for name, title in one.titles.items()}
+    title = known.title if known else other.get(base_name(task), base_name(task))
     return f"{title} (local)" if known and is_local(task) else title
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
@@ -26,7 +26,7 @@ class GlueTask:
 
     texts: the columns of one or two texts. labels: the names of the labels 0, 1, ... held_out: the splits that it is
     scored on, by the name of the score; the first decides between learning rates. examples, evaluated, tokens: those to
-    train on, those to evaluate on, and tokens of one, to estimate the cost.
+    train on, those to evaluate on, and tokens of one, to estimate the cost. titles: of the scores, in tables.
     embedded: made from the standard library, rather than read from the data.
     """
 
@@ -37,6 +37,7 @@ class GlueTask:
     examples: int
     evaluated: int
     tokens: int
+    titles: Mapping[str, str] = field(default_factory=dict)
     embedded: bool = False
 
 
@@ -49,6 +50,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             texts=("premise", "hypothesis"),
             labels=("entailment", "neutral", "contradiction"),
             held_out={"mnli": "validation_matched", "mnli_mm": "validation_mismatched"},
+            titles={"mnli": "MNLI", "mnli_mm": "MNLI, mismatched"},
             examples=392_702,
             evaluated=19_647,
             tokens=40,
@@ -58,6 +60,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             texts=("question", "sentence"),
             labels=("entailment", "not_entailment"),
             held_out={"qnli": "validation"},
+            titles={"qnli": "QNLI"},
             examples=104_743,
             evaluated=5_463,
             tokens=50,
@@ -67,6 +70,7 @@ GLUE_TASKS: dict[str, GlueTask] = {
             texts=("sentence",),
             labels=("negative", "positive"),
             held_out={"sst2": "validation"},
+            titles={"sst2": "SST-2"},
             examples=67_349,
             evaluated=872,
             tokens=14,

@@ -286,6 +286,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(text_documents, "_load", unreachable)
     with pytest.raises(
-        DataError, match=r"EleutherAI/lambada_openai .*ConnectionError: Couldn't reach the Hub; connect"
+        DataError, match=r"EleutherAI/lambada_openai .*ConnectionError: Couldn't reach the Hub; it is not"
     ):
         read_text("lambada_openai", tmp_path)

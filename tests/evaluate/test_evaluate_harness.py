@@ -264,7 +264,7 @@ def test_without_network_a_task_is_unavailable_at_once(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hub, "getproxies", dict)
-    with pytest.raises(TaskUnavailable, match=r"documents of piqa are unavailable: .*baber/piqa.*HF_HOME"):
+    with pytest.raises(TaskUnavailable, match=r"cannot load the documents of piqa: .*baber/piqa.*HF_HOME"):
         score_official("piqa", *ours)
     assert not datasets.config.HF_HUB_OFFLINE
     assert not huggingface_hub.constants.HF_HUB_OFFLINE

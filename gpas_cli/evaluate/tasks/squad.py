@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpas_cli.data.hub import first_line, offline_if_unreachable
+from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import SpanQuestion, form_of
 from gpas_cli.spec.downstream import SQUAD
@@ -41,11 +41,8 @@ def hub_rows(task: str, file: str, **where: Any) -> Any:
             return datasets.load_dataset(**where)
     except Exception as error:
         # Network, hub and builders raise many classes of exceptions; all of them mean that there are no documents.
-        raise TaskUnavailable(
-            f"the documents of {task} are unavailable: {type(error).__name__}: {first_line(error)}; connect this "
-            f"machine to the network, set HF_HOME to a cache that has them, or import the file {file}: "
-            f"`gpas data import-task FILE --task {task}`"
-        ) from error
+        own = f"import the file {file}: `gpas data import-task FILE --task {task}`"
+        raise TaskUnavailable(unavailable(f"cannot load the documents of {task}", error, own)) from error
 
 
 def rows_of(document: Mapping[str, Any], *, labelled: bool = False) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from gpas_cli.checkpoints import short_name
 from gpas_cli.evaluate.glue import finetune_on_tasks
@@ -72,27 +73,30 @@ def _all_recipients(stage: StageContext) -> Iterator[Emit]:
         yield emit
 
 
+def _how(stage: StageContext) -> dict[str, Any]:
+    """Return how the attempt trains: the arguments that all trainings share."""
+    attempt = stage.attempt
+    return {
+        "cadence": attempt.cadence, "stop": stage.stop, "resources": attempt.resources, "world": stage.world,
+        "watch": attempt.watch,
+    }  # fmt: skip
+
+
 def run_pretraining(stage: StageContext) -> Outcome:
     """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
-    attempt = stage.attempt
     teacher = stage.cell.teacher()
     with _all_recipients(stage) as emit:
         return train(
             stage.cell,
             _run_paths(stage),
             emit,
-            cadence=attempt.cadence,
-            stop=stage.stop,
             teacher=last_checkpoint(stage.runs, teacher.trained.key) if teacher else None,
-            resources=attempt.resources,
-            world=stage.world,
-            watch=attempt.watch,
+            **_how(stage),
         )
 
 
 def run_finetuning(stage: StageContext) -> Outcome:
     """Finetune the network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
-    attempt = stage.attempt
     pretrained = stage.trained_checkpoint()
     with _all_recipients(stage) as emit:
         return finetune(
@@ -100,18 +104,13 @@ def run_finetuning(stage: StageContext) -> Outcome:
             pretrained,
             _run_paths(stage),
             emit,
-            cadence=attempt.cadence,
-            stop=stage.stop,
             tokenizer=text_of(pretrained).tokenizer,
-            resources=attempt.resources,
-            world=stage.world,
-            watch=attempt.watch,
+            **_how(stage),
         )
 
 
 def run_glue(stage: StageContext) -> Outcome:
     """Finetune the network on each task at each rate that no earlier attempt has scored."""
-    attempt = stage.attempt
     pretrained = stage.trained_checkpoint()
     with _all_recipients(stage) as emit:
         return finetune_on_tasks(
@@ -121,9 +120,6 @@ def run_glue(stage: StageContext) -> Outcome:
             stage.tokenizer(),
             _run_paths(stage),
             emit,
-            earlier=recorded_events(stage.runs, attempt.key, Score),
-            cadence=attempt.cadence,
-            stop=stage.stop,
-            resources=attempt.resources,
-            watch=attempt.watch,
+            earlier=recorded_events(stage.runs, stage.attempt.key, Score),
+            **_how(stage),
         )
