@@ -53,7 +53,8 @@ class _RemovalScores:
         self.section: Downstream = section.downstream()
         if isinstance(subject.network, TransformersNetwork):
             require_head(subject.network, self.section.tasks)
-        self.scorer = Scorer(subject.network, subject.precision, max_length=subject.max_length)
+        longest = min(section.max_length, subject.positions or section.max_length)
+        self.scorer = Scorer(subject.network, subject.precision, max_length=longest)
         self.tokenizer = subject.tokenizer
         self.root = root
         self.checkpoint = subject.name
@@ -163,9 +164,7 @@ def measure(
     """
     loaded = load_trained(cell, trained, world)
     section = cell.parameters("importance")
-    subject = own_subject(
-        cell, loaded, corpus, short_name(trained), section.eval_tokens, max_length=section.max_length, world=world
-    )
+    subject = own_subject(cell, loaded, corpus, short_name(trained), section.eval_tokens, world)
     whole = f"{cell.objective.scored_as}_loss".removeprefix("_")
     return measure_subject(
         subject, section, root, emit, stop, world, earlier, whole, lambda told: record_verified(corpus, told)

@@ -1,4 +1,4 @@
-"""Statistics of a trained network by layer, all of them from one forward pass over its validation text.
+"""Statistics of a trained network by layer, from two forward passes over its validation text.
 
 Of the residual stream entering each layer, and of the one leaving the last:
 
@@ -13,6 +13,9 @@ Of each layer:
     first_token_share            the share of attention on the first token of the row, mean over heads and over all
                                  other tokens (Xiao et al., 2024: StreamingLLM; Gu et al., 2025: When Attention Sink
                                  Emerges). Uniform causal attention has 1/t at token t = 2, 3, ...
+
+Of each sub-layer, the distribution of its outputs (`evaluate.sublayer_outputs`), of the trained network and of the one
+that the training began with.
 
 `measure` reads the network of a cell, `measure_subject` any other.
 """
@@ -29,12 +32,14 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.data.prepare import Corpus
-from gpas_cli.evaluate.removal import Subject, joined, own_subject, read_streams
-from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop
+from gpas_cli.evaluate.removal import Subject, both, joined, own_subject, read_streams
+from gpas_cli.evaluate.sublayer_outputs import SublayerOutputs
+from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop, Warned
 from gpas_cli.model.attention import Attention
-from gpas_cli.model.llama import Llama, observed_inputs
+from gpas_cli.model.llama import Llama, build, observed_inputs
 from gpas_cli.model.stream import max_to_median, of_block, of_stream
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.stage import SUBLAYERS
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.run import record_verified
 from gpas_cli.train.trained import TrainedNetwork
@@ -148,7 +153,15 @@ def first_token_shares(network: Llama, rows: DeviceRows) -> Iterator[list[Tensor
 
 
 def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop: Stop) -> Outcome:
-    """Measure the layers of the trained network of a cell on the validation text of `corpus`, and report them."""
+    """Measure the layers of the trained network of a cell on the validation text of `corpus`, and report them.
+
+    Afterwards `opened` has the weights that the training began with.
+    """
+
+    def initialise() -> None:
+        begun = build(cell.model, seed=cell.seed, dtype=opened.precision.weights)
+        opened.network.load_state_dict(begun.state_dict())
+
     subject = own_subject(cell, opened, corpus, "", cell.parameters("layers").eval_tokens)
     return measure_subject(
         subject,
@@ -156,6 +169,7 @@ def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop
         stop,
         lambda rows: first_token_shares(opened.network, rows),
         lambda: record_verified(corpus, emit),
+        initialise,
     )
 
 
@@ -165,26 +179,45 @@ def measure_subject(
     stop: Stop,
     shares: Callable[[DeviceRows], AbstractContextManager[Sequence[Tensor]] | None] = lambda _: None,
     verify: Callable[[], None] = lambda: None,
+    initialise: Callable[[], None] | None = None,
 ) -> Outcome:
     """Measure the layers of a network, and report them. shares: as in `LayerStatistics.watch`, of the rows of a pass.
-    verify: is called once the text has been read."""
+    verify: is called once the text has been read. initialise: gives the network the weights that its training began
+    with; the outputs of its sub-layers are then measured again, and reported at update 0."""
     began = time.perf_counter()
     emit(Phase("measuring layers"))
     found = LayerStatistics(subject.blocks.observed)
-    for done, batch in enumerate(subject.batches, 1):
-        if leave := stop():
-            return Outcome(leave)
-        # Rows have no padding, or are packed without it.
-        read_streams(subject, batch, lambda rows: found.watch(partial(joined, rows), shares(rows)))
-        emit(Step(done, steps=len(subject.batches)))
+    trained, begun = SublayerOutputs(subject.blocks), SublayerOutputs(subject.blocks)
+    # Rows have no padding, or are packed without it.
+    passes = [both(lambda rows: found.watch(partial(joined, rows), shares(rows)), trained.sums), trained.shares]
+    if subject.blocks.fault:
+        emit(Warned(f"the outputs of sub-layers are not measured: {subject.blocks.fault}"))
+        passes = passes[:1]
+    elif initialise:
+        passes += [begun.sums, begun.shares]
+    done = 0
+    for watch in passes:
+        if initialise and watch == begun.sums:
+            initialise()
+        for batch in subject.batches:
+            if leave := stop():
+                return Outcome(leave)
+            read_streams(subject, batch, watch)
+            done += 1
+            emit(Step(done, steps=len(passes) * len(subject.batches)))
     verify()
-    series = found.series()
+    series = {**found.series(), **trained.series()}
+    if first := begun.series():
+        emit(Layers(0, first))
     emit(Layers(subject.step, series))
     metrics = {**_metrics(series), "seconds": time.perf_counter() - began}
-    return Outcome("done", len(subject.batches), metrics=metrics)
+    return Outcome("done", done, metrics=metrics)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
     largest = {f"largest_{name}": max(series[name]) for name in ("activation_variance", "kurtosis", "max_to_median")}
+    distances = [value for part in SUBLAYERS for value in series.get(f"{part}_ks", ())]
+    if distances:
+        largest["largest_ks"] = max(distances)
     means = [name for name in (_RANK, _SHARE, "block_cosine", "block_update") if name in series]
     return largest | {f"mean_{name}": sum(series[name]) / len(series[name]) for name in means}

@@ -71,7 +71,7 @@ class Subject:
 
     network: a Llama, a CausalNetwork or an Encoder, which has no loss. name: its name in events. step: the update after
     which it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at
-    once. max_length: the most tokens of a question.
+    once. positions: the most tokens of a row that the network reads, None if it reads any number.
     """
 
     network: Any
@@ -84,7 +84,7 @@ class Subject:
     bytes_per_token: float
     text: str
     rows: int
-    max_length: int
+    positions: int | None
 
 
 def own_subject(
@@ -93,8 +93,6 @@ def own_subject(
     corpus: Corpus,
     name: str,
     eval_tokens: int,
-    *,
-    max_length: int = 1,
     world: World = ALONE,
 ) -> Subject:
     """Return the trained network of a cell with its validation text, `eval_tokens` tokens of it."""
@@ -111,7 +109,7 @@ def own_subject(
         bytes_per_token=corpus.validation_bytes_per_token,
         text=f"{facts.validation_fingerprint} {facts.tokenizer}",
         rows=micro_batch_rows(cell, loaded.precision, processes=world.size),
-        max_length=cell.model.family.row_length(max_length),
+        positions=cell.model.family.context if cell.model.family.positions == "learned" else None,
     )
 
 
@@ -354,7 +352,7 @@ class RemovalLosses:
         """Measure the network without `removed`. Collective."""
         if removed == WHOLE:
             angles = AngularDistance(self.subject.blocks, self.subject.precision.device)
-            loss = self._loss(_both(angles.watch, self.stability.whole))
+            loss = self._loss(both(angles.watch, self.stability.whole))
             distances = {**angles.series(self.world), _NORMS: self.stability.norms(self.world)}
         else:
             if not self.stability.ready:  # an earlier attempt measured the whole network
@@ -398,7 +396,7 @@ class RemovalLosses:
         return series
 
 
-def _both(first: Watch, second: Watch) -> Watch:
+def both(first: Watch, second: Watch) -> Watch:
     """Return a watch that calls both watches in each forward pass."""
 
     @contextmanager

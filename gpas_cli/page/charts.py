@@ -47,6 +47,7 @@ KINDS: Mapping[str, Sequence[str]] = {
         *("activation_variance", "gate", "grad_norm", "weight_norm", "importance", "importance_score"),
         *("angular_distance", "angular_distances", "kurtosis", "max_to_rms", "max_to_median"),
         *("effective_rank", "block_cosine", "block_update", "first_token_share"),
+        *("attention_ks", "feed_forward_ks", "attention_excess_kurtosis", "feed_forward_excess_kurtosis"),
     ),
 }
 

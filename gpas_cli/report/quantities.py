@@ -21,7 +21,8 @@ class Quantity:
     are recorded as NAME, NAME/2, ...
     of_targets: a loss, which compares only networks of the same objective. of_gates: only networks with gates have it.
     outputs: values recorded at the input of layers are drawn as those at the output of the layer before. part: the part
-    of the network, which distinguishes the quantities of one plot. groups: drawn over the number of layers.
+    of the network, which distinguishes the quantities of one plot. groups: drawn over the number of layers. bins: a
+    distribution for each layer, whose shares are recorded as NAME/LAYER, beside a curve by layer.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Quantity:
     of_gates: bool = False
     part: str = ""
     groups: bool = False
+    bins: bool = False
 
     @property
     def recorded_as(self) -> str:
@@ -70,6 +72,7 @@ _LEFT_OUT = {
     "closest": "similar layers",
 }
 _GROUPS = ("last", "closest")
+_OUTPUTS = {"attention": "attention", "feed_forward": "feed-forward"}
 _SCORE = "importance_score"
 _ENDS = {"embedding": "the embedding", "final_norm": "the final norm", "head": "the head"}
 
@@ -110,6 +113,15 @@ BY_LAYER = (
     Quantity("block_cosine", "cosine of input and output", by_layer=True),
     Quantity("block_update", "norm of the update over that of the input", by_layer=True),
     Quantity("first_token_share", "share of attention on the first token", by_layer=True),
+    *(
+        one
+        for part, words in _OUTPUTS.items()
+        for one in (
+            Quantity(f"{part}_output", f"{words} outputs", curve=f"{part}_ks", by_layer=True, bins=True),
+            Quantity(f"{part}_ks", f"{words} outputs, distance from normal", by_layer=True),
+            Quantity(f"{part}_excess_kurtosis", f"{words} outputs, excess kurtosis", by_layer=True),
+        )
+    ),
     Quantity("grad_norm", "gradient norm", by_layer=True, log=True),
     Quantity("weight_norm", "weight norm", by_layer=True),
     *(
@@ -145,6 +157,7 @@ _METRICS = {
         ("importance", _SCORE, "angular_distance", "angular_distances", "stream_norm", "stability"), "mean_importance"
     ),
     **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
+    **dict.fromkeys([f"{part}_{what}" for part in _OUTPUTS for what in ("ks", "excess_kurtosis")], "largest_ks"),
     **dict.fromkeys(("max_to_median", "effective_rank", "first_token_share"), "mean_effective_rank"),
 }
 # Spikes are recorded as curves; a claim counts them.
@@ -177,8 +190,9 @@ def feature_fault(feature: Feature, kinds: Iterable[StageKind] = ()) -> str:
         untasked = slash and not state_metric(feature, kinds).by_task
         return f"'{name}' has no tasks; write {name}" if untasked else ""
     drawn = curve_of(feature)
-    if drawn.spans:
-        return f"'{feature.curve}' has a value for every pair of layers; a claim needs one for every layer or update"
+    if drawn.spans or drawn.bins:
+        has = "a distribution of each layer" if drawn.bins else "a value for every pair of layers"
+        return f"'{feature.curve}' has {has}; a claim needs one value for every layer or update"
     if feature.layers != ("all",) and not drawn.by_layer:
         return f"'{feature.curve}' is not recorded by layer"
     if feature.take.endswith(("slope", "-aic")) and drawn.by_layer and feature.updates == "all":

@@ -34,6 +34,8 @@ TRAINING_PARTS = ("data", "objective", "optim", "depth", "dropout", "precision",
 NOT_FINITE = "not_finite_at"  # the update at which a training died in its first tenth, among its outcome's metrics
 TOKENISE = "tokenise"  # a kind of job, but no stage of a cell: it prepares the text that cells read
 SUBLAYERS = ("attention", "feed_forward")  # of a layer, in order
+# Of the outputs of sub-layers, in standard deviations: bins from -BINS_END to BINS_END, and one more on either side.
+BINS, BINS_END = 80, 5.0
 # Columns of a table that are not an axis of its grid: one for each task, text or number of bits of a later stage, or
 # each corpus.
 MEASURED_COLUMNS = ("task", "text", "corpus", "bits")
@@ -218,7 +220,8 @@ class Quantised:
 
 @dataclass(frozen=True, kw_only=True)
 class _LayerStatistics:
-    """Statistics of the layers of the trained network, from one pass over `eval_tokens` tokens of validation text.
+    """Statistics of the layers of the trained network, and of the outputs of sub-layers also at the beginning of the
+    training, over `eval_tokens` tokens of validation text.
 
     text, max_length: of a network that was not trained here, the text, as `texts` names it, and the tokens of a row.
     """
@@ -261,6 +264,12 @@ def _quantised_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return a third of the tokens of one evaluation for each number of bits, and one without rounding."""
     section: Quantised = cell.parameters("quantised")
     return section.eval_tokens * len(section.widths) / EVALUATED_PER_TRAINED
+
+
+def _layer_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
+    """Return a third of the tokens of two passes, and of two more at the beginning of a training."""
+    section: _LayerStatistics = cell.parameters("layers")
+    return section.eval_tokens * (2 if cell.is_external else 4) / EVALUATED_PER_TRAINED
 
 
 # In the order in which a cell's stages are run, trainings first.
@@ -415,7 +424,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="layers",
             parameters=_LayerStatistics,
             of_networks=True,
-            cost=lambda cell, *_: cell.parameters("layers").eval_tokens / EVALUATED_PER_TRAINED,
+            cost=_layer_tokens,
             runner="gpas_cli.worker.stages.scoring:run_layers",
             metrics=(
                 Metric("largest_kurtosis", "largest kurtosis of the stream"),
@@ -424,6 +433,7 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("mean_effective_rank", "mean effective rank of the stream", better="", digits=1),
                 Metric("mean_first_token_share", "mean attention on the first token", better="", digits=3),
                 Metric("mean_block_cosine", "mean cosine of a layer's input and output", better="", digits=3),
+                Metric("largest_ks", "largest distance of sub-layer outputs from a normal distribution", digits=3),
                 Metric("mean_block_update", "mean norm of a layer's update over the stream's", better="", digits=3),
             ),
         ),

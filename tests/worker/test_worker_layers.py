@@ -8,6 +8,7 @@ from importance_ranks import TEXTS, cell_of, save_network
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Layers, Outcome, TextFacts, Verified
+from gpas_cli.spec.stage import BINS, SUBLAYERS
 from gpas_cli.store.journal import Journal, read
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.worker.stages.context import StageContext, runner
@@ -33,10 +34,13 @@ def go(project: Path, *facts: TextFacts) -> tuple[Outcome, list[object]]:
 def test_the_layers_of_the_trained_network_are_reported(tmp_path: Path) -> None:
     outcome, events = go(tmp_path)
     assert outcome.outcome == "done"
-    (layers,) = (event for event in events if isinstance(event, Layers))
+    begun, layers = (event for event in events if isinstance(event, Layers))
+    outputs = {f"{part}_{what}": 4 for part in SUBLAYERS for what in ("ks", "excess_kurtosis")}
+    outputs |= {f"{part}_output/{layer}": BINS + 2 for part in SUBLAYERS for layer in range(1, 5)}
+    assert {name: len(values) for name, values in begun.values.items()} == outputs
     assert {name: len(values) for name, values in layers.values.items()} == {
         "activation_variance": 5, "kurtosis": 5, "max_to_rms": 5, "max_to_median": 5, "effective_rank": 5,
-        "block_cosine": 4, "block_update": 4, "first_token_share": 4,
+        "block_cosine": 4, "block_update": 4, "first_token_share": 4, **outputs,
     }  # fmt: skip
     assert [event.split for event in events if isinstance(event, Verified)] == ["validation"]
 

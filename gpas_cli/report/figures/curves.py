@@ -15,6 +15,7 @@ from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, ov
 from gpas_cli.report.labels import facts
 from gpas_cli.report.quantities import QUANTITIES, Quantity
 from gpas_cli.spec.cell import Stage
+from gpas_cli.spec.stage import BINS, BINS_END
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -46,13 +47,14 @@ class Selection:
 
     def __post_init__(self) -> None:
         by_layers = self.at or self.layers is not None or self.map
-        if by_layers and (not self.quantity.by_layer or self.quantity.spans):
+        by_updates = self.quantity.by_layer and not self.quantity.spans
+        if (by_layers and not by_updates) or (self.map and self.quantity.bins):
             raise GpasError(f"'{self.quantity.name}' is not recorded by layer over updates")
 
     @property
     def over_layers(self) -> bool:
         """Whether x counts layers."""
-        return self.quantity.by_layer and self.layers is None and not self.map
+        return self.quantity.by_layer and self.layers is None and not self.map and not self.quantity.bins
 
 
 def curves(
@@ -141,6 +143,10 @@ def _stage_curves(stored: _Stored, key: str, blank: CellCurve, selection: Select
         read = [stored.layer_curves(quantity.recorded_over(n)).get(key, []) for n in spans]
         rows = tuple(tuple(value for _, value in sorted(of[-1][1].items())) if of else () for of in read)
         yield replace(blank, step=last, matrix=rows)
+    elif quantity.bins:
+        for layer in _chosen_layers(selection, [1 + index for index in recorded[-1][1]]):
+            shares = stored.layer_curves(f"{quantity.name}/{layer:g}").get(key, [])
+            yield from _densities(shares, replace(blank, variant=(_layer_label(layer),)), selection)
     elif selection.map:
         yield _layers_over_updates(later, blank, quantity)
     elif selection.layers is not None:
@@ -166,22 +172,46 @@ def _curve_per_layer(recorded: LayerCurve, blank: CellCurve, selection: Selectio
     outputs = selection.quantity.outputs
     rows = [(step, dict(by_layer(blank.entry, at, outputs=outputs)[0])) for step, at in recorded]
     known = sorted({layer for _, values in rows for layer in values})
-    # By default the first layer, every n-th after it, and the last.
-    for layer in selection.layers or sorted({*known[:: selection.every], *known[-1:]}):
+    for layer in _chosen_layers(selection, known):
         points = tuple((float(step), values[layer]) for step, values in rows if layer in values)
-        yield replace(blank, points=points, variant=(("layer", int(layer) if layer == int(layer) else layer),))
+        yield replace(blank, points=points, variant=(_layer_label(layer),))
+
+
+def _chosen_layers(selection: Selection, known: Sequence[float]) -> Sequence[float]:
+    """Return the layers to draw: by default the first of `known`, every n-th after it, and the last."""
+    return selection.layers or sorted({*known[:: selection.every], *known[-1:]})
+
+
+def _layer_label(layer: float) -> tuple[str, Label]:
+    return "layer", int(layer) if layer == int(layer) else layer
+
+
+def _densities(recorded: LayerCurve, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
+    """Yield the densities of a layer's outputs in standard deviations, at the middle of each bin between the ends."""
+    width = 2 * BINS_END / BINS
+    for step, shares, variant in _at_updates(recorded, blank, selection):
+        inside = ((bin, share) for bin, share in shares.items() if 0 < bin <= BINS)
+        points = tuple(((bin - 0.5) * width - BINS_END, share / width) for bin, share in inside)
+        yield replace(blank, points=points, step=step, variant=(*blank.variant, *variant))
 
 
 def _curve_per_update(recorded: LayerCurve, blank: CellCurve, selection: Selection) -> Iterator[CellCurve]:
+    for step, values, variant in _at_updates(recorded, blank, selection):
+        points, final = by_layer(blank.entry, values, outputs=selection.quantity.outputs)
+        yield replace(blank, points=points, final_norm=final, step=step, variant=variant)
+
+
+def _at_updates(
+    recorded: LayerCurve, blank: CellCurve, selection: Selection
+) -> Iterator[tuple[int, Mapping[int, float], tuple[tuple[str, Label], ...]]]:
+    """Yield the recorded updates that are drawn, by default the last, with their values and what they are called."""
     steps = [step for step, _ in recorded]
     values = dict(recorded)
     scale = blank.entry.cell.optim.steps / selection.planned if selection.planned else 1.0
-    for asked in selection.at or (steps[-1],):
+    for asked in selection.at or steps[-1:]:
         step = _nearest(steps, asked * scale if selection.at else asked)
         if step is not None:
-            points, final = by_layer(blank.entry, values[step], outputs=selection.quantity.outputs)
-            variant = (("update", step),) if len(selection.at) > 1 else ()
-            yield replace(blank, points=points, final_norm=final, step=step, variant=variant)
+            yield step, values[step], (("update", step),) if len(selection.at) > 1 else ()
 
 
 def _nearest(steps: Sequence[int], wanted: float) -> int | None:

@@ -5,6 +5,7 @@ This module does not need matplotlib; `as_json` returns a plot as a document.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypedDict
@@ -14,10 +15,12 @@ from gpas_cli.errors import GpasError
 from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
 from gpas_cli.report.labels import objective_title
+from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, better
 from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
+_NORMAL_COLOUR = 6
 
 
 class _MeanJson(TypedDict):
@@ -168,6 +171,10 @@ def make_figure(
     if quantity.spans:
         x = f"first layer ({_when(runs)})"
         return Figure(one_line(title), x, "number of layers", make_series(runs), heat_map=quantity.axis)
+    if quantity.bins:
+        x = f"output, in standard deviations ({_when(runs)})"
+        lines = (_normal(),) if runs else ()
+        return Figure(one_line(title), x, "density", make_series(runs), every_run=every_run, lines=lines)
     if selection.map:
         return Figure(one_line(title), "update", "layer", make_series(runs), heat_map=y, log=quantity.log)
     x = "update"
@@ -190,6 +197,13 @@ def make_figure(
         level=1.0 if ratio_to else None,
         note=f"losses of different objectives ({objectives}) cannot be compared" if mixed else "",
     )
+
+
+def _normal() -> Line:
+    steps = 10
+    values = [i / steps for i in range(int(-BINS_END * steps), int(BINS_END * steps) + 1)]
+    points = tuple((x, math.exp(-x * x / 2) / math.sqrt(2 * math.pi)) for x in values)
+    return Line("normal distribution", points, colour=_NORMAL_COLOUR, style=1)
 
 
 def _when(runs: Sequence[CellCurve]) -> str:

@@ -257,11 +257,12 @@ def _panel(
     if spec.against:
         runs = ratios(runs, spec.against)
     words = [(axis.rpartition(".")[2] if axis != "size" else "", spelled(value)) for axis, value in label.items()]
-    title = panel.get("title") or ", ".join(f"{axis} {value}" for axis, value in words)
+    labels = [f"{axis} {value}".strip() for axis, value in words]
+    title = ", ".join([*labels, *filter(None, [panel.get("title")])])
     made = make_figure(runs, selection, title, y=spec.y, log=panel.get("log"))
     if panel.get("growth") and runs:
         made = with_growth(made)
-    if "at" in panel:
+    if "at" in panel and selection.over_layers:
         made = replace(made, title=title or made.x.partition("(")[2].rstrip(")").removeprefix("at "), x="layer")
     return replace(made, level=1.0 if spec.against else None), recorded
 

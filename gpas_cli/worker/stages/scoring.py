@@ -306,5 +306,5 @@ def _network_subject(stage: StageContext) -> Subject:
         bytes_per_token=bytes_per_token,
         text=f"{text_name(section.text)} {text.digest}",
         rows=max(1, (GPU_TOKENS if on_gpu else CPU_TOKENS) // length),
-        max_length=length,
+        positions=opened.positions,
     )

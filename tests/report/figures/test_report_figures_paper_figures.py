@@ -16,7 +16,7 @@ STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage i
 NUMBERS = {
     "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
     "curse": ["1", "4", "5"],
-    "spike": ["2", "3", "4", "5", "6", "7", "8", "9", "10", "11"],
+    "spike": ["2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13"],
     "raptr": ["1a", "1b", "2", "4"],
 }
 
@@ -26,7 +26,7 @@ def database(monkeypatch: pytest.MonkeyPatch) -> object:
     """Return a stand-in for a database in which every cell has recorded everything, at eleven updates."""
 
     def updates(key: str) -> list[int]:
-        return [max(1, i * STEPS[key] // 10) for i in range(11)]
+        return [i * STEPS[key] // 10 for i in range(11)]
 
     def layers(key: str, name: str) -> list[tuple[int, dict[int, float]]]:
         return [(step, {i: 1.0 + i + step / 1e6 for i in range(12)}) for step in updates(key)]
@@ -105,6 +105,16 @@ def test_panels_and_methods_are_the_papers(database: object) -> None:
     assert titles(drawn("spike-9", database)) == [[f"{n} tokens" for n in (128, 256, 512, 1024, 2048)]]
     assert titles(drawn("spike-10", database)) == 2 * [["Vanilla", "RMSNorm"]]
     assert titles(drawn("spike-11", database))[1] == ["Scaled Embed", "standard deviation 5", "standard deviation 50"]
+    for name in ("spike-12", "spike-13"):
+        outputs = [f"layer {n}" for n in (1, 7, 12)] + ["normal distribution"]
+        assert titles(drawn(name, database)) == 10 * [outputs]
+        panels = [panel.title for panel in drawn(name, database).panels]
+        assert panels[:2] == ["(a) embed plain, init small, attention", "(b) embed plain, init small, feed-forward"]
+        assert [panel.title for panel in drawn(name, database, "quickstart-layers").panels] == [
+            "(a) attention",
+            "(b) feed-forward",
+        ]
+    assert "at update 0" in drawn("spike-12", database).panels[0].x
     assert [panel.title for panel in drawn("curse-5", database, "quickstart-curse").panels] == [
         "(a) update 60",
         "(b) update 180",
