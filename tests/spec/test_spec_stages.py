@@ -22,7 +22,7 @@ from gpas_cli.spec.finetune import _COMMONSENSE_TOKENS, Finetune, finetuning_tok
 from gpas_cli.spec.parse import own_fields
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
-from gpas_cli.spec.stage import STAGE_KINDS
+from gpas_cli.spec.stage import STAGE_KINDS, main_result
 
 
 def cell(finetune: dict[str, Any] | None = None, **values: Any) -> Cell:
@@ -261,3 +261,12 @@ def test_the_cost_of_texts_counts_only_the_documents_that_are_scored() -> None:
         for limit in (0, 31, 900)
     )
     assert (half, more) == (pytest.approx(whole / 2), whole)
+
+
+def test_generated_answers_stand_for_a_stage_without_accuracies() -> None:
+    found = main_result({"f1/recall": 5.0, "exact_match/recall": 4.0})
+    assert found is not None
+    assert (found[0].name, found[1]) == ("exact_match", 4.0)
+    mixed = main_result({"exact_match/recall": 4.0, "accuracy/indent": 30.0})
+    assert mixed is not None
+    assert mixed[0].name == "accuracy"
