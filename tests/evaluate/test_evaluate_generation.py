@@ -1,5 +1,6 @@
 """Generated answers: texts with and without a cache, their ends, the tasks, and scores beside a loop of its own."""
 
+import importlib.util
 import json
 import re
 import string
@@ -30,6 +31,9 @@ from gpas_cli.train.run import prepare_text
 
 PROMPTS = ["gate norm layer", "", "stream scale " * 60, "layer", "norm gate stream scale gate", "scale the"]
 NONE = ("\0",)  # ends no answer
+needs_harness = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed (the extra `downstream`)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +292,7 @@ def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_without_the_data_one_message_says_what_to_import() -> None:
-    with pytest.raises(TaskUnavailable, match=r"squadv2 are unavailable.* import the file dev-v2.0.json: `gpas data"):
+    with pytest.raises(TaskUnavailable, match=r"documents of squadv2.* import the file dev-v2.0.json: `gpas data"):
         HubGenerated("squadv2").questions()
 
 
@@ -347,3 +351,29 @@ def test_the_cost_counts_examples_and_answers() -> None:
 def test_a_solved_example_shows_the_first_answer() -> None:
     row = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
     assert form_of("triviaqa").read(row).solved == "Question: Who??\nAnswer: Ada\n\n"
+
+
+@needs_harness
+def test_prompts_and_examples_are_those_of_the_harness() -> None:
+    import jinja2
+    import lm_eval.tasks
+    import yaml
+    from lm_eval.tasks.squadv2.task import SQuAD2
+
+    answered = {"text": ["France", "a region"]}
+    document = {"id": "english-1", "title": "Older", "context": NORMANS, "question": "Where?", "answers": answered}
+    trivia = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Countess"]}}
+    definitions = Path(lm_eval.tasks.__file__).parent
+    for name, file, doc in (
+        ("triviaqa", "triviaqa/default.yaml", trivia),
+        ("tydiqa", "tydiqa/tydiqa_goldp_en.yaml", document),
+    ):
+        text = re.sub(r"!function \S+", "''", (definitions / file).read_text())
+        template = yaml.safe_load(text)["doc_to_text"]
+        assert form_of(name).read(doc).prompt == jinja2.Template(template).render(**doc)
+    for doc in (document, {**document, "answers": {"text": []}}):
+        ours = form_of("squadv2").read(doc)
+        assert ours.prompt == SQuAD2.doc_to_text(None, doc)
+        assert ours.solved == f"{ours.prompt}{SQuAD2.doc_to_target(None, doc)}\n\n"
+    triviaqa = yaml.safe_load((definitions / "triviaqa/default.yaml").read_text())
+    assert KNOWN_TASKS["triviaqa"].until[:3] == tuple(triviaqa["generation_kwargs"]["until"])

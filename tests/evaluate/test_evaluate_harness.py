@@ -73,12 +73,26 @@ DOCUMENTS: dict[str, Callable[[], dict[str, Any]]] = {
         "context": words(3, 9), "question": words(2, 4), "answerA": words(1, 4), "answerB": words(1, 4),
         "answerC": words(1, 4), "label": any_of(*"123"),
     },
+    "cb": lambda: {"premise": words(6, 9), "hypothesis": words(3, 5), "label": any_of(0, 1, 2)},
+    "copa": lambda: {
+        "premise": f"{words(3, 5)}.", "question": any_of("cause", "effect"), "choice1": f"{words(2, 4)}.",
+        "choice2": f"{words(2, 4)}.", "label": any_of(0, 1),
+    },
+    "sglue_rte": lambda: {"premise": words(6, 9), "hypothesis": words(3, 5), "label": any_of(0, 1)},
+    "wic": lambda: {
+        "sentence1": words(4, 6), "sentence2": words(4, 6), "start1": 0, "end1": 4, "label": any_of(0, 1),
+    },
+    "wsc": lambda: {
+        "text": "gate norm layer scales the stream", "span1_text": "gate", "span2_text": "the", "span2_index": 4,
+        "label": any_of(0, 1),
+    },
     "wikitext": lambda: {"page": f" = {words(1, 2)} = \n\n {words(60, 90)} , {words(2, 4)} . \n"},
     "lambada_openai": lambda: {"text": words(8, 12)},
 }  # fmt: skip
 SHARED = ("arc_easy", "openbookqa", "social_iqa")
 METRICS = {
-    "winogrande": {"acc"}, "boolq": {"acc"}, "social_iqa": {"acc"}, "lambada_openai": {"perplexity", "acc"},
+    "winogrande": {"acc"}, "boolq": {"acc"}, "cb": {"acc", "f1"}, "copa": {"acc"}, "sglue_rte": {"acc"}, "wic": {"acc"},
+    "wsc": {"acc"}, "social_iqa": {"acc"}, "lambada_openai": {"perplexity", "acc"},
     "wikitext": {"word_perplexity", "byte_perplexity", "bits_per_byte"},
 }  # fmt: skip
 
