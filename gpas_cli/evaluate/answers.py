@@ -27,7 +27,7 @@ from torch import Tensor
 from gpas_cli import __version__
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
-from gpas_cli.evaluate.task_score import Report, TaskScore
+from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer
 from gpas_cli.evaluate.tasks.forms import SpanQuestion
 from gpas_cli.spec.downstream import DIGEST_DIGITS
 
@@ -51,36 +51,30 @@ class _Window:
     offsets: tuple[tuple[int, int] | None, ...]
 
 
-def score_answers(
-    name: str,
-    questions: Sequence[SpanQuestion],
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    *,
-    progress: Report | None = None,
-    stop: Callable[[], bool] = never,
-) -> list[TaskScore]:
-    """Return `exact_match` and `f1` of questions. `scorer` has an `Encoder` with a head for answers.
-
-    Raises ScoringStopped once `stop` returns true.
-    """
+def answers_scorer(name: str, questions: Sequence[SpanQuestion], scorer: Scorer, tokenizer: Tokenizer) -> TaskScorer:
+    """Return what measures `exact_match` and `f1` of questions. `scorer` has an `Encoder` with a head for answers."""
     digest = hashlib.sha256(repr(questions).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
-    best = [(-torch.inf, "")] * len(questions)
-    done = 0
     windows = [one for place, question in enumerate(questions) for one in _windows(place, question, tokenizer, scorer)]
     windows.sort(key=lambda window: -len(window.tokens))
-    while done < len(windows):
-        if stop():
-            raise ScoringStopped
-        batch = windows[done : done + max(1, scorer.tokens_at_once // len(windows[done].tokens))]
-        for window, (score, start, end) in zip(batch, _best_spans(scorer, batch), strict=True):
-            first, last = window.offsets[start], window.offsets[end]
-            if score > best[window.place][0] and first and last:
-                best[window.place] = (score, questions[window.place].passage[first[0] : last[1]])
-        done += len(batch)
-        if progress is not None:
-            progress(done, len(windows))
-    return answer_scores(name, [text for _, text in best], [one.answers for one in questions], f"{_RECIPE}-{digest}")
+
+    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
+        best = [(-torch.inf, "")] * len(questions)
+        done = 0
+        while done < len(windows):
+            if stop():
+                raise ScoringStopped
+            batch = windows[done : done + max(1, scorer.tokens_at_once // len(windows[done].tokens))]
+            for window, (score, start, end) in zip(batch, _best_spans(scorer, batch), strict=True):
+                first, last = window.offsets[start], window.offsets[end]
+                if score > best[window.place][0] and first and last:
+                    best[window.place] = (score, questions[window.place].passage[first[0] : last[1]])
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(windows))
+        texts = [text for _, text in best]
+        return answer_scores(name, texts, [one.answers for one in questions], f"{_RECIPE}-{digest}")
+
+    return score
 
 
 def answer_scores(

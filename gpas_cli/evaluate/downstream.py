@@ -23,11 +23,19 @@ from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.answers import score_answers
-from gpas_cli.evaluate.generation import score_generated
-from gpas_cli.evaluate.harness import score_official
+from gpas_cli.evaluate.answers import answers_scorer
+from gpas_cli.evaluate.generation import generated_scorer
+from gpas_cli.evaluate.harness import official_scorer
 from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
-from gpas_cli.evaluate.task_score import MissingTask, NothingFits, Progress, Report, TaskScore, scored_in_turn
+from gpas_cli.evaluate.task_score import (
+    MissingTask,
+    NothingFits,
+    Progress,
+    Report,
+    TaskScore,
+    TaskScorer,
+    scored_in_turn,
+)
 from gpas_cli.evaluate.tasks import GeneratedTask, MultipleChoice, direct_task
 from gpas_cli.spec.downstream import SKIPPED, SQUAD, Downstream, Texts, base_name, most_generated
 from gpas_cli.train.evaluate import perplexity
@@ -52,7 +60,7 @@ def score_tasks(
 
     def scores_of(name: str, report: Report | None) -> list[TaskScore]:
         try:
-            return score_task(name, section, scorer, tokenizer, root, progress=report, stop=stop)
+            return task_scorer(name, section, scorer, tokenizer, root)(progress=report, stop=stop)
         except NothingFits as error:
             return [
                 TaskScore(
@@ -64,40 +72,25 @@ def score_tasks(
     return scored_in_turn(section.tasks, scores_of, skip, progress)
 
 
-def score_task(
-    name: str,
-    section: Downstream,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    root: Path,
-    *,
-    progress: Report | None = None,
-    stop: Callable[[], bool] = never,
-) -> list[TaskScore]:
-    """Return the scores of one task. Raises TaskUnavailable, DownstreamMissing, or ScoringStopped after `stop`."""
+def task_scorer(name: str, section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path) -> TaskScorer:
+    """Read a task, and return what scores the network at it. Raises TaskUnavailable or DownstreamMissing."""
     task = direct_task(name, root)
     limit = section.limit or None
     if task is not None and base_name(name) == SQUAD:
         asked: Sequence[Any] = task.questions()[:limit]
-        return score_answers(name, asked, scorer, tokenizer, progress=progress, stop=stop)
+        return answers_scorer(name, asked, scorer, tokenizer)
     if isinstance(task, GeneratedTask) and most_generated(name):
-        shots = section.shots
-        return score_generated(task, scorer, tokenizer, shots=shots, limit=limit, progress=progress, stop=stop)
+        return generated_scorer(task, scorer, tokenizer, shots=section.shots, limit=limit)
     if isinstance(task, MultipleChoice):
-        return score_directly(task, scorer, tokenizer, limit=limit, progress=progress, stop=stop)
-    return score_official(name, scorer, tokenizer, shots=section.shots, limit=limit, progress=progress, stop=stop)
+        return choices_scorer(task, scorer, tokenizer, limit=limit)
+    return official_scorer(name, scorer, tokenizer, shots=section.shots, limit=limit)
 
 
-def score_directly(
-    task: MultipleChoice,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    *,
-    limit: int | None = None,
-    progress: Report | None = None,
-    stop: Callable[[], bool] = never,
-) -> list[TaskScore]:
-    """Return `acc` and `acc_norm` of the first `limit` questions of a task, without lm-evaluation-harness.
+def choices_scorer(
+    task: MultipleChoice, scorer: Scorer, tokenizer: Tokenizer, *, limit: int | None = None
+) -> TaskScorer:
+    """Return what measures `acc` and `acc_norm` of the first `limit` questions of a task, without
+    lm-evaluation-harness.
 
     Questions with a choice that the scorer cannot take are left out, and their number is the metric `skipped`. Raises
     NothingFits if no question is left.
@@ -106,22 +99,26 @@ def score_directly(
     fitting = [(question, own) for question, own in asked if all(map(scorer.fits, own))]
     if not fitting:
         raise NothingFits(len(asked), scorer.max_length)
-    likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress, stop))
-    right = {"acc": list[bool](), "acc_norm": list[bool]()}
-    for question, own in fitting:
-        mine = list(islice(likelihoods, len(own)))
-        right["acc"].append(_chosen(question, mine, by_length=False) == question.answer)
-        right["acc_norm"].append(_chosen(question, mine, by_length=True) == question.answer)
-    values = {metric: (sum(hits) / len(hits), standard_error(hits)) for metric, hits in right.items()}
-    if len(fitting) < len(asked):
-        values[SKIPPED] = (len(asked) - len(fitting), None)
-    return [
-        TaskScore(
-            task=task.name, metric=metric, value=value, stderr=stderr, examples=len(fitting),
-            task_version=task.version, harness=f"gpas_cli {__version__}",
-        )
-        for metric, (value, stderr) in values.items()
-    ]  # fmt: skip
+
+    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
+        likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress, stop))
+        right = {"acc": list[bool](), "acc_norm": list[bool]()}
+        for question, own in fitting:
+            mine = list(islice(likelihoods, len(own)))
+            right["acc"].append(_chosen(question, mine, by_length=False) == question.answer)
+            right["acc_norm"].append(_chosen(question, mine, by_length=True) == question.answer)
+        values = {metric: (sum(hits) / len(hits), standard_error(hits)) for metric, hits in right.items()}
+        if len(fitting) < len(asked):
+            values[SKIPPED] = (len(asked) - len(fitting), None)
+        return [
+            TaskScore(
+                task=task.name, metric=metric, value=value, stderr=stderr, examples=len(fitting),
+                task_version=task.version, harness=f"gpas_cli {__version__}",
+            )
+            for metric, (value, stderr) in values.items()
+        ]  # fmt: skip
+
+    return score
 
 
 def _requests_of(question: Question, tokenizer: Tokenizer) -> list[Request]:

@@ -23,7 +23,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.answers import answer_scores
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
-from gpas_cli.evaluate.task_score import Report, TaskScore
+from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer
 from gpas_cli.evaluate.tasks import GeneratedTask
 from gpas_cli.evaluate.tasks.forms import PROMPT_VERSION
 from gpas_cli.model.decoding import CachedReader
@@ -143,26 +143,25 @@ def _ended(tokens: Sequence[int], tokenizer: Tokenizer, until: Sequence[str]) ->
     return text[: min(ends)].strip() if ends else text.strip() if over else None
 
 
-def score_generated(
-    task: GeneratedTask,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    *,
-    shots: int = 0,
-    limit: int | None = None,
-    progress: Report | None = None,
-    stop: Callable[[], bool] = never,
-) -> list[TaskScore]:
-    """Return `exact_match` and `f1` of the first `limit` questions of a task, after `shots` solved examples each.
+def generated_scorer(
+    task: GeneratedTask, scorer: Scorer, tokenizer: Tokenizer, *, shots: int = 0, limit: int | None = None
+) -> TaskScorer:
+    """Return what measures `exact_match` and `f1` of the first `limit` questions of a task, after `shots` solved
+    examples each. It raises what `generate` raises.
 
-    Raises TaskUnavailable, and what `generate` raises.
+    Raises TaskUnavailable.
     """
     known = KNOWN_TASKS[base_name(task.name)]
     questions = task.questions()[:limit]
     solved = "".join(example.solved for example in (task.examples(shots) if shots else ()))
     prompts = [solved + question.prompt for question in questions]
     answers = [question.answers for question in questions]
-    found = generate(scorer, tokenizer, prompts, most=known.generated, until=known.until, progress=progress, stop=stop)
     content = repr((prompts, answers, known.generated, known.until)).encode("utf-8", "surrogatepass")
     version = f"{PROMPT_VERSION}-{hashlib.sha256(content).hexdigest()[:DIGEST_DIGITS]}"
-    return answer_scores(task.name, found, answers, version, shots)
+
+    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
+        most, until = known.generated, known.until
+        found = generate(scorer, tokenizer, prompts, most=most, until=until, progress=progress, stop=stop)
+        return answer_scores(task.name, found, answers, version, shots)
+
+    return score

@@ -30,7 +30,7 @@ from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.evaluate.likelihood import Scorer, never
-from gpas_cli.evaluate.task_score import Report, TaskScore, TaskUnavailable
+from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer, TaskUnavailable
 from gpas_cli.spec.downstream import SKIPPED
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
@@ -63,35 +63,35 @@ class DownstreamMissing(GpasError):
     """lm-evaluation-harness is not installed."""
 
 
-def score_official(
-    task: str,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    *,
-    shots: int = 0,
-    limit: int | None = None,
-    progress: Report | None = None,
-    stop: Callable[[], bool] = never,
-) -> list[TaskScore]:
-    """Return the metrics of the harness's own task of that name.
+def official_scorer(
+    task: str, scorer: Scorer, tokenizer: Tokenizer, *, shots: int = 0, limit: int | None = None
+) -> TaskScorer:
+    """Return what measures the metrics of the harness's own task of that name.
 
     For a group with a score of its own (mmlu) they are the group's, for another group (ai2_arc) each task's.
 
     The harness downloads the documents, or finds them in the cache of `datasets`. `limit`: documents per task. Raises
-    DownstreamMissing without the harness, TaskUnavailable if the documents are unavailable, NothingFits if none fits,
-    ScoringStopped after `stop`, and GpasError for an unknown task.
+    DownstreamMissing without the harness, TaskUnavailable if the documents are unavailable, and GpasError for an
+    unknown task; the scorer, NothingFits if no document fits.
     """
     if find_spec("lm_eval") is None:
         raise DownstreamMissing(
             "this task needs lm-evaluation-harness, which is not installed: pip install 'gpas-cli[downstream]'"
         )
-    with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL, offline_if_unreachable():
-        from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
-
+    with _quiet(), _random_state_kept(), offline_if_unreachable():
         loaded = _load(task, {"num_fewshot": shots})
-        model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
-        found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES)
-    return _scores(task, shots, found, skipped)
+
+    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
+        with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL:
+            from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
+
+            for each in loaded["tasks"].values():
+                each.set_fewshot_seed(seed=_FEWSHOT_SEED)
+            model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
+            found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES)
+        return _scores(task, shots, found, skipped)
+
+    return score
 
 
 def _load(task: str, fields: Mapping[str, Any]) -> Any:
@@ -113,8 +113,6 @@ def _load(task: str, fields: Mapping[str, Any]) -> Any:
     except Exception as error:
         # `datasets`, the hub and the disk raise many classes of exceptions here.
         raise TaskUnavailable(unavailable(f"cannot load the documents of {task}", error)) from error
-    for each in loaded["tasks"].values():
-        each.set_fewshot_seed(seed=_FEWSHOT_SEED)
     return loaded
 
 

@@ -17,11 +17,11 @@ from gpas_cli.checkpoints import short_name
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.blocks import WHOLE, Removed
-from gpas_cli.evaluate.downstream import score_task
+from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of, own_subject
-from gpas_cli.evaluate.task_score import NothingFits, TaskUnavailable
+from gpas_cli.evaluate.task_score import NothingFits, TaskScorer, TaskUnavailable
 from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
@@ -59,6 +59,7 @@ class _RemovalScores:
         self.root = root
         self.checkpoint = subject.name
         self.wanted = wanted
+        self._read: dict[str, TaskScorer] = {}  # by the task that is being scored
         self.scores: dict[tuple[int, str, str], RemovalScore] = {}
         self.unavailable: dict[str, GpasError] = {}
         self.skipped: dict[str, str] = {}
@@ -95,8 +96,10 @@ class _RemovalScores:
     def score(self, removed: Removed, task: str, stop: Callable[[], bool]) -> RemovalScore | None:
         """Score the network without `removed` at `task`; None if the task is unavailable. Raises ScoringStopped."""
         try:
+            if task not in self._read:
+                self._read = {task: task_scorer(task, self.section, self.scorer, self.tokenizer, self.root)}
             with self.blocks.without(removed, task):
-                found = score_task(task, self.section, self.scorer, self.tokenizer, self.root, stop=stop)
+                found = self._read[task](stop=stop)
         except (TaskUnavailable, DownstreamMissing, DataError) as error:
             self.unavailable[task] = error
             return None

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.transformers_network import Encoder
+from gpas_cli.model.llama import LanguageModel
 from gpas_cli.train.loss import DeviceRows, logits_at_once
 from gpas_cli.train.precision import Precision
 
@@ -64,13 +66,20 @@ def never() -> bool:
 class Scorer:
     """Computes log-likelihoods with one network.
 
-    `network` is a Llama, or a module with the same call signature; its layers may be changed between calls. Rows are
-    cut on the left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most
-    `tokens_at_once` tokens, padding included, are computed together, which changes no likelihood beyond rounding.
+    `network` is an Encoder where only answers are scored; its layers may be changed between calls. Rows are cut on the
+    left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most `tokens_at_once`
+    tokens, padding included, are computed together, which changes no likelihood beyond rounding.
     Log-probabilities are float32 at least, whatever the precision of the network.
     """
 
-    def __init__(self, network: nn.Module, precision: Precision, *, max_length: int, tokens_at_once: int | None = None):
+    def __init__(
+        self,
+        network: LanguageModel | Encoder,
+        precision: Precision,
+        *,
+        max_length: int,
+        tokens_at_once: int | None = None,
+    ):
         self.network = network
         self.precision = precision
         self.max_length = max_length

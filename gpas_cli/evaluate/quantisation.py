@@ -88,6 +88,8 @@ def measure_quantised(
     has been read.
     """
     began = time.perf_counter()
+    network = subject.network
+    assert isinstance(network, Llama)
     text = " ".join(one[:_DIGITS] for one in subject.text.split())
     same = (_PERPLEXITY, subject.name, text)
     known = {one.task: one.value for one in earlier if (one.metric, one.checkpoint, one.task_version) == same}
@@ -97,9 +99,9 @@ def measure_quantised(
             continue
         if leave := stop():
             return Outcome(leave, len(known))
-        with quantised(subject.network, bits) if bits else nullcontext():
+        with quantised(network, bits) if bits else nullcontext():
             found = evaluate(
-                subject.network, subject.batches, subject.precision, subject.bytes_per_token, micro_batch=subject.rows
+                network, subject.batches, subject.precision, subject.bytes_per_token, micro_batch=subject.rows
             )
         known[label] = found["perplexity"]
         tokens = int(found["tokens"])

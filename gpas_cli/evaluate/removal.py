@@ -52,6 +52,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.blocks import WHOLE, Blocks, Removed, own_blocks
 from gpas_cli.evaluate.transformers_network import Encoder
 from gpas_cli.events import Removal
+from gpas_cli.model.llama import LanguageModel
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.assemble import micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
@@ -69,12 +70,12 @@ _TOKENS = 4096  # the most tokens of each process whose outputs are compared
 class Subject:
     """The network whose layers are removed, and the text on which its loss is measured.
 
-    network: a Llama, a CausalNetwork or an Encoder, which has no loss. name: its name in events. step: the update after
+    network: an Encoder has no loss. name: its name in events. step: the update after
     which it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at
     once. positions: the most tokens of a row that the network reads, None if it reads any number.
     """
 
-    network: Any
+    network: LanguageModel | Encoder
     blocks: Blocks
     precision: Precision
     tokenizer: Tokenizer

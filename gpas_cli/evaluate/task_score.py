@@ -10,6 +10,9 @@ from gpas_cli.errors import GpasError
 
 # Called with the requests that are done, and their total.
 Report = Callable[[int, int], None]
+# Scores a network at a task that has been read, any number of times: called with `progress` and `stop`. Raises
+# ScoringStopped after `stop`.
+TaskScorer = Callable[..., "list[TaskScore]"]
 # Called with the task or text, its place among them (from 0), the requests that are done, and their total.
 Progress = Callable[[str, int, int, int], None]
 

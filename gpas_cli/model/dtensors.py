@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -57,7 +57,7 @@ def first_row(tensor: Tensor) -> int:
     return tensor.device_mesh.get_local_rank() * -(-len(tensor) // tensor.device_mesh.size())
 
 
-def reshard(network: nn.Module) -> None:
+def reshard(network: object) -> None:
     """Reshard parameters that a forward pass without a backward pass has left gathered. Otherwise zeroing gradients
     or saving would act on the gathered copies instead of the shards."""
     getattr(network, "reshard", lambda: None)()  # FSDP gives its networks the method

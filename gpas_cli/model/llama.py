@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -326,6 +327,32 @@ class _HeadTransform(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
         return self.norm(FFN_ACTIVATIONS["gelu"](self.dense_proj(x)))  # type: ignore[no-any-return]
+
+
+class LanguageModel(Protocol):
+    """What computes losses and likelihoods: a `Llama`, or another module with its call signature."""
+
+    training: bool
+
+    def forward(
+        self,
+        tokens: Tensor,
+        packing: Packing | None = ...,
+        read: Read = ...,
+        visible: Visible | None = ...,
+        active: ActiveLayers | None = ...,
+        dropout: Dropout | None = ...,
+    ) -> Tensor:
+        """As `Llama.forward`."""
+        ...
+
+    __call__ = forward  # type: ignore[misc]  # so that mypy checks calls too: those of modules may have any arguments
+
+    def train(self, mode: bool = ...) -> Any:
+        """As `nn.Module.train`."""
+
+    def eval(self) -> Any:
+        """As `nn.Module.eval`."""
 
 
 class Llama(nn.Module):

@@ -14,7 +14,7 @@ from gpas_cli.data.prepare import HeldOut
 from gpas_cli.data.prepare import bytes_per_token as mean_bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.model.dtensors import reshard
-from gpas_cli.model.llama import Llama
+from gpas_cli.model.llama import LanguageModel
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import usual_validation_rows
@@ -44,7 +44,7 @@ def perplexity(loss: float) -> float:
 
 @torch.no_grad()
 def evaluate(
-    network: Llama,
+    network: LanguageModel,
     batches: Iterable[Batch],
     precision: Precision,
     bytes_per_token: float,
@@ -112,7 +112,7 @@ def evaluate_now(loop: Loop, batches: Iterable[Batch], bytes_per_token: float) -
 
 
 def _batch_mean(
-    network: Llama,
+    network: LanguageModel,
     batch: Batch,
     precision: Precision,
     micro_batch: int,

@@ -25,7 +25,7 @@ from gpas_cli.model.attention import Packing, Visible, has_ragged
 from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.dtensors import to_device
 from gpas_cli.model.layers import aligned_rows
-from gpas_cli.model.llama import Llama
+from gpas_cli.model.llama import LanguageModel
 from gpas_cli.spec.cost import GPU_LOGITS
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.train.precision import Precision
@@ -227,7 +227,7 @@ def _move(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def summed_loss(
-    network: Llama,
+    network: LanguageModel,
     rows: DeviceRows,
     precision: Precision,
     divisor: float = 1.0,
@@ -254,7 +254,7 @@ def summed_loss(
             return _chunked(states, head, targets, dtype, wanted=False)[0] / divisor
 
     with precision.compute():
-        return network(rows.inputs, rows.packing, read, rows.visible, active, rows.dropout)  # type: ignore[no-any-return]
+        return network(rows.inputs, rows.packing, read, rows.visible, active, rows.dropout)
 
 
 def logits_at_once(device: torch.device) -> int:

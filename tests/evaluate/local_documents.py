@@ -19,7 +19,14 @@ def write(path: Path, documents: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def score_local(
-    task: str, scorer: Scorer, tokenizer: Tokenizer, folder: Path, *, shots: int = 0, **options: Any
+    task: str,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    shots: int = 0,
+    limit: int | None = None,
+    **options: Any,
 ) -> list[TaskScore]:
     """Score the harness's task on folder/TASK.jsonl, with solved examples of TASK.train.jsonl."""
     load = harness._load
@@ -40,4 +47,4 @@ def score_local(
     own = {"training_split": train, "validation_split": None, "test_split": "test", "fewshot_split": train}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "_load", lambda name, fields: load(name, {**fields, **own, "custom_dataset": datasets}))
-        return harness.score_official(task, scorer, tokenizer, shots=shots, **options)
+        return harness.official_scorer(task, scorer, tokenizer, shots=shots, limit=limit)(**options)

@@ -10,7 +10,7 @@ from exporting import needs_transformers
 
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import answers
-from gpas_cli.evaluate.answers import exact_match, f1, score_answers
+from gpas_cli.evaluate.answers import answers_scorer, exact_match, f1
 from gpas_cli.evaluate.external import OpenedModel, find_model, open_model
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.tasks import direct_task
@@ -138,10 +138,10 @@ def test_the_answer_is_the_best_span_of_all_windows(
     expected = [
         SpanQuestion(asked.question, asked.passage, (text,)) for asked, text in zip(QUESTIONS, texts, strict=True)
     ]
-    found = {score.metric: score for score in score_answers("squad", expected, scorer, opened.tokenizer)}
+    found = {score.metric: score for score in answers_scorer("squad", expected, scorer, opened.tokenizer)()}
     assert found["exact_match"].value == found["f1"].value == 1.0
     assert found["f1"].examples == len(QUESTIONS)
-    wrong = {score.metric: score for score in score_answers("squad", QUESTIONS, scorer, opened.tokenizer)}
+    wrong = {score.metric: score for score in answers_scorer("squad", QUESTIONS, scorer, opened.tokenizer)()}
     assert wrong["exact_match"].value < 1
     assert wrong["f1"].task_version != found["f1"].task_version
 

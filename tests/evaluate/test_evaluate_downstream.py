@@ -15,7 +15,7 @@ from test_evaluate_harness import DOCUMENTS
 from gpas_cli.data.questions import Question
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
-from gpas_cli.evaluate.downstream import score_directly, score_tasks, standard_error
+from gpas_cli.evaluate.downstream import choices_scorer, score_tasks, standard_error
 from gpas_cli.evaluate.likelihood import Scorer
 from gpas_cli.evaluate.task_score import MissingTask, TaskUnavailable
 from gpas_cli.evaluate.tasks import EmbeddedTask, direct_task
@@ -53,7 +53,7 @@ def test_the_scores_are_those_of_the_harness_on_the_same_documents(
     source = write(tmp_path / f"{name}.jsonl", [DOCUMENTS[name]() for _ in range(25)])
     task = direct_task(import_task(source, name, tmp_path).name, tmp_path)
     assert task is not None
-    direct = {score.metric: score for score in score_directly(task, *ours)}
+    direct = {score.metric: score for score in choices_scorer(task, *ours)()}
     for theirs in score_local(name, *ours, tmp_path):
         mine = direct[theirs.metric]
         assert (mine.value, mine.examples, mine.shots) == (theirs.value, theirs.examples, theirs.shots)
@@ -68,10 +68,10 @@ class Fixed(EmbeddedTask):
 
 
 def test_the_limit_takes_the_first_questions(ours: tuple[Scorer, Tokenizer]) -> None:
-    whole = {score.metric: score for score in score_directly(Fixed("indent"), *ours)}
+    whole = {score.metric: score for score in choices_scorer(Fixed("indent"), *ours)()}
     assert whole["acc"].examples == 4
     assert whole["acc"].value == 0.5
-    assert {score.examples for score in score_directly(Fixed("indent"), *ours, limit=3)} == {3}
+    assert {score.examples for score in choices_scorer(Fixed("indent"), *ours, limit=3)()} == {3}
 
 
 def test_the_standard_error_is_that_of_a_mean() -> None:
@@ -109,7 +109,7 @@ def test_a_question_with_a_choice_that_is_too_long_is_skipped_and_counted(
     task = direct_task(import_task(whole / "piqa.jsonl", "piqa", whole).name, whole)
     assert task is not None
     for found in (
-        score_directly(task, *ours, limit=limit),
+        choices_scorer(task, *ours, limit=limit)(),
         score_local("piqa", *ours, whole, limit=limit),
     ):
         scores = {score.metric: score for score in found}

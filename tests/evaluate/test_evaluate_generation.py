@@ -18,7 +18,7 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import generation
 from gpas_cli.evaluate.external import find_model, open_model
-from gpas_cli.evaluate.generation import generate, score_generated
+from gpas_cli.evaluate.generation import generate, generated_scorer
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks import HubGenerated, RecallTask, direct_task
@@ -219,7 +219,7 @@ def test_the_authors_files_are_imported_with_solved_examples(
         return [answers[-1].upper(), "something else"]
 
     monkeypatch.setattr(generation, "generate", written)
-    scores = score_generated(task, *ours, shots=1)
+    scores = generated_scorer(task, *ours, shots=1)()
     assert prompts[0] == prompt
     assert task.questions()[0].answers == answers
     assert [(one.metric, one.value, one.examples, one.shots) for one in scores] == [
@@ -229,8 +229,8 @@ def test_the_authors_files_are_imported_with_solved_examples(
     known = metrics_of({(one.task, one.metric): one.value for one in scores}, [made.name])
     assert known == {f"f1/{made.name}": 50, f"exact_match/{made.name}": 50}
     with pytest.raises(TaskUnavailable, match=r"has 1 solved example, and shots is 2; .* --examples FILE"):
-        score_generated(task, *ours, shots=2)
-    assert score_generated(task, *ours)[0].task_version != scores[0].task_version  # other prompts
+        generated_scorer(task, *ours, shots=2)()
+    assert generated_scorer(task, *ours)()[0].task_version != scores[0].task_version  # other prompts
 
 
 def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_recall_is_scored_as_by_a_loop_of_its_own(ours: tuple[Scorer, Tokenizer]
         right += plain[0] == plain[1]
         words = Counter(plain[0].split()) & Counter(plain[1].split())
         shared += 2 * words.total() / max(1, len(plain[0].split()) + len(plain[1].split()))
-    scores = {one.metric: one for one in score_generated(RecallTask(), *ours, limit=40)}
+    scores = {one.metric: one for one in generated_scorer(RecallTask(), *ours, limit=40)()}
     assert scores["exact_match"].value == pytest.approx(right / 40)
     assert scores["f1"].value == pytest.approx(shared / 40)
     assert scores["exact_match"].examples == 40

@@ -19,7 +19,7 @@ from gpas_cli.data import hub
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import harness
-from gpas_cli.evaluate.harness import DownstreamMissing, score_official
+from gpas_cli.evaluate.harness import DownstreamMissing, official_scorer
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
 from gpas_cli.model.llama import build
@@ -279,7 +279,7 @@ def test_without_network_a_task_is_unavailable_at_once(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(hub, "getproxies", dict)
     with pytest.raises(TaskUnavailable, match=r"cannot load the documents of piqa: .*baber/piqa.*HF_HOME"):
-        score_official("piqa", *ours)
+        official_scorer("piqa", *ours)
     assert not datasets.config.HF_HUB_OFFLINE
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
@@ -289,7 +289,7 @@ def test_without_the_harness_the_message_names_the_extra(
 ) -> None:
     monkeypatch.setattr(harness, "find_spec", lambda _: None)
     with pytest.raises(DownstreamMissing, match=r"pip install 'gpas-cli\[downstream\]'"):
-        score_official("piqa", *ours)
+        official_scorer("piqa", *ours)
 
 
 # In a process of its own: the harness's own backend on exported folders. Independent of gpas_cli.

@@ -14,8 +14,8 @@ from importance_ranks import WORDS, cell_of, measured, save_network, without, wr
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate import importance
-from gpas_cli.evaluate.downstream import score_task
-from gpas_cli.evaluate.task_score import TaskScore
+from gpas_cli.evaluate.downstream import task_scorer
+from gpas_cli.evaluate.task_score import TaskScore, TaskScorer
 from gpas_cli.evaluate.tasks.local import import_task
 from gpas_cli.events import Event, Layers, Outcome, Removal, RemovalScore, Step, Warned
 from gpas_cli.model.llama import Llama
@@ -128,13 +128,22 @@ def test_a_later_attempt_continues_at_any_score(
 def test_questions_left_out_are_said_once_a_task(
     room: Path, tasks: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_one_left_out(*given: Any, **further: Any) -> list[TaskScore]:
-        found = score_task(*given, **further)
-        return [*found, replace(found[0], metric="skipped", value=1, stderr=None)]
+    read: list[str] = []
 
-    monkeypatch.setattr(importance, "score_task", with_one_left_out)
+    def with_one_left_out(task: str, *given: Any) -> TaskScorer:
+        read.append(task)
+        whole = task_scorer(task, *given)
+
+        def score(**further: Any) -> list[TaskScore]:
+            found = whole(**further)
+            return [*found, replace(found[0], metric="skipped", value=1, stderr=None)]
+
+        return score
+
+    monkeypatch.setattr(importance, "task_scorer", with_one_left_out)
     cell = cell_of(importance={"eval_tokens": 60, "tasks": list(tasks)})
     _, events = go(room, cell, save_network(cell, tmp_path)[0])
+    assert read == list(tasks)  # once for the whole network and all layers
     said = [event.message for event in events if isinstance(event, Warned)]
     assert len(said) == len(tasks)
     assert all("1 of 41 questions are not scored" in text for text in said), said

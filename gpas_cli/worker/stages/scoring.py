@@ -20,7 +20,7 @@ from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, Scoring
 from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
 from gpas_cli.evaluate.task_score import MissingTask, TaskScore
-from gpas_cli.evaluate.transformers_network import attention_to_first, require_head
+from gpas_cli.evaluate.transformers_network import TransformersNetwork, attention_to_first, require_head
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
@@ -278,8 +278,10 @@ def run_layers(stage: StageContext) -> Outcome:
     """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
     if stage.cell.network:
         subject = _network_subject(stage)
+        network = subject.network
+        assert isinstance(network, TransformersNetwork)
         return layer_statistics.measure_subject(
-            subject, stage.emit, stage.stop, lambda _: attention_to_first(subject.network, subject.blocks)
+            subject, stage.emit, stage.stop, lambda _: attention_to_first(network, subject.blocks)
         )
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)
