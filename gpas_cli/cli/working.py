@@ -14,7 +14,7 @@ from rich.text import Text
 from gpas_cli.cli.console import LiteralConsole, console
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.seeds import seeds_path
+from gpas_cli.grid.tuned import companions
 from gpas_cli.period import Period
 
 LOG_SECONDS = 5.0  # between two lines, if standard error is not a terminal
@@ -64,7 +64,7 @@ def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
 
 
 def _changed() -> list[tuple[int, int]]:
-    """Return when the experiments file and the seeds beside it were changed, and their sizes."""
+    """Return when the experiments file and its companions were changed, and their sizes."""
     path = project().config
-    stats = [file.stat() for file in (path, seeds_path(path)) if file.exists()]
+    stats = [file.stat() for file in (path, *companions(path).values()) if file.exists()]
     return [(stat.st_mtime_ns, stat.st_size) for stat in stats]

@@ -20,6 +20,7 @@ from gpas_cli.files import replace_file
 from gpas_cli.grid.declared import Grid
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.readers import Part, root_of
+from gpas_cli.grid.seeds import seeds_path
 from gpas_cli.grid.settings import nested
 
 _SUFFIX = "-tuned"
@@ -34,6 +35,12 @@ tuned:
 def tuned_path(config: Path) -> Path:
     """Return the path of the file of tuned settings that belongs to an experiments file."""
     return config.with_suffix(".tuned.yaml")
+
+
+def companions(config: Path) -> dict[str, Path]:
+    """Return the files that belong to an experiments file and exist, by the ending that they have in place of .yaml."""
+    paths = {".seeds.yaml": seeds_path(config), ".tuned.yaml": tuned_path(config)}
+    return {ending: path for ending, path in paths.items() if path.exists()}
 
 
 def tuned_name(grid: str) -> str:

@@ -41,7 +41,7 @@ from gpas_cli.grid.document import parse_document
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
-from gpas_cli.grid.seeds import seeds_path
+from gpas_cli.grid.tuned import companions
 from gpas_cli.origin.anonymous import Member, anonymised
 from gpas_cli.project import Project
 from gpas_cli.report import papers
@@ -159,12 +159,10 @@ def _printed(
 
 
 def _declared(project: Project, experiments: Experiments, entries: Sequence[Entry]) -> dict[str, Member]:
-    """Return the experiments file, the seeds beside it, and the plugins and tasks that it names."""
+    """Return the experiments file, its companions, and the plugins and tasks that it names."""
     folder = project.config.parent
     members: dict[str, Member] = {"experiments.yaml": _inside(experiments.path, folder)}
-    seeds = seeds_path(project.config)
-    if seeds.exists():
-        members["experiments.seeds.yaml"] = _inside(seeds, folder)
+    members |= {f"experiments{ending}": _inside(path, folder) for ending, path in companions(project.config).items()}
     declared = yaml.safe_load(experiments.path.read_text("utf-8")).get("plugins") or []
     sections = [section for entry in entries if (section := entry.cell.parameters("downstream"))]
     tasks = {task for section in sections for task in section.tasks}

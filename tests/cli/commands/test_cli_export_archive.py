@@ -16,6 +16,8 @@ from test_cli_schema import check
 
 from gpas_cli.errors import Exit
 from gpas_cli.events import Outcome, Warned
+from gpas_cli.grid.seeds import add_seeds
+from gpas_cli.grid.tuned import write_tuned
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 CODE = "0123456789abcdef"
@@ -101,6 +103,16 @@ def test_plugins_and_files_of_tasks_are_included(face: Face, tmp_path: Path) -> 
     face("export", "--archive", "scored.tgz", "scored")
     folder = unpack(face.folder / "scored.tgz", tmp_path / "reader")
     assert (folder / "plugins/mine.py").read_text() == PLUGIN
+
+
+def test_added_seeds_and_tuned_settings_are_included(finished: Face, tmp_path: Path) -> None:
+    config = finished.folder / "experiments.yaml"
+    add_seeds(config, {"small": {"pre": [3]}})
+    write_tuned(config, "small", "optim.lr", {"pre": 1e-3})  # the rate of its cells in small, which are finished
+    finished("export", "--archive", "tuned.tar.gz", "small", "small-tuned")
+    folder = unpack(finished.folder / "tuned.tar.gz", tmp_path / "reader")
+    grids = gpas(folder, "status", "small", "small-tuned", "--json").json["grids"]
+    assert [sum(grid["states"].values()) for grid in grids] == [9, 2]
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "attempt.json"])
