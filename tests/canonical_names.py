@@ -39,6 +39,7 @@ _NAMES = {
     "model.embed_stages.rmsnorm.weight": "embed_norm",
     "model.norm.weight": "final_norm",
     "model.norm.bias": "final_norm_bias",
+    "model.norm.slope": "final_norm_slope",
     "lm_head.weight": "lm_head",
 }
 
@@ -49,8 +50,9 @@ def canonical_name(name: str) -> str:
     if name in _NAMES:
         return _NAMES[name]
     _, _, layer, rest = name.split(".", 3)
-    if rest.endswith(".bias"):
-        return f"layers.{layer}.{_LAYER_NAMES[rest.removesuffix('.bias') + '.weight']}_bias"
+    if rest.endswith((".bias", ".slope")):
+        module, _, part = rest.rpartition(".")
+        return f"layers.{layer}.{_LAYER_NAMES[f'{module}.weight']}_{part}"
     return f"layers.{layer}.{_LAYER_NAMES[rest]}"
 
 

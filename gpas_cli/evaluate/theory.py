@@ -275,8 +275,14 @@ def _check_attention(cell: Cell) -> None:
         )
     if cell.model.family.qk_norm != "none":
         raise GpasError("the bound of attention is for queries and keys without norms; family.qk_norm is not none")
+    _check_norm(cell)
     if cell.model.query_factor != 1:
         raise GpasError("the bound of attention is for logits in 1/sqrt(d); parametrisation.base_heads changes that")
+
+
+def _check_norm(cell: Cell) -> None:
+    if cell.model.family.norm == "dyt":
+        raise GpasError("the bounds are for norms, whose output has a fixed scale; that of family.norm: dyt has none")
 
 
 def _network_and_text(cell: Cell, cache: Path, root: Path, *, force: bool = True) -> tuple[Llama, Sample]:
@@ -293,6 +299,7 @@ def identity_bounds(
     No network is built: products with large matrices are drawn (`Drawn`). `notify` is called with each layer. Raises
     GpasError for layers that are not the composition of their two sub-layers.
     """
+    _check_norm(cell)
     network = skeleton(cell.model, cell.seed)
     blocks = network.model.blocks()
     if any(block.bottom for block in blocks):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.model.dtensors import fill
-from gpas_cli.model.layers import GpasGate, LayerNorm, LearnedFactor, RMSNorm
+from gpas_cli.model.layers import DyT, GpasGate, LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.spec.model import Model, small_std
 
 _Std = Callable[[Tensor], float]
@@ -117,12 +117,15 @@ def _start_modules(network: nn.Module) -> set[str]:
     started = set()
     with torch.no_grad():
         for prefix, module in network.named_modules():
-            if isinstance(module, RMSNorm | LayerNorm | LearnedFactor):
+            if isinstance(module, RMSNorm | LayerNorm | DyT | LearnedFactor):
                 module.weight.fill_(module.start)
                 started.add(f"{prefix}.weight")
-                if isinstance(module, LayerNorm):
+                if isinstance(module, LayerNorm | DyT):
                     module.bias.zero_()
                     started.add(f"{prefix}.bias")
+                if isinstance(module, DyT):
+                    module.slope.fill_(module.slope_start)
+                    started.add(f"{prefix}.slope")
             if isinstance(module, GpasGate):
                 module.alpha.fill_(module.start)
                 started.add(f"{prefix}.alpha")

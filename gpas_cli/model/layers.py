@@ -105,8 +105,38 @@ class LayerNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
 
 
+class DyT(nn.Module):
+    """scale * (weight * tanh(slope * x) + bias), in place of a norm (Zhu et al. 2025, "Transformers without
+    Normalization", equation 1). Unlike a norm, it is not invariant to the scale of x.
+
+    `weight` and `bias` have shape (hidden,) and are initialised to `start` and 0; `slope` has shape (1,) and is
+    initialised to `slope_start`, the paper's default. The paper starts that of its LLaMA networks by their width.
+    """
+
+    slope_start = 0.5
+
+    def __init__(self, hidden: int, eps: float = 0.0, start: float = 1.0, scale: float = 1.0):
+        super().__init__()
+        self.start, self.scale = start, scale
+        self.weight = nn.Parameter(torch.empty(hidden))
+        self.bias = nn.Parameter(torch.empty(hidden))
+        self.slope = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., hidden) -> same shape and dtype."""
+        y = (torch.tanh(x * self.slope) * self.weight + self.bias).to(x.dtype)
+        return y if self.scale == 1 else y * self.scale
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, start={self.start:.4g}, scale={self.scale:.4g}"
+
+
 # Name of a family's norm -> module.
-_NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rmsnorm": RMSNorm, "layernorm": LayerNorm}
+_NORM_MODULES: dict[str, type[RMSNorm] | type[LayerNorm] | type[DyT]] = {
+    "rmsnorm": RMSNorm,
+    "layernorm": LayerNorm,
+    "dyt": DyT,
+}
 
 
 def norm_slot(norm: Norm | None, hidden: int, eps: float, kind: str = "rmsnorm") -> nn.Module:

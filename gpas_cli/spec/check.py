@@ -199,7 +199,8 @@ def _check_gate(model: Model) -> Iterator[Problem]:
         )
     layers = range(1, model.size.layers + 1)
     # Each gate scales exactly the input of a norm.
-    if not any(shares) and all(model.gate_slot(n) == "sum" and model.wiring(n).out_norm is not None for n in layers):
+    scaled_away = model.family.norm != "dyt" and not any(shares)
+    if scaled_away and all(model.gate_slot(n) == "sum" and model.wiring(n).out_norm is not None for n in layers):
         yield Problem(
             ("gate", "site"),
             f"the norm after the sum removes any scale, so a gate at {gate.site} that starts at 0 gets no gradient and "

@@ -90,7 +90,7 @@ def family(model: Model) -> str:
     llama = Family()
     swiglu = "FFN(x) = W_down (silu(W_gate x) * W_up x)"
     descriptions = {
-        "norm": "N is LayerNorm" if parts.norm == "layernorm" else "N is RMSNorm",
+        "norm": {"layernorm": "N is LayerNorm", "dyt": "N(x) = w tanh(s x) + b"}.get(parts.norm, "N is RMSNorm"),
         "ffn": swiglu if parts.ffn == "swiglu" else f"FFN(x) = W_down {parts.ffn}(W_up x)",
         "positions": f"P has {parts.context} learned positions",
         "bias": "projections have biases",

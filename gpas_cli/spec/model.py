@@ -25,7 +25,7 @@ from gpas_cli.spec.norm import Factor, Norm, Scheme, Wiring
 from gpas_cli.spec.parametrisation import AdamFactors, Parametrisation
 from gpas_cli.spec.parse import plain, setting
 
-_NORMS = ("rmsnorm", "layernorm")
+_NORMS = ("rmsnorm", "layernorm", "dyt")
 FFNS = ("swiglu", "gelu", "relu", "silu")
 
 
@@ -33,7 +33,8 @@ FFNS = ("swiglu", "gelu", "relu", "silu")
 class Family:
     """The parts of every layer, the positions and the head.
 
-    norm: every norm N of the scheme, and the one before the head: RMSNorm (weight) or LayerNorm (weight and bias).
+    norm: every norm N of the scheme, and the one before the head: RMSNorm (weight), LayerNorm (weight and bias), or in
+    their place `dyt`, w tanh(s x) + b with a learned number s (Zhu et al. 2025).
     ffn: `swiglu` is W_down(silu(W_gate x) * W_up x); the others are W_down(act(W_up x)) (Spike No More, equation 3 and
     appendix E), with `gelu` in the tanh form of GPT-2 and Megatron-LM. positions: `rotary` in every attention, or a
     `learned` table of `context` rows, added to the embedding after its stages. bias: on every projection of attention

@@ -48,6 +48,13 @@ def test_attention_with_normalised_queries_has_no_bound(root: Path) -> None:
         examine(cell(family={"qk_norm": "head"}), root / "cache", root)
 
 
+def test_networks_with_dyt_have_no_bounds(root: Path) -> None:
+    with pytest.raises(GpasError, match="the bounds are for norms"):
+        examine(cell(family={"norm": "dyt"}), root / "cache", root)
+    with pytest.raises(GpasError, match="the bounds are for norms"):
+        identity_bounds(cell(family={"norm": "dyt"}), root / "cache", root)
+
+
 def test_tokenised_text_is_used_without_its_padding(root: Path) -> None:
     prepare_text(cell(), root / "cache", root, notify=lambda _: None)
     for seed in range(4):

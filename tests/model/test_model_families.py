@@ -152,10 +152,31 @@ def test_layernorm_in_lns_as_a_constant_scales_weight_and_bias() -> None:
     torch.testing.assert_close(norm(x), plain / 2)
 
 
+def test_dyt_in_place_of_every_norm() -> None:
+    ours = network(norm={"scheme": "lns", "apply": "scale"}, family={"norm": "dyt"})
+    first = build(parse_model({"size": SIZE, "family": {"norm": "dyt"}})).model.norm
+    assert [first.slope.item(), first.weight.min().item(), first.bias.abs().max().item()] == [0.5, 1.0, 0.0]
+    norm = ours.model.layers[3].input_layernorm
+    x = 3 * torch.randn(3, 16, dtype=torch.float64)
+    torch.testing.assert_close(norm(x), (norm.weight * torch.tanh(norm.slope * x) + norm.bias) / 2)
+    assert "N(x) = w tanh(s x) + b" in " ".join(description(ours.spec))
+    count = sum(p.numel() for p in ours.parameters())
+    plain = sum(p.numel() for p in network(norm="lns").parameters())
+    assert count - plain == (2 * 4 + 1) * (16 + 1)
+
+
+def test_a_gate_that_a_norm_would_undo_has_an_effect_before_dyt() -> None:
+    where = {"size": SIZE, "norm": "post", "gate": {"site": "after-sublayer"}}
+    with pytest.raises(InvalidExperiments, match="removes any scale"):
+        parse_model(where)
+    assert parse_model({**where, "family": {"norm": "dyt"}})
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_and_family_trains_every_parameter(scheme: str) -> None:
     parts = [
         {"norm": "layernorm"},
+        {"norm": "dyt"},
         {"ffn": "gelu"},
         {"positions": "learned", "context": 7},
         {"bias": True},
@@ -230,7 +251,7 @@ def test_keys_and_mistakes_of_families() -> None:
     llama, explicit = cell_from(recipe), cell_from({**recipe, "family": {"like": "llama", "context": 77}})
     assert llama.key == explicit.key == cell_from(llama.to_mapping()).key
     parts = [{"norm": "layernorm"}, {"ffn": "gelu"}, {"positions": "learned"}, {"bias": True}, {"tied": True}, "gpt"]
-    parts += [{"qk_norm": "head"}, {"qk_norm": "width"}]
+    parts += [{"qk_norm": "head"}, {"qk_norm": "width"}, {"norm": "dyt"}]
     cells = [llama, *(cell_from({**recipe, "family": part}) for part in parts)]
     assert len({cell.key for cell in cells}) == len(cells)
     assert all(cell_from(cell.to_mapping()) == cell for cell in cells)
