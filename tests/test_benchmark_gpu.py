@@ -143,22 +143,6 @@ def test_gradients_that_differ_where_layers_are_compiled_are_noticed(monkeypatch
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("deterministic")
-def test_a_gradient_that_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    backward = layers._GatedDown.backward
-    (found,) = gpu_exact._finite(Scale(shrink=True), compiled=False)
-    assert found.met
-    monkeypatch.setattr(
-        layers._GatedDown,
-        "backward",
-        staticmethod(lambda ctx, d_y: tuple(one if one is None else one * torch.nan for one in backward(ctx, d_y))),
-    )
-    (found,) = gpu_exact._finite(Scale(shrink=True), compiled=False)
-    assert not found.met
-    assert found.value.startswith("update 1: model.")
-
-
-@pytest.mark.long
 def test_the_whole_benchmark_at_tiny_size(tmp_path: Path) -> None:
     command = [
         sys.executable,
