@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, Experiments, Grid, Override, Value
-from gpas_cli.grid.document import Label, Node, mapping
+from gpas_cli.grid.document import Label, Mark, Node, mapping
 from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.readers import Part
@@ -158,20 +158,25 @@ class Expansion:
     def added(self, grid: Grid, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the cells with seeds that are added beside the file and that the grid does not declare."""
         wanted = self.experiments.seeds.get(grid.name, {})
-        families: dict[str, list[Draft]] = {}
-        for draft in drafts if wanted else ():
-            families.setdefault(family_name(grid.axis_names, draft.labels), []).append(draft)
+        places = {name: seeds[0].mark if seeds else grid.mark for name, seeds in wanted.items()}
         added = []
-        for name, seeds in wanted.items():
-            family = families.get(name)
-            if family is None:
-                place = seeds[0].mark if seeds else grid.mark
-                message = f"grid {grid.name} has no cell '{name}'; {nearest(name, families)}"
-                self.report(Problem(("seeds", grid.name, name), message, str(place)))
-                continue
+        for name, family in self.families(grid, drafts, "seeds", places).items():
             declared = {draft.labels.get("seed") for draft in family}
-            added += [_with_seed(family[0], seed) for seed in seeds if seed.value not in declared]
+            added += [_with_seed(family[0], seed) for seed in wanted[name] if seed.value not in declared]
         return added
+
+    def families(
+        self, grid: Grid, drafts: Sequence[Draft], section: str, places: Mapping[str, Mark]
+    ) -> dict[str, list[Draft]]:
+        """Return the cells by those of the names without a seed that `section` of a file beside the experiments has at
+        these places; a name that no cell has is a problem."""
+        known: dict[str, list[Draft]] = {}
+        for draft in drafts if places else ():
+            known.setdefault(family_name(grid.axis_names, draft.labels), []).append(draft)
+        for name in (name for name in places if name not in known):
+            message = f"grid {grid.name} has no cell '{name}'; {nearest(name, known)}"
+            self.report(Problem((section, grid.name, name), message, str(places[name])))
+        return {name: known[name] for name in places if name in known}
 
     def matching(self, where: Condition, drafts: Iterable[Draft], part: str, grid: Grid) -> set[int]:
         """Return the ids of the matching drafts; none is a problem of `part`, a key of the grid."""
@@ -180,19 +185,15 @@ class Expansion:
             self.report(Problem(("grids", grid.name, part), "the condition matches no cell", str(where.mark)))
         return found
 
-    def tuned(self, grid: Grid, drafts: Iterable[Draft]) -> list[Draft]:
+    def tuned(self, grid: Grid, drafts: Sequence[Draft]) -> list[Draft]:
         """Return the cells that have tuned settings, with these."""
-        families: dict[str, list[Draft]] = {}
-        for draft in drafts:
-            families.setdefault(family_name(grid.axis_names, draft.labels), []).append(draft)
-        for name, settings in grid.tuned.items():
-            if name not in families:
-                message = f"grid {grid.name} has no cell '{name}'; {nearest(name, families)}"
-                self.report(Problem(("tuned", grid.name, name), message, str(settings.key or settings.mark)))
-            for draft in families.get(name, ()):
-                draft.settings = merge(draft.settings, settings)
+        places = {name: settings.key or settings.mark for name, settings in grid.tuned.items()}
+        families = self.families(grid, drafts, "tuned", places)
+        for name, family in families.items():
+            for draft in family:
+                draft.settings = merge(draft.settings, grid.tuned[name])
                 draft.notes = (*draft.notes, _TUNED)
-        return [draft for name in grid.tuned for draft in families.get(name, ())]
+        return [draft for family in families.values() for draft in family]
 
     def apply_override(self, grid: Grid, override: Override, drafts: Iterable[Draft]) -> None:
         matching = self.matching(override.where, drafts, "override", grid)

@@ -30,7 +30,7 @@ class CachedReader:
         self.network = network
         self.capacity = capacity
         self._lengths = [0] * rows
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by layer: keys and values, (rows, heads, capacity, h)
+        self._kept: dict[Attention, tuple[Tensor, Tensor]] = {}  # keys and values, (rows, heads, capacity, h)
 
     def next_logits(self, tokens: Sequence[Sequence[int]], read: Read = F.linear) -> Tensor:
         """Append `tokens` to the rows, and return the logits after each row's last token, (rows, vocab), or what `read`
@@ -76,17 +76,17 @@ class CachedReader:
             q, k = rotate(q, turns), rotate(k, turns)
         # (1, heads, rows * n, h) -> (rows, heads, n, h), in the dtype in which attention is computed
         q, k, v = (one[0].view(len(one[0]), *places.shape, -1).transpose(0, 1).to(v.dtype) for one in (q, k, v))
-        keys, values = self._extended(id(attention), k, v, places)
+        keys, values = self._extended(attention, k, v, places)
         longest = seen.shape[-1]
         y = F.scaled_dot_product_attention(q, keys[:, :, :longest], values[:, :, :longest], attn_mask=seen)
         return attention.o_proj(y.transpose(1, 2).reshape(x.shape))  # type: ignore[no-any-return]
 
-    def _extended(self, layer: int, k: Tensor, v: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all keys and values of a layer, after k and v, (rows, heads, n, h), are put at their places."""
-        if layer not in self._kept:
+    def _extended(self, attention: Attention, k: Tensor, v: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of `attention`, after k and v, (rows, heads, n, h), are put at their places."""
+        if attention not in self._kept:
             shape = (*k.shape[:2], self.capacity, k.shape[3])
-            self._kept[layer] = k.new_zeros(shape), v.new_zeros(shape)
+            self._kept[attention] = k.new_zeros(shape), v.new_zeros(shape)
         where = places[:, None, :, None].expand_as(k)
-        for kept, new in zip(self._kept[layer], (k, v), strict=True):
+        for kept, new in zip(self._kept[attention], (k, v), strict=True):
             kept.scatter_(2, where, new)
-        return self._kept[layer]
+        return self._kept[attention]

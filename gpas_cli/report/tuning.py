@@ -8,14 +8,14 @@ values in trainings of half of them, and the last two in whole trainings. Every 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import family_of
-from gpas_cli.grid.tuned import tuned_name
+from gpas_cli.spec.parse import flat
 
 _MANY = 6  # values, from which on there is a round between the first and the last
 
@@ -46,9 +46,14 @@ class Method:
         return [trial.value for trial in trials] or list(self.values)
 
     @property
+    def best(self) -> float | None:
+        """The best value of the last round, None before the first."""
+        return self.ranked()[0] if self.trials else None
+
+    @property
     def at_edge(self) -> bool:
         """Whether the best value is the smallest or the largest one: one beyond it may be better."""
-        return self.ranked()[0] in (self.values[0], self.values[-1])
+        return self.best in (self.values[0], self.values[-1])
 
 
 def rounds(values: int) -> list[tuple[int, int]]:
@@ -81,9 +86,7 @@ def methods_of(
 
 
 def _number(entry: Entry, setting: str) -> float:
-    value: object = entry.cell.to_mapping()
-    for part in setting.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = flat(entry.cell.to_mapping()).get(setting)
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise GpasError(f"{entry.id}: {setting} is {value}; only a number above 0 can be tuned, such as optim.lr")
     return float(value)
@@ -94,10 +97,3 @@ def settings_of(method: Method, setting: str, value: float, share: int) -> list[
     optim = method.entry.cell.optim
     shorter = [f"optim.steps={optim.steps // share}", f"optim.warmup={optim.warmup // share}"]
     return [f"{setting}={value!r}", *(shorter if share > 1 else ())]
-
-
-def require_tuned(experiments: Experiments, grids: Sequence[str]) -> None:
-    """Raise GpasError for the first of the grids that has no tuned cells."""
-    for grid in grids:
-        if tuned_name(grid) not in experiments.grids:
-            raise GpasError(f"{grid} is not tuned; `gpas run tuned {grid}` finds the best rate of each method")

@@ -54,6 +54,23 @@ class _KnownTask:
     until: tuple[str, ...] = ()
 
 
+def _written(
+    name: str,
+    title: str,
+    questions: int,
+    tokens: int,
+    generated: int,
+    until: tuple[str, ...],
+    *,
+    embedded: bool = False,
+) -> _KnownTask:
+    """Return a task whose answers the network writes."""
+    return _KnownTask(
+        name=name, title=title, questions=questions, tokens=tokens, measure="exact_match", generated=generated,
+        until=until, embedded=embedded,
+    )  # fmt: skip
+
+
 # The published accuracies are acc: networks that diverged have 11.6 % on OpenBookQA and 19.37 % on ARC-c, where
 # acc_norm is above 20 % even for a network that ignores the question.
 KNOWN_TASKS: dict[str, _KnownTask] = {
@@ -75,48 +92,15 @@ KNOWN_TASKS: dict[str, _KnownTask] = {
         _KnownTask(name="sglue_rte", title="RTE", chance=50, questions=277, tokens=170),
         _KnownTask(name="wic", title="WiC", chance=50, questions=638, tokens=110),
         _KnownTask(name="wsc", title="WSC", chance=50, questions=104, tokens=110),
-        _KnownTask(
-            name="triviaqa",
-            title="TriviaQA",
-            questions=17_944,
-            tokens=25,
-            measure="exact_match",
-            generated=32,
-            until=("\n", ".", ",", "Question:"),
-        ),
-        _KnownTask(
-            name="tydiqa",
-            title="TyDiQA",
-            questions=440,
-            tokens=170,
-            measure="exact_match",
-            generated=64,
-            until=("\n", "Context:"),
-        ),
-        _KnownTask(
-            name="squadv2",
-            title="SQuADv2",
-            questions=11_873,
-            tokens=190,
-            measure="exact_match",
-            generated=64,
-            until=("\n", "Title:"),
-        ),
+        _written("triviaqa", "TriviaQA", 17_944, 25, 32, ("\n", ".", ",", "Question:")),
+        _written("tydiqa", "TyDiQA", 440, 170, 64, ("\n", "Context:")),
+        _written("squadv2", "SQuADv2", 11_873, 190, 64, ("\n", "Title:")),
         _KnownTask(name=SQUAD, title="SQuAD", questions=10_570, tokens=180, measure="f1"),
         _KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
         _KnownTask(
             name="bracket", title="bracket", chance=100 / 3, questions=EMBEDDED_QUESTIONS, tokens=150, embedded=True
         ),
-        _KnownTask(
-            name=RECALL,
-            title="recall",
-            questions=EMBEDDED_QUESTIONS,
-            tokens=150,
-            measure="exact_match",
-            embedded=True,
-            generated=16,
-            until=_NO_NAME,
-        ),
+        _written(RECALL, "recall", EMBEDDED_QUESTIONS, 150, 16, _NO_NAME, embedded=True),
     )
 }
 _PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper

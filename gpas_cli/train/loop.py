@@ -75,7 +75,7 @@ class GradientNorms:
 
     `held`: which parameters of `network` have a gradient. `norms`: of each of these gradients (for a shard, of its part
     here), before clipping, shape (gradients,). `rows`: the sum of each row of the embedding's, None without gradient.
-    `first_tokens`: those of the batch's rows, shape (batch,).
+    `first_tokens`: the first token of each row of the batch, shape (batch,).
     """
 
     network: Llama

@@ -21,10 +21,10 @@ _WORDS = {
 class Rounding:
     """What decides how a training rounds; all its processes have the same.
 
-    `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: those of a CPU, 0 on a
-    GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled. The others say which
-    of `train.loss.KERNELS` are used: `triton` for the loss, `ragged` for attention to packed rows, `wider` to add up
-    the gradient of the head.
+    `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: how many a CPU
+    uses, 0 on a GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled. The
+    others say which of `train.loss.KERNELS` are used: `triton` for the loss, `ragged` for attention to packed rows,
+    `wider` to add up the gradient of the head.
     """
 
     device: str

@@ -170,7 +170,7 @@ class Search:
 
     def _write(self) -> None:
         config = self.project.config
-        best = {method.name: method.ranked()[0] for method in self.methods}
+        best = {method.name: method.best for method in self.methods if method.best is not None}
         try:
             with locked(self.project.runs / _LOCK_NAME):
                 write_tuned(config, self.grid, self.setting, best)
@@ -188,7 +188,7 @@ class Search:
         for method in self.methods:
             last = {trial.value: trial for trial in method.trials}  # later rounds replace earlier ones
             cells = [_shown(last.get(value)) for value in method.values]
-            rows.append((method.name, *cells, f"{method.ranked()[0]:g}" if method.trials else ""))
+            rows.append((method.name, *cells, "" if method.best is None else f"{method.best:g}"))
         title = f"Validation perplexity by {self.setting}, as a multiple of the declared one"
         return Columns(headers, rows, title=title, right=frozenset(headers[1:]))
 
@@ -207,8 +207,8 @@ class Search:
         methods: list[_MethodJson] = [
             {
                 "cell": method.name,
-                "best": method.ranked()[0] if method.trials else None,
-                "at_edge": bool(method.trials) and method.at_edge,
+                "best": method.best,
+                "at_edge": method.at_edge,
                 "trials": [
                     {"value": trial.value, "updates": _share(trial.share), "perplexity": trial.perplexity}
                     for trial in method.trials
