@@ -1,6 +1,5 @@
 """Tasks from files, the embedded tasks, and scores of a trained cell at them."""
 
-import importlib.util
 import json
 import math
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exporting import CPU, Room
+from exporting import CPU, Room, needs_harness
 from local_documents import score_local, write
 from test_evaluate_harness import DOCUMENTS
 
@@ -21,14 +20,7 @@ from gpas_cli.evaluate.task_score import MissingTask, TaskUnavailable
 from gpas_cli.evaluate.tasks import EmbeddedTask, direct_task
 from gpas_cli.evaluate.tasks.forms import FORMS
 from gpas_cli.evaluate.tasks.local import LocalTask, digest_of, import_task
-from gpas_cli.model.llama import build
 from gpas_cli.spec.downstream import GROUPS, Downstream
-from gpas_cli.train import checkpoint
-from gpas_cli.train.run import prepare_text
-
-needs_harness = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed (the extra `downstream`)"
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +30,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
 
 @pytest.fixture(scope="module")
 def ours(room: Room) -> tuple[Scorer, Tokenizer]:
-    cell = room.cell(norm="pre", gate="gpas")
-    network = build(cell.model)
-    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
-    tokenizer = prepare_text(cell, room.folder / "cache", room.folder, lambda _: None).tokenizer
+    network, tokenizer = room.opened(room.cell(norm="pre", gate="gpas"))
     return Scorer(network, CPU, max_length=64), tokenizer
 
 

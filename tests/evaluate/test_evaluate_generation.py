@@ -1,6 +1,5 @@
 """Generated answers: texts with and without a cache, their ends, the tasks, and scores beside a loop of its own."""
 
-import importlib.util
 import json
 import re
 import string
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import CPU, Room, needs_transformers
+from exporting import CPU, Room, needs_harness, needs_transformers
 from local_documents import write
 from torch import nn
 
@@ -24,16 +23,11 @@ from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks import HubGenerated, RecallTask, direct_task
 from gpas_cli.evaluate.tasks.forms import form_of
 from gpas_cli.evaluate.tasks.local import import_task
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, Downstream, downstream_tokens, metrics_of
-from gpas_cli.train import checkpoint
-from gpas_cli.train.run import prepare_text
 
 PROMPTS = ["gate norm layer", "", "stream scale " * 60, "layer", "norm gate stream scale gate", "scale the"]
 NONE = ("\0",)  # ends no answer
-needs_harness = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed (the extra `downstream`)"
-)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +37,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
 
 @pytest.fixture(scope="module")
 def ours(room: Room) -> tuple[Scorer, Tokenizer]:
-    cell = room.cell(norm="pre", gate="gpas")
-    network = build(cell.model)
-    checkpoint.load(room.checkpoint(cell), cell.key, network, None)
-    tokenizer = prepare_text(cell, room.folder / "cache", room.folder, lambda _: None).tokenizer
+    network, tokenizer = room.opened(room.cell(norm="pre", gate="gpas"))
     return Scorer(network.double(), CPU, max_length=64), tokenizer
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from end_to_end import WORDS
-from exporting import CPU, Room, needs_transformers, run_alone
+from exporting import CPU, Room, needs_harness, needs_transformers, run_alone
 from local_documents import score_local, write
 
 from gpas_cli.data import hub
@@ -27,9 +27,6 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
 from gpas_cli.train.run import prepare_text
 
-needs_harness = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed (the extra `downstream`)"
-)
 MAX_LENGTH = 64
 CHOOSER = random.Random(7)
 CELLS: dict[str, dict[str, object]] = {

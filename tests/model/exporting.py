@@ -14,9 +14,10 @@ import torch
 from end_to_end import WORDS
 from learned_factors import open_factors
 
+from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.export import ExportOptions, ExportReport, export
 from gpas_cli.model.layers import GpasGate, RMSNorm
-from gpas_cli.model.llama import build
+from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import checkpoint
@@ -28,6 +29,9 @@ from gpas_cli.train.run import prepare_text
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed (the extra `export`)"
+)
+needs_harness = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed (the extra `downstream`)"
 )
 CPU = Precision("fp32", torch.device("cpu"))
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280, "rope_theta": 500.0}
@@ -63,6 +67,12 @@ class Room:
                 gate.alpha.fill_(alpha)
         folder = self.folder / "checkpoints" / cell.key
         return checkpoint.save(folder, cell.key, network, make_adam(network, cell.optim), Position(step=24))
+
+    def opened(self, cell: Cell) -> tuple[Llama, Tokenizer]:
+        """Return the network of a new checkpoint, and the tokenizer of its text."""
+        network = build(cell.model)
+        checkpoint.load(self.checkpoint(cell), cell.key, network, None)
+        return network, prepare_text(cell, self.folder / "cache", self.folder, lambda _: None).tokenizer
 
     def export(
         self, cell: Cell, name: str, alphas: tuple[float, ...] = (-0.2, 0.1, 0.3, 0.15), **options: Any
