@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: quickstart test test-machine test-long check format docs venv dev wheel clean
+.PHONY: quickstart test test-machine test-long test-gpu check format docs venv dev wheel clean
 
 # A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
@@ -32,6 +32,10 @@ test-machine: dev
 # A cluster on a busy machine may be later than a test can wait, so a second try counts here.
 test-long: dev
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --durations 10 || { $(call AGAIN,-m long); }
+
+# The tests of networks and trainings on a GPU, which `make test` does not use.
+test-gpu: dev
+	TEST_ON_GPU=1 $(BIN)/python -m pytest tests/model tests/train tests/evaluate -n logical --maxprocesses 4 --dist loadfile
 
 check: dev
 	$(BIN)/ruff check .

@@ -17,6 +17,10 @@ for name in [name for name in os.environ if name.startswith(("GPAS_", "SLURM_"))
 # the tests' own clusters use files of their own.
 os.environ["SLURM_CONF"] = str(Path(__file__).with_name("no_slurm.conf"))
 
+# Tests use no GPU that others may need, except in `make test-gpu`.
+if "TEST_ON_GPU" not in os.environ:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # No test loses its power supply, and a disk takes milliseconds for each of thousands of these calls.
 os.fsync = lambda descriptor: None
 

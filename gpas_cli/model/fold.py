@@ -175,6 +175,8 @@ def _sign(number: float) -> float:
 def _multiply(module: nn.Module, sign: float, factor: float | Tensor = 1.0) -> None:
     """Multiply the output of a norm or a linear map by `factor`, and the part that is not the bias also by `sign`."""
     weight = cast(Tensor, module.weight)
+    if isinstance(factor, Tensor):
+        factor = factor.to(weight.device)
     by_row = factor[:, None] if isinstance(factor, Tensor) and weight.dim() == 2 else factor
     weight.mul_(sign * by_row)
     bias = getattr(module, "bias", None)

@@ -105,10 +105,12 @@ def _with_dynamic_sizes(forward: Forward) -> Forward:
         packing = positions.packing
         _mark(x, 1 if packing is not None or (not place and len(x) == 1) else 0)
         visible = positions.visible
-        for tensor in (
-            *((packing.index, packing.token, packing.occupied, packing.bounds) if packing else ()),
-            visible.mask if visible else None,
-        ):
+        sized = [visible and visible.mask]
+        if packing is not None:
+            # A single row has a graph of its own, in which only the number of its tokens differs.
+            by_row = (packing.token, packing.occupied, packing.bounds) if packing.rows > 1 else ()
+            sized += [packing.index, *by_row]
+        for tensor in sized:
             if tensor is not None:
                 _mark(tensor, 0)
         if positions.dropout is not None:

@@ -97,7 +97,8 @@ def expected_answer(opened: OpenedModel, folder: Path, asked: SpanQuestion, wind
     """The best span, found by loops over each window alone, with the tokenizer and the network of transformers."""
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
-    network = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    device = opened.precision.device
+    network = AutoModelForQuestionAnswering.from_pretrained(folder).eval().to(device)
     words = AutoTokenizer.from_pretrained(folder)
     tokens = words(asked.question, add_special_tokens=False).input_ids[: min(64, window // 4)]
     passage = words(asked.passage, add_special_tokens=False, return_offsets_mapping=True)
@@ -107,9 +108,9 @@ def expected_answer(opened: OpenedModel, folder: Path, asked: SpanQuestion, wind
         own = passage.input_ids[start : start + room]
         ids = [words.cls_token_id, *tokens, words.sep_token_id, *own, words.sep_token_id]
         types = [0] * (len(tokens) + 2) + [1] * (len(own) + 1)
-        more = {"token_type_ids": torch.tensor([types])} if network.config.model_type == "bert" else {}
+        more = {"token_type_ids": torch.tensor([types], device=device)} if network.config.model_type == "bert" else {}
         with torch.no_grad():
-            found = network(input_ids=torch.tensor([ids]), **more)
+            found = network(input_ids=torch.tensor([ids], device=device), **more)
         for first in range(len(own)):
             for last in range(first, min(first + 30, len(own))):
                 at = len(tokens) + 2

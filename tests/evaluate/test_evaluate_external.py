@@ -76,7 +76,7 @@ def requests() -> list[Request]:
 
 
 def plain(opened: OpenedModel, request: Request) -> float:
-    row = torch.tensor([request.context + request.continuation])
+    row = torch.tensor([request.context + request.continuation], device=opened.precision.device)
     with torch.no_grad():
         logs = torch.log_softmax(opened.network.inner(input_ids=row[:, :-1]).logits[0].float(), -1)
     count = len(request.continuation)

@@ -138,7 +138,7 @@ def test_the_perplexity_at_each_number_of_bits(tmp_path: Path, objective: str) -
             for name, weight in network.state_dict().items()
         }
         copy.load_state_dict(weights)
-        loss = evaluate(copy, batches, loaded.precision, 1.0)["loss"]
+        loss = evaluate(copy.to(loaded.precision.device), batches, loaded.precision, 1.0)["loss"]
         whole = whole or loss
         assert outcome.metrics[f"quantised_perplexity/{name}"] == pytest.approx(math.exp(loss), rel=1e-4)
         if bits:

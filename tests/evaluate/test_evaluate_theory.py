@@ -99,6 +99,7 @@ def test_a_network_beyond_memory_is_refused_before_it_is_built(root: Path, monke
 
 def test_a_slow_computation_is_refused_with_an_estimate(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory, "_THREAD_RATE", 1.0)
+    monkeypatch.setattr(theory, "choose_device", lambda: torch.device("cpu"))
     with pytest.raises(GpasError, match=r"take about [\d]+ min here; .* --force"):
         examine(cell(), root / "cache", root)
     notices: list[str] = []

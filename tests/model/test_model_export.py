@@ -335,6 +335,7 @@ def test_the_bundled_file_does_not_import_this_package() -> None:
     assert {"Llama", "GpasForCausalLM", "GpasGate", "Gate"} <= set(defined)
 
 
+@pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff")
 def test_the_bundled_file_names_nothing_undefined(tmp_path: Path) -> None:
     path = tmp_path / "modeling.py"
     path.write_text(Bundle("gpas_cli.model.remote").text())

@@ -71,7 +71,7 @@ def test_the_gradients_are_those_of_the_formula(
         narrow = made.float()
         theirs = by_formula(narrow, monkeypatch)[0]
         scale = max(float(exact.norm()), 1e-3)
-        assert error(gradients(narrow)[0], exact, scale) <= 4 * error(theirs, exact, scale) + 1e-6
+        assert error(gradients(narrow)[0], exact, scale) <= 8 * error(theirs, exact, scale) + 1e-6
 
 
 @pytest.mark.parametrize("activation", ALL_ACTIVATIONS)

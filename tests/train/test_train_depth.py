@@ -14,6 +14,7 @@ from torch import Tensor
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth, LayerSchedule
+from gpas_cli.spec.run import Resources
 from gpas_cli.train.assemble import assemble
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.compiling import compile_layers
@@ -41,7 +42,7 @@ def deep(depth: object, **values: object) -> Cell:
 def loop(depth: object, **values: object) -> Loop:
     make_deterministic(1)
     made = deep(depth, **values)
-    return assemble(made, SyntheticBatches(made, padded=False))
+    return assemble(made, SyntheticBatches(made, padded=False), Resources(compile="off"))
 
 
 def tensors(network: Llama) -> dict[str, Tensor]:
@@ -119,7 +120,7 @@ def recipe(**more: object) -> dict[str, object]:
 def test_a_grown_network_equals_one_stacked_by_hand(moments: str) -> None:
     """At the boundary every layer, its moments, the loss and the gradients are those of the layers it was made of."""
     training = loop({"like": "stacking", "stages": "2-3-6", "moments": moments})
-    untouched = build(training.network.spec, seed=42).model.layers[5].mlp.up_proj.weight
+    untouched = build(training.network.spec, seed=42).model.layers[5].mlp.up_proj.weight.to(training.precision.device)
     while training.position.step < 16:
         assert torch.equal(training.network.model.layers[5].mlp.up_proj.weight, untouched)
         training.update()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
-from gpas_cli.spec.run import Monitoring
+from gpas_cli.spec.run import Monitoring, Resources
 from gpas_cli.train import assemble, optim
 from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.depth import LayerSelection, freeze_gates
@@ -60,6 +60,7 @@ def reads(on_host: Iterable[torch.Tensor] = ()) -> Iterator[list[str]]:
         yield found
 
 
+EAGER = Resources(compile="off")  # a compiled layer has no operations that Python could see
 AUTOGRAD = {"like": "gpas", "site": "before-sublayer"}  # its gradient has no formula of its own
 # Every pair of two values at least once; the other combinations are long.
 PAIRS = [
@@ -83,7 +84,7 @@ PAIRS = [
 )
 def test_an_update_and_its_observation(precision: str, padded: bool, gate: object, norm: str) -> None:
     made = cell(precision=precision, gate=gate, norm=norm)
-    loop = synthetic_loop(made, padded=padded)
+    loop = synthetic_loop(made, EAGER, padded=padded)
     observer = Observer(made, Monitoring(), loop.precision.device, lambda *_, **__: None)
     loop.update()  # the first update creates Adam's states
     fused = loop.optimizer.defaults["fused"]

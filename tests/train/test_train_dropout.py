@@ -111,11 +111,11 @@ def test_gradients_are_those_of_autograd_with_masks_written_by_hand() -> None:
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in theirs.parameters() if p.grad is not None]).norm()
     update = ours.update()
-    torch.testing.assert_close(update.loss, loss.detach(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(update.grad_norm, norm, rtol=1e-6, atol=0)
+    torch.testing.assert_close(update.loss.cpu(), loss.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(update.grad_norm.cpu(), norm, rtol=1e-6, atol=0)
     bound = (1.0 / (norm + 1e-6)).clamp(max=1)
     for (name, p), q in zip(ours.network.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad * bound, rtol=1e-5, atol=1e-7, msg=name)
+        torch.testing.assert_close(p.grad.cpu(), q.grad * bound, rtol=1e-5, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["full", "padded", "documents"])

@@ -80,7 +80,7 @@ def test_a_run_reports_every_event(paths: RunPaths, tmp_path: Path) -> None:
     assert lengths["grad_norm"] == lengths["gate"] == lengths["weight_norm"] == lengths["weight_norm_q"] == 3
     assert lengths["weight_norm_embedding"] == lengths["weight_norm_head"] == lengths["grad_norm_head"] == 1
     assert {"seconds_per_step", "flops_per_second", "memory"} <= steps[-1].keys()
-    assert "mfu" not in steps[-1]  # the peak of a CPU is unknown and not guessed
+    assert ("mfu" in steps[-1]) == torch.cuda.is_available()  # the peak of a CPU is unknown and not guessed
     assert [event["step"] for event in recorder.of("evaluation")] == [10, 20, 24]
     assert outcome.metrics["perplexity"] == pytest.approx(math.exp(outcome.metrics["loss"]))
     assert outcome.metrics["loss_reference"] < outcome.metrics["loss_batch_mean"]
@@ -304,8 +304,9 @@ def test_a_run_resumed_on_another_machine_warns_of_what_rounds_otherwise(
     with pytest.raises(GpasError, match=r"^torch: 2.10.0 up to update 9, .* same-code refuses .* Install torch 2.10.0"):
         go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"], resources=Resources(resume="same-code"))
     _, recorder = go(paths, tmp_path / "2", cell(), 3, earlier=[tmp_path / "1"])
-    device, version = (event["message"] for event in recorder.of("warning"))
-    assert device.startswith("the device: CPU with OTHER up to update 9, CPU with ")
+    *device, version = (event["message"] for event in recorder.of("warning"))
+    if not torch.cuda.is_available():
+        assert device[0].startswith("the device: CPU with OTHER up to update 9, CPU with ")
     assert version == (
         f"torch: 2.10.0 up to update 9, {torch.__version__} after it, so the result is not bit for bit that of an "
         "uninterrupted run"
@@ -449,6 +450,7 @@ KILLED_OPTIM = {"lr": 0.01, "warmup": 3, "steps": 60, "batch": 4, "clip": 1.0, "
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the trials are forks, which cannot use a GPU")
 def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
     kills = 10
     cell = {"size": KILLED_SIZE, "gate": "gpas", "data": KILLED_DATA, "optim": KILLED_OPTIM}
