@@ -35,15 +35,17 @@ class Scale:
 
     shrink: bool
 
-    def cell(self, size: str, gate: str = "gpas") -> Cell:
+    def cell(self, size: str, gate: str = "gpas", precision: str = "bf16") -> Cell:
         optim = {"lr": _RATE, "warmup": 1, "steps": 10_000, "batch": 8 if self.shrink else ROWS[size]}
         what = {"size": TINY, "data": TINY_TEXT} if self.shrink else {"size": size, "data": "c4"}
-        return cell_from({**what, "gate": gate, "precision": "bf16", "optim": optim})
+        return cell_from({**what, "gate": gate, "precision": precision, "optim": optim})
 
-    def loop(self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True) -> Loop:
+    def loop(
+        self, size: str, gate: str = "gpas", *, padded: bool, compiled: bool = True, precision: str = "bf16"
+    ) -> Loop:
         """Return a training at update 0, as the trainer makes it."""
         compile_ = "off" if self.shrink or not compiled else "auto"
-        loop = synthetic_loop(self.cell(size, gate), Resources(compile=compile_), padded=padded)
+        loop = synthetic_loop(self.cell(size, gate, precision), Resources(compile=compile_), padded=padded)
         loop.warn = lambda text: say(Result(size, "warning", text))
         return loop
 

@@ -66,6 +66,7 @@ def compare(scale: Scale) -> Iterator[Result]:
         parts: dict[str, Callable[[], Iterable[Result]]] = {
             "padded rows": lambda size=size: _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1],
             "GPAS over Pre-LN": lambda size=size: _gates(scale, size),
+            "the stream in bfloat16": lambda size=size: _stream(scale, size),
             "transformers, full rows": lambda size=size: _against_transformers(scale, size, "full"),
             "transformers, padded rows": lambda size=size: _against_transformers(scale, size, "padded"),
         }
@@ -115,6 +116,11 @@ def _gates(scale: Scale, size: str) -> Iterator[Result]:
     gated, plain = (scale.loop(size, gate, padded=False) for gate in ("gpas", "none"))
     found = ratio(scale, {"gpas": updates_of(gated), "pre": updates_of(plain)}, "gpas", "pre")
     yield Result(size, "an update with GPAS over one without", found, goal="<= 1.01", met=found <= 1.01)
+
+
+def _stream(scale: Scale, size: str) -> Iterator[Result]:
+    sides = {name: updates_of(scale.loop(size, padded=False, precision=name)) for name in ("bf16_stream", "bf16")}
+    yield Result(size, "an update in bf16_stream over one in bf16", ratio(scale, sides, *sides))
 
 
 def _uncompiled(scale: Scale, size: str) -> Iterator[Result]:

@@ -150,7 +150,8 @@ def settings() -> str:
     lines += [
         f"`precision` is one of {precisions} (default `fp32`). `bf16` and `fp16` keep weights and optimizer state in"
     ]
-    lines += ["float32, and `fp16` scales the loss; `pure_bf16` has everything in bfloat16."]
+    lines += ["float32, and `fp16` scales the loss; `bf16_stream` is `bf16` with the residual stream in bfloat16;"]
+    lines += ["`pure_bf16` has everything in bfloat16."]
     lines += ["`seed` is a whole number (default 42).", ""]
     return "\n".join(lines)
 

@@ -48,7 +48,7 @@ class CachedReader:
         longest = max(self._lengths) + width
         # The tokens are a stream of which `index` gives the places: embedding and rotation need nothing else of it.
         stream = Packing(places.flatten(), places.flatten(), places.flatten(), self.capacity)
-        x = decoder.after_lookup(decoder.embed_tokens(padded.view(1, -1)), stream)
+        x = decoder.entered(padded.view(1, -1), stream)
         tables = decoder.positions(x, stream).tables
         turns = stream.turns(tables) if tables else None
         seen = torch.arange(longest, device=table.device) <= places[:, None, :, None]

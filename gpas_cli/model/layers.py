@@ -346,6 +346,7 @@ class GpasGate(nn.Module):
     alpha has shape (1,), because FSDP refuses 0-dimensional parameters. A fixed gate's alpha is a buffer.
     `saves_input`: the backward pass reads the gate's input, else its output. It takes no memory if the network saves
     it anyway: the output where a norm or a linear map follows the gate, the input on the skip path.
+    `rounded`: the dtype of the output, None for the wider of the input's and alpha's.
     """
 
     alpha: Tensor
@@ -355,6 +356,7 @@ class GpasGate(nn.Module):
         self.start = start
         self.stop_gradient = spec.stop_gradient
         self.saves_input = saves_input
+        self.rounded: torch.dtype | None = None
         self.activation = torch_activation(spec.activation)
         if spec.learnable:
             self.alpha = nn.Parameter(torch.empty(1))
@@ -366,15 +368,17 @@ class GpasGate(nn.Module):
         return self.activation(self.alpha)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x of any shape -> same shape, in the wider of its dtype and alpha's.
+        """x of any shape -> same shape.
 
         In bfloat16, subtracting a share below 2^-9 would change nothing, so outputs of autocast are widened first.
         Where alpha is bfloat16 as well, everything is rounded as in the reference.
         """
         share = self.value()
-        x = x.to(torch.promote_types(x.dtype, share.dtype))
-        if self.stop_gradient and x.dtype != torch.bfloat16:
-            return _Gated.apply(x, share, self.saves_input)  # type: ignore[no-any-return, no-untyped-call]
+        wide = torch.promote_types(x.dtype, share.dtype)
+        if self.stop_gradient and wide != torch.bfloat16:
+            dtype = self.rounded or wide
+            return _Gated.apply(x.to(dtype), share, self.saves_input)  # type: ignore[no-any-return, no-untyped-call]
+        x = x.to(wide)
         return x - share * (x.detach() if self.stop_gradient else x)
 
     def extra_repr(self) -> str:
@@ -382,12 +386,15 @@ class GpasGate(nn.Module):
 
 
 class _Gated(torch.autograd.Function):
-    """y = (1 - share) u with dL/du = dL/dy and dL/dshare = -<dL/dy, u>, where u = y / (1 - share)."""
+    """y = (1 - share) u with dL/du = dL/dy and dL/dshare = -<dL/dy, u>, where u = y / (1 - share). y has the
+    dtype of u, and the product and its sum that of share."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, share: Tensor, saves_input: bool) -> Tensor:
+        ctx.dtype = share.dtype
         kept = torch.where(share == 1, _LEAST_KEPT, 1 - share)
         y = u * kept
+        y = y if y.dtype == u.dtype else y.to(u.dtype)
         ctx.save_for_backward(u, None) if saves_input else ctx.save_for_backward(y, kept)
         return y
 
@@ -396,5 +403,5 @@ class _Gated(torch.autograd.Function):
         saved, kept = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
             return d_y, None, None
-        product = (d_y * saved.detach()).sum().neg()[None]
+        product = (d_y.to(ctx.dtype) * saved.detach()).sum().neg()[None]
         return d_y, product if kept is None else product / kept.detach(), None

@@ -128,8 +128,10 @@ class Residual:
     gates: dict[str, nn.Module]
 
     def apply(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
-        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden)."""
-        gate = self.gates
+        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden).
+
+        The result has the dtype of x, also where a factor in float32 has widened it."""
+        gate, dtype = self.gates, x.dtype
         x = gate["entry"](x)
         branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
         kept = gate["skip"](x)
@@ -143,7 +145,8 @@ class Residual:
             total = torch.add(branch, kept, alpha=self.skip)
         if bottom is not None:
             total = total + bottom
-        return gate["out"](self.out_norm(gate["sum"](total)))  # type: ignore[no-any-return]
+        y: Tensor = gate["out"](self.out_norm(gate["sum"](total)))
+        return y if y.dtype == dtype else y.to(dtype)
 
 
 def _gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
@@ -255,6 +258,7 @@ class Decoder(nn.Module):
         # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
         self.norm = _norm(model, Norm() if family.head_transform else model.head_norm)
         self.rope = Rope(size.head_dim, size.rope_theta) if rotary else None
+        self.stream: torch.dtype | None = None
 
     def forward(
         self,
@@ -269,13 +273,18 @@ class Decoder(nn.Module):
         `visible`: what each token attends to, None for itself and the tokens before it. `active`: the layers to apply,
         each with its factor; None applies all of them with the factor 1. `dropout`: None but in training.
         """
-        x = self.after_lookup(self.embed_tokens(tokens), packing)
+        x = self.entered(tokens, packing)
         x = dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING)
         positions = self.positions(x, packing, visible)
         for number, layer, factor in self.applied(active):
             within = replace(positions, dropout=dropout.in_layer(number)) if dropout else positions
             x = _scaled(x, layer(x, within), factor)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    def entered(self, tokens: Tensor, packing: Packing | None = None) -> Tensor:
+        """Return the residual stream before the first layer; shapes as in `forward`."""
+        x = self.after_lookup(self.embed_tokens(tokens), packing)
+        return x if self.stream is None else x.to(self.stream)
 
     @property
     def changes_lookup(self) -> bool:
@@ -386,6 +395,12 @@ class Llama(nn.Module):
         """The norm whose output the head multiplies."""
         transform = self.head_transform
         return transform.norm if isinstance(transform, _HeadTransform) else self.model.norm
+
+    def round_stream(self, dtype: torch.dtype | None) -> None:
+        """Round the residual stream to `dtype` after the embedding and after every sub-layer; None: do not."""
+        self.model.stream = dtype
+        for gate in self.gates():
+            gate.rounded = dtype
 
     def gates(self) -> Iterator[GpasGate]:
         """Return every gate, first layer first."""

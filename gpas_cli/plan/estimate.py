@@ -32,7 +32,8 @@ from gpas_cli.words import abbreviated, byte_size, count, duration
 Shape = tuple[Any, ...]
 
 
-_ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "fp16": 1e14, "pure_bf16": 1e14}  # FLOP/s of one device
+# FLOP/s of one device
+_ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "bf16_stream": 1e14, "fp16": 1e14, "pure_bf16": 1e14}
 _ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
 Sized = Callable[[Cell], Cell]
 _MIN_UPDATES = 3  # in a measurement with only some of the rows of an update

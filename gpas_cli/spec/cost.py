@@ -32,7 +32,7 @@ from gpas_cli.spec.run import Resources
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
-PRECISIONS = ("fp32", "bf16", "fp16", "pure_bf16")
+PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "pure_bf16")
 MOST_DROPPED = 0.99  # the highest rate of dropout
 
 
@@ -146,9 +146,12 @@ def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
     return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)
 
 
-_WEIGHT_BYTES = {"fp32": 4, "bf16": 4, "fp16": 4, "pure_bf16": 2}
-_PRODUCT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "pure_bf16": 2}  # per element of the factors of a matrix product
-_AUTOCAST = ("bf16", "fp16")  # weights in float32, products in half precision
+_WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}
+_STREAM_BYTES = {
+    name: 2 if name in ("bf16_stream", "pure_bf16") else 4 for name in PRECISIONS
+}  # of the residual stream
+_PRODUCT_BYTES = {name: 4 if name == "fp32" else 2 for name in PRECISIONS}  # per element of the factors of a product
+_AUTOCAST = ("bf16", "bf16_stream", "fp16")  # weights in float32, products in half precision
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
 _STATE_FRACTION = 0.4
 USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
@@ -216,7 +219,7 @@ def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
 def activation_bytes(model: Model, precision: str, *, recompute: bool = False, dropout: bool = False) -> int:
     """Return the bytes per token that a forward pass saves for the backward pass; with `recompute` only the inputs of
     the layers, with `dropout` also its masks. Logits are computed in chunks and do not count."""
-    wide = _WEIGHT_BYTES[precision]
+    wide = _STREAM_BYTES[precision]
     layers = model.size.layers
     saved = [wide * model.size.hidden] * layers
     if not recompute:
@@ -229,7 +232,7 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     """Return the bytes per token that a layer saves: the inputs of its norms, learned factors and products, q, k, v,
     the output of attention and the logarithms of its sums, what enters the last product of the feed-forward network,
     and the masks of dropout."""
-    wide, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
+    wide, narrow = _STREAM_BYTES[precision], _PRODUCT_BYTES[precision]
     wiring = model.wiring(layer)
     # Autocast casts the input of every product by itself.
     inputs = 2 if wide == narrow else 5 if model.family.ffn == "swiglu" else 4
@@ -270,14 +273,14 @@ def _in_layer(cell: CellParts) -> int:
 def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:
     """Return `gathered`, `activations` and `working` of `DeviceMemory`."""
     model, precision, dropout = cell.model, cell.precision, cell.dropout > 0
-    weight, narrow = _WEIGHT_BYTES[precision], _PRODUCT_BYTES[precision]
+    weight, stream, narrow = _WEIGHT_BYTES[precision], _STREAM_BYTES[precision], _PRODUCT_BYTES[precision]
     tokens = rows * cell.data.length
     table = model.size.vocab * model.size.hidden
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
     inner = 5 if model.family.ffn == "swiglu" else 2
     computed = inner * narrow * model.size.ffn + (weight - 3 * narrow) * model.size.hidden
     if recompute:  # the layer's input is saved anyway
-        computed += _layer_bytes(model, precision, 1, dropout) - weight * model.size.hidden
+        computed += _layer_bytes(model, precision, 1, dropout) - stream * model.size.hidden
     backward = tokens * computed
     if recompute and strategy != "fsdp":
         backward += _copies(cell) // model.size.layers

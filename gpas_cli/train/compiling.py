@@ -105,7 +105,7 @@ def _with_dynamic_sizes(forward: Forward) -> Forward:
         packing = positions.packing
         _mark(x, 1 if packing is not None or (not place and len(x) == 1) else 0)
         visible = positions.visible
-        sized = [visible and visible.mask]
+        sized: list[Tensor | None] = [visible.mask if visible else None]
         if packing is not None:
             # A single row has a graph of its own, in which only the number of its tokens differs.
             by_row = (packing.token, packing.occupied, packing.bounds) if packing.rows > 1 else ()

@@ -1,4 +1,4 @@
-"""The four precisions of a training, the scale of its loss, the device it runs on, and the float32 product."""
+"""The precisions of a training, the scale of its loss, the device it runs on, and the float32 product."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _WIDE = 512  # features; narrower networks spend more time in attention
 
 @dataclass(frozen=True)
 class Precision:
-    """`fp32`; `bf16` and `fp16`: autocast, with weights and optimizer state in float32; `pure_bf16`: everything in
-    bfloat16, the loss included, as in the reference.
+    """`fp32`; `bf16` and `fp16`: autocast, with weights and optimizer state in float32; `bf16_stream`: `bf16` with the
+    residual stream in bfloat16, too; `pure_bf16`: everything in bfloat16, the loss included, as in the reference.
 
     Under `fp16` the loss of a training is scaled (`LossScale`), because float16 has nothing between 0 and 6e-8. The
     gradients of the logits need no scale: they are rounded to float16 before they are divided by the number of targets.
@@ -46,7 +46,12 @@ class Precision:
     @property
     def autocast(self) -> torch.dtype | None:
         """The dtype of autocast, None without it."""
-        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+        return {"bf16": torch.bfloat16, "bf16_stream": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+
+    @property
+    def stream(self) -> torch.dtype | None:
+        """The dtype that the residual stream is rounded to, None if it has that of the weights."""
+        return torch.bfloat16 if self.name == "bf16_stream" else None
 
     def compute(self) -> AbstractContextManager[object]:
         """Return the context manager of forward passes."""

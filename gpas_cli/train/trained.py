@@ -29,5 +29,6 @@ def load_trained(cell: Cell, trained: Path, world: World = ALONE) -> TrainedNetw
     """
     precision = Precision(cell.trained_precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    network.round_stream(precision.stream)
     position = checkpoint.load(trained, cell.trained.key, network, None, world)
     return TrainedNetwork(network, precision, position)

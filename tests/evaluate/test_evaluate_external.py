@@ -107,7 +107,7 @@ def test_a_cell_and_its_export_have_the_same_likelihoods(tmp_path: Path) -> None
     asked = [Request(tuple(token % 280 for token in one.context), one.continuation) for one in asked]
     own, theirs = (
         [one.total for one in Scorer(module, opened.precision, max_length=64).score(asked)]
-        for module in (network, opened.network)
+        for module in (network.to(opened.precision.device), opened.network)
     )
     assert theirs == pytest.approx(own, abs=1e-4)
     assert opened.tokenizer.start == ()

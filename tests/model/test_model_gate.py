@@ -18,7 +18,7 @@ from torch import Tensor
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model import layers as gate_module
 from gpas_cli.model.layers import GpasGate, torch_activation
-from gpas_cli.model.llama import Llama
+from gpas_cli.model.llama import Llama, observed_inputs
 from gpas_cli.spec.gate import _SITES, ACTIVATIONS, Gate, activation
 from gpas_cli.spec.norm import SCHEMES
 
@@ -72,6 +72,26 @@ def test_the_gradients_are_those_of_the_formula(
         theirs = by_formula(narrow, monkeypatch)[0]
         scale = max(float(exact.norm()), 1e-3)
         assert error(gradients(narrow)[0], exact, scale) <= 8 * error(theirs, exact, scale) + 1e-6
+
+
+@pytest.mark.parametrize("site", _SITES)
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_a_stream_in_bfloat16(norm: str, site: str) -> None:
+    """Every layer and the final norm read bfloat16, and the gradients are those of float64 up to its rounding."""
+    try:
+        made = network(norm, site=site)
+    except InvalidExperiments:
+        pytest.skip("refused: this gate could change nothing")
+    exact, _ = gradients(made)
+    narrow = made.float()
+    narrow.round_stream(torch.bfloat16)
+    read = set()
+    modules = [*narrow.model.layers, narrow.model.norm]
+    with observed_inputs(modules, lambda _, x: read.add(x.dtype)), torch.autocast("cpu", torch.bfloat16):
+        found, others = gradients(narrow)
+    assert read == {torch.bfloat16}
+    assert {gradient.dtype for gradient in (found, *others.values())} == {torch.float32}
+    assert error(found, exact, max(float(exact.norm()), 1e-2)) < 0.4  # without norms, rounding adds up
 
 
 @pytest.mark.parametrize("activation", ALL_ACTIVATIONS)

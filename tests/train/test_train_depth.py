@@ -129,7 +129,8 @@ def test_a_grown_network_equals_one_stacked_by_hand(moments: str) -> None:
         dict(training.optimizer.state[layer.mlp.up_proj.weight]) for layer in list(training.network.model.layers)[:3]
     ]
     kept = [{name: value.clone() for name, value in parts.items()} for parts in state]
-    by_hand = build(training.network.spec, seed=1)
+    device = training.precision.device
+    by_hand = build(training.network.spec, seed=1, device=device)
     stacked = training.network.state_dict()
     for target in (4, 5, 6):
         for name, value in before[target - 4].items():
@@ -141,7 +142,7 @@ def test_a_grown_network_equals_one_stacked_by_hand(moments: str) -> None:
         found = training.optimizer.state.get(training.network.model.layers[target - 1].mlp.up_proj.weight, {})
         assert found.keys() == (kept[target - 4].keys() if moments == "copied" else set())
         assert all(torch.equal(found[name], kept[target - 4][name]) for name in found)
-    tokens = torch.randint(0, 280, (2, 8))
+    tokens = torch.randint(0, 280, (2, 8)).to(device)
     assert torch.equal(training.network(tokens), by_hand(tokens))
     training.update()
     later = layers_of(training.network)

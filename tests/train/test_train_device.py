@@ -69,6 +69,7 @@ PAIRS = [
     ("bf16", True, "none", "pre"),
     ("bf16", False, "gpas", "post"),
     ("bf16", True, AUTOGRAD, "post"),
+    ("bf16_stream", True, "gpas", "pre"),
     ("pure_bf16", True, "gpas", "post"),
     ("pure_bf16", False, AUTOGRAD, "pre"),
     ("pure_bf16", True, "none", "post"),
@@ -79,7 +80,10 @@ PAIRS = [
 @pytest.mark.parametrize(
     ("precision", "padded", "gate", "norm"),
     long_but(
-        product(["fp32", "bf16", "pure_bf16"], [True, False], ["gpas", "none", AUTOGRAD], ["pre", "post"]), *PAIRS
+        product(
+            ["fp32", "bf16", "bf16_stream", "pure_bf16"], [True, False], ["gpas", "none", AUTOGRAD], ["pre", "post"]
+        ),
+        *PAIRS,
     ),
 )
 def test_an_update_and_its_observation(precision: str, padded: bool, gate: object, norm: str) -> None:
@@ -170,6 +174,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gates without stop-gradient": {"gate": {"like": "gpas", "stop_gradient": False}},
     "gates by autograd": {"gate": {"like": "gpas", "site": "before-sublayer"}, "norm": "post"},
     "bfloat16": {"precision": "bf16"},
+    "the stream in bfloat16": {"precision": "bf16_stream"},
     "all in bfloat16": {"precision": "pure_bf16"},
     "learned positions": {"family": "gpt"},
     "masked": {"family": "bert", "objective": "mlm", "norm": "post"},

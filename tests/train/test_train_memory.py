@@ -247,6 +247,7 @@ def measured(what: Cell, rows: int, *, sharded: bool, recompute: bool) -> int:
     """Return the most bytes that exist in the second micro-batch, besides weights, gradients and optimizer state."""
     precision = Precision(what.precision, CPU)
     network = build(what.model, device="meta").to(precision.weights)
+    network.round_stream(precision.stream)
     with FakeTensorMode(allow_non_fake_inputs=True), PeakBytes() as bytes_held:
         _allocate(network)
         if recompute:
@@ -273,6 +274,9 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
     "bf16": (wide_cell("bf16", gate="gpas"), 64, False),
     "bf16-sandwich": (wide_cell("bf16", norm="sandwich", gate="gpas"), 64, False),
     "bf16-recomputed": (wide_cell("bf16"), 64, True),
+    "bf16-stream": (wide_cell("bf16_stream", gate="gpas"), 64, False),
+    "bf16-stream-post": (wide_cell("bf16_stream", norm="post", gate="gpas"), 64, False),
+    "bf16-stream-layerscale": (wide_cell("bf16_stream", norm="layerscale"), 64, False),
     "fp16": (wide_cell("fp16", gate="gpas"), 64, False),
     "fp32-post": (wide_cell("fp32", norm="post"), 64, False),
     "pure": (wide_cell("pure_bf16", gate="gpas"), 64, False),

@@ -40,6 +40,7 @@ CELLS = {
     "plain": values("sandwich", None, {"clip": 0.1}),
     "paths": values("pre", depth={"like": "raptr", "stages": "2-3", "fixed": "first"}),
     "bf16": values("pre", precision="bf16"),
+    "stream": values("pre", precision="bf16_stream"),
     "fp16": values("pre", precision="fp16"),
     "pure": values("pre", precision="pure_bf16"),
     "adafactor": values(
@@ -75,6 +76,8 @@ USUALLY_RESUMED = [("one", "fsdp"), ("fsdp", "one")]
 @pytest.fixture
 def room(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """Return the folder of all trainings, which pytest's worker processes share: the first makes it, others wait."""
+    if torch.cuda.device_count() == 1:
+        pytest.skip("two processes cannot use the same GPU")
     made = made_once(tmp_path_factory, "together", train_usual)
     if request.node.get_closest_marker("long"):
         made_once(tmp_path_factory, "together-all", lambda _: train_others(made))
@@ -167,7 +170,9 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
 @pytest.mark.parametrize(("way", "name"), long_but(COMPARED, *USUAL))
 def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
-    tolerance = {"bf16": 2e-2, "fp16": 3e-3, "pure": 5e-2, "adafactor": 1e-5, "muon": 5e-4}.get(name, 1e-6)
+    tolerance = {"bf16": 2e-2, "stream": 4e-2, "fp16": 3e-3, "pure": 5e-2, "adafactor": 1e-5, "muon": 5e-4}.get(
+        name, 1e-6
+    )
     same(two["step"], one["step"], "loss grad_norm lr tokens", tolerance)
     assert [e.get("loss_scale") for e in two["step"]] == [2.0**16 if name == "fp16" else None] * OPTIM["steps"]
     same(two["evaluation"], one["evaluation"], "loss loss_batch_mean loss_reference tokens", tolerance)

@@ -156,7 +156,7 @@ def test_damaged_tokens_end_a_run_and_verified_ones_are_recorded(paths: RunPaths
     assert not list((tmp_path / "train").glob("step-*"))  # refused before the first update
 
 
-@pytest.mark.parametrize("precision", long_but(["fp32", "bf16", "pure_bf16"], "fp32", "pure_bf16"))
+@pytest.mark.parametrize("precision", long_but(["fp32", "bf16", "bf16_stream", "pure_bf16"], "fp32", "pure_bf16"))
 def test_a_resumed_run_ends_in_the_same_bits(paths: RunPaths, tmp_path: Path, precision: str) -> None:
     what = cell(precision=precision)
     straight, _ = go(paths, tmp_path / "straight", what)
