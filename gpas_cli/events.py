@@ -172,6 +172,8 @@ class Evaluation(Event):
     masked_perplexity: Number | None = None
     denoising_loss: Number | None = None
     denoising_perplexity: Number | None = None
+    translation_loss: Number | None = None
+    translation_perplexity: Number | None = None
 
 
 @dataclass(frozen=True)

@@ -41,17 +41,17 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (999, 99),
-    "cli": (6_531, 245),
-    "data": (2_906, 144),
+    "": (1_001, 99),
+    "cli": (6_532, 245),
+    "data": (3_106, 156),
     "doctor": (160, 1),
     "evaluate": (4_234, 162),
     "grid": (2_429, 103),
     "model": (1_432, 72),
     "origin": (820, 30),
-    "page": (703, 28),
+    "page": (704, 28),
     "plan": (1_291, 52),
-    "report": (6_021, 274),
+    "report": (6_027, 274),
     "results": (215, 9),
     "schedule": (3_259, 110),
     "spec": (3_966, 224),

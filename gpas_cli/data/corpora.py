@@ -4,7 +4,8 @@
     ├── Stdlib        the running Python's standard library                                 stdlib.py
     ├── Files         .txt, .jsonl and .parquet files under a glob                          files.py
     ├── HfDataset     a `datasets` data set, by name or local                               hub.py
-    └── C4            allenai/c4, one shard file at a time                                  hub.py
+    ├── C4            allenai/c4, one shard file at a time                                  hub.py
+    └── FilePairs, HubPairs, Languages   texts with their translations                      pairs.py
 
 A record is a document as it is stored in its file. Reading records is cheap and sequential; parsing them into documents
 is shared by many processes.
@@ -111,6 +112,9 @@ class Source(ABC):
     def stamp(self) -> Any:
         """Return JSON data that changes whenever the text does and is cheap to compute, or None if there is none."""
         return None
+
+    def check(self) -> None:  # noqa: B027
+        """Raise DataError if the text is known to be unavailable without opening a file or using the network."""
 
     def known(self, cache: Path) -> Survey | None:
         """Return the cached survey of the present text, or None. Reads and downloads no text.

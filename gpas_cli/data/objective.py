@@ -12,10 +12,11 @@ import numpy as np
 
 from gpas_cli.data.loader import CAUSAL, IGNORED, Batch, CausalReader, RowReader
 from gpas_cli.data.order import Draw, Ints, Words, uniform
+from gpas_cli.data.pairs import SEPARATOR
 from gpas_cli.data.tokenizer import Tokenizer, no_such_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.objective import MODES, Denoiser, Masked, Spans
+from gpas_cli.spec.objective import MODES, Denoiser, Masked, Spans, Translated
 
 _NO_ID = -1
 
@@ -23,6 +24,11 @@ _NO_ID = -1
 def reader_of(cell: Cell, tokenizer: Tokenizer) -> RowReader:
     """Return the reader of the cell's objective. Raises DataError if the tokenizer has no token that it needs."""
     objective = cell.objective
+    if isinstance(objective, Translated):
+        separator = tokenizer.encode(SEPARATOR)
+        if len(separator) != 1:
+            raise DataError(f"data.tokenizer: {tokenizer.origin} has no token for a line end, which separates pairs")
+        return _PairReader(separator[0], tokenizer.eos_id)
     mask_id = _mask_of(objective, tokenizer) if isinstance(objective, Masked) and objective.mask_token else None
     return _reader(cell, tokenizer.eos_id, mask_id)
 
@@ -39,6 +45,8 @@ def _reader(cell: Cell, end_id: int, mask_id: int | None) -> RowReader:
     last = vocab - 1
     if isinstance(objective, Masked):
         return _MaskedReader(objective, cell.data.length, last if mask_id is None else mask_id, cell.text_vocab, end_id)
+    if isinstance(objective, Translated):
+        return _PairReader(_NO_ID, end_id)
     if isinstance(objective, Spans):
         return _SpanReader(objective, cell.data.length, vocab, end_id)
     return CAUSAL if cell.data.documents == "joined" else CausalReader(end_id)
@@ -112,6 +120,31 @@ def _parts(total: int, parts: int, words: Words) -> Ints:
     """Return `parts` positive numbers with the sum `total`, drawn uniformly by means of at least `total` words."""
     cuts = np.sort(np.argsort(words[: total - 1], kind="stable")[: parts - 1]) + 1
     return np.diff(np.concatenate([[0], cuts, [total]]))
+
+
+@dataclass(frozen=True)
+class _PairReader:
+    """Reads pairs: the tokens up to the separator are the prefix, and those after it the targets.
+
+    A row without a separator, or without an end, is a pair that is too long, and has no target. separator: `_NO_ID` for
+    tokens of no tokenizer, whose rows are divided in the middle.
+    """
+
+    separator: int
+    end_id: int
+
+    def batch(self, tokens: Ints, sizes: Ints, rows: Ints, draw: Draw) -> Batch:
+        """Return the batch of rows (n, width), of which the first `sizes` tokens count, as wide as the longest."""
+        tokens = tokens[:, : max(2, int(sizes.max()))]
+        places = np.arange(tokens.shape[1])
+        if self.separator == _NO_ID:
+            whole, prefix = sizes > 1, np.maximum(sizes // 2, 1)
+        else:
+            found = (tokens == self.separator) & (places < sizes[:, None])
+            whole = found.any(1) & (tokens[np.arange(len(tokens)), sizes - 1] == self.end_id)
+            prefix = np.where(whole, np.argmax(found, 1) + 1, 1)
+        counts = whole[:, None] & (places >= prefix[:, None]) & (places < sizes[:, None])
+        return Batch(tokens[:, :-1].copy(), np.where(counts, tokens, IGNORED)[:, 1:], prefix=prefix)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown,
 from gpas_cli.data.files import Files
 from gpas_cli.data.hub import C4, HfDataset
 from gpas_cli.data.loader import rows_needed
+from gpas_cli.data.pairs import FilePairs, HubPairs, Languages
 from gpas_cli.data.rows import MixedRows, Rows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache, Totals, sum_of
 from gpas_cli.data.stdlib import Stdlib
@@ -27,6 +28,12 @@ def open_source(data: Data, cache: Path, root: Path) -> Source:
         return Files(data.path, data.text_field, root, data.validation)
     if data.source == "hf":
         return HfDataset(data.path, data.text_field, root)
+    if data.source == "pairs":
+        return FilePairs(data.path, root, data.validation)
+    if data.source == "hf-pairs":
+        return HubPairs(data.path, root)
+    if data.source == "languages":
+        return Languages()
     return C4(cache) if data.source == "c4" else Stdlib()
 
 

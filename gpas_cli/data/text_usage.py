@@ -183,8 +183,7 @@ def unreadable_reason(data: Data, cache: Path, root: Path) -> str:
 
     try:
         for source in open_sources(data, cache, root):
-            if isinstance(source, Files):
-                source.check()
+            source.check()
         if data.tokenizer not in TOKENIZERS and not (path := root / Path(data.tokenizer).expanduser()).is_file():
             return (
                 f"data.tokenizer: '{data.tokenizer}' is not one of {', '.join(TOKENIZERS)}, and there is no file {path}"

@@ -23,7 +23,7 @@ from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import label, merge, nested, safe, short
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.downstream import RECALL, most_generated
 from gpas_cli.spec.objective import Masked
@@ -31,6 +31,7 @@ from gpas_cli.spec.optim import InverseSqrt, WarmupStableDecay
 from gpas_cli.spec.parse import flat, plain
 from gpas_cli.spec.parse_cell import Catalogue, parse_cell
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
+from gpas_cli.spec.translation import LANGUAGES
 
 SEPARATOR = "+"  # between the name of the declared cell and each setting
 
@@ -280,6 +281,8 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
         tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **of_network, **tasks}
     if cell.parameters("quantised") is not None:
         tiny["quantised"] = {**values["quantised"], "eval_tokens": _EVAL_TOKENS}
+    if cell.parameters("translation") is not None:
+        tiny["translation"] = {**values["translation"], "tests": [LANGUAGES], "limit": 4, "longer": 4}
     if cell.parameters("layers") is not None:
         tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS, **of_network}
     return tiny
@@ -291,6 +294,9 @@ def _objective(cell: Cell) -> dict[str, Any]:
 
 
 def _data(data: Data, text: TinyText) -> dict[str, Any]:
+    if data.source in PAIR_SOURCES:
+        tiny = {"source": LANGUAGES, "path": "", "validation": "", "tokenizer": "bpe"}
+        return {**tiny, "length": 8 * _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}
     own = {"source": "files", "path": text.training, "validation": text.validation, "text_field": "text"}
     mixture = [{**plain(share), **own} for share in data.mixture]
     rows = {"tokenizer": "bpe", "length": _ROW_TOKENS, "eval_tokens": _EVAL_TOKENS}

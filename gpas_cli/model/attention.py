@@ -123,9 +123,14 @@ class Visible:
 
     `mask`, bool, broadcasts to (rows, heads, time, time): whether the query (third) sees the key (last); None: every
     token sees every token of its row. Every query sees at least one key.
+
+    `prefix`, int64 (rows,), with its least and its largest number `bounds`: how many first tokens all tokens of the row
+    see, which are what an encoder reads.
     """
 
     mask: Tensor | None = None
+    prefix: Tensor | None = None
+    bounds: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, prefix: Tensor, time: int, *, later: bool) -> Visible:

@@ -69,10 +69,22 @@ def _matrix_rules(model: Model) -> list[tuple[str, _Std]]:
     else:
         stds = [(_HEAD_WEIGHT, init.std), (_POSITIONS, init.std), (_EMBEDDING_WEIGHT, init.embed_std)]
         ends = [(pattern, _constant(std)) for pattern, std in stds]
+    if init.preset == "deepnorm" and model.family.encoder:
+        body["deepnorm"] = _deepnet_rules(layers)
     rules = body[init.preset]
     if init.preset in ("normal", "scaled", "small"):
         rules = [_scaled(rule, hidden) if rule[0] in (_OUTPUTS, _PROJECTIONS) else rule for rule in rules]
     return [*rules, (_BIASES, _constant(0.0)), *ends]
+
+
+def _deepnet_rules(layers: int) -> list[tuple[str, _Std]]:
+    """Return the rules of DeepNet for an encoder and a decoder of `layers` each (Wang et al. 2022, Table 1, N = M)."""
+    encoder = rf"layers\.({'|'.join(map(str, range(layers)))})\..*{_PROJECTIONS}"
+    return [
+        (_QUERY_KEY, _xavier(1.0)),
+        (encoder, _xavier(0.87 * layers ** (-5 / 16))),
+        (_PROJECTIONS, _xavier((12 * layers) ** -0.25)),
+    ]
 
 
 def initialise(network: nn.Module, model: Model, seed: int) -> None:

@@ -12,11 +12,12 @@ In this file: the embedding, the residual formula, the layer, the decoder, the l
 
 from __future__ import annotations
 
+import pkgutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -149,7 +150,7 @@ class Residual:
         return y if y.dtype == dtype else y.to(dtype)
 
 
-def _gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
+def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
     """Return a module for every gate slot: `gate` in `slot`, the identity in all others."""
     slots: dict[str, nn.Module] = {name: nn.Identity() for name in GATE_SLOTS}
     if slot is not None and gate is not None:
@@ -184,29 +185,32 @@ class Block(nn.Module):
         self.bottom = wiring.bottom
         self.self_attn = Attention(model)
         self.mlp = feed_forward(model.size, model.family)
-        self.input_layernorm = _norm(model, wiring.in_norm)
-        self.attn_branch_norm = _norm(model, wiring.branch_norm)
-        self.attn_out_norm = _norm(model, wiring.out_norm)
-        self.post_attention_layernorm = _norm(model, wiring.in_norm)
-        self.mlp_branch_norm = _norm(model, wiring.branch_norm)
-        self.mlp_out_norm = _norm(model, wiring.out_norm)
-        skips = self._factors(wiring.skip, "skip_factor", model.size.hidden)
-        branches = self._factors(wiring.branch, "factor", model.size.hidden)
+        self.input_layernorm = norm_of(model, wiring.in_norm)
+        self.attn_branch_norm = norm_of(model, wiring.branch_norm)
+        self.attn_out_norm = norm_of(model, wiring.out_norm)
+        self.post_attention_layernorm = norm_of(model, wiring.in_norm)
+        self.mlp_branch_norm = norm_of(model, wiring.branch_norm)
+        self.mlp_out_norm = norm_of(model, wiring.out_norm)
+        skips = self.factors(wiring.skip, "skip_factor", model.size.hidden)
+        branches = self.factors(wiring.branch, "factor", model.size.hidden)
         gates = self._add_gates(model, layer)
         slot = model.gate_slot(layer)
         first = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
         second = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
-        self._attention = Residual(*first, skips[0], branches[0], _gates_in(slot, gates[0]))
-        self._feed_forward = Residual(*second, skips[1], branches[1], _gates_in(slot, gates[1]))
+        self._attention = Residual(*first, skips[0], branches[0], gates_in(slot, gates[0]))
+        self._feed_forward = Residual(*second, skips[1], branches[1], gates_in(slot, gates[1]))
 
-    def _factors(self, spec: float | Factor, name: str, hidden: int) -> list[float | LearnedFactor]:
+    def factors(
+        self, spec: float | Factor, name: str, hidden: int, sublayers: Sequence[str] = ("attn", "mlp")
+    ) -> list[float | LearnedFactor]:
         """Return the factor of each sub-layer, after adding those that are learned as modules of the layer."""
         if not isinstance(spec, Factor):
-            return [spec, spec]
-        names = [name] if spec.shared else [f"attn_{name}", f"mlp_{name}"]
+            return [spec for _ in sublayers]
+        names = [name if spec.shared else f"{sublayer}_{name}" for sublayer in sublayers]
         for own in names:
-            self.add_module(own, LearnedFactor(spec, hidden))
-        return [getattr(self, names[0]), getattr(self, names[-1])]
+            if not hasattr(self, own):
+                self.add_module(own, LearnedFactor(spec, hidden))
+        return [getattr(self, own) for own in names]
 
     def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
         if model.gate is None:
@@ -237,27 +241,30 @@ class Block(nn.Module):
         )
 
 
-def _norm(model: Model, norm: Norm | None) -> nn.Module:
+def norm_of(model: Model, norm: Norm | None) -> nn.Module:
+    """Return the norm of a slot in the network `model`, the identity for None."""
     return norm_slot(norm, model.size.hidden, model.size.eps, model.family.norm)
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm: token ids -> final hidden states."""
+    """Embedding, layers and final norm: token ids -> final hidden states. `stack_ends`: norms between layers."""
+
+    stack_ends: tuple[nn.Module, ...] = ()
 
     def __init__(self, model: Model):
         super().__init__()
         size = model.size
         family = model.family
-        rotary = family.positions == "rotary"
+        learned = family.positions == "learned"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
         self.embed_stages = embed_stages(model)
-        self.embed_positions = None if rotary else _LearnedPositions(family.context, size.hidden)
+        self.embed_positions: nn.Module | None = _LearnedPositions(family.context, size.hidden) if learned else None
         self.embed_types = _TokenTypes(family.token_types, size.hidden) if family.token_types else nn.Identity()
-        self.embed_norm = _norm(model, Norm() if family.input_norm else None)
+        self.embed_norm = norm_of(model, Norm() if family.input_norm else None)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
-        self.norm = _norm(model, Norm() if family.head_transform else model.head_norm)
-        self.rope = Rope(size.head_dim, size.rope_theta) if rotary else None
+        self.norm = norm_of(model, Norm() if family.head_transform else model.head_norm)
+        self.rope = Rope(size.head_dim, size.rope_theta) if family.positions == "rotary" else None
         self.stream: torch.dtype | None = None
 
     def forward(
@@ -331,7 +338,7 @@ class _HeadTransform(nn.Module):
     def __init__(self, model: Model):
         super().__init__()
         self.dense_proj = nn.Linear(model.size.hidden, model.size.hidden, bias=model.family.bias)
-        self.norm = _norm(model, model.head_norm)
+        self.norm = norm_of(model, model.head_norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
@@ -367,10 +374,12 @@ class LanguageModel(Protocol):
 class Llama(nn.Module):
     """The language model: decoder and head. `lm_head` is None if the head is the embedding table."""
 
+    stack: ClassVar[type[Decoder]] = Decoder
+
     def __init__(self, model: Model):
         super().__init__()
         self.spec = model
-        self.model = Decoder(model)
+        self.model = self.stack(model)
         tied = model.family.tied
         self.head_transform = _HeadTransform(model) if model.family.head_transform else nn.Identity()
         self.lm_head = None if tied else nn.Linear(model.size.hidden, model.size.vocab, bias=False)
@@ -414,10 +423,11 @@ def build(
 
     On the "meta" device the network has shapes but neither memory nor values.
     """
+    kind: type[Llama] = pkgutil.resolve_name(model.family.network)
     if torch.device(device).type == "meta":
         with torch.device("meta"):
-            return Llama(model)
-    network = Llama(model)
+            return kind(model)
+    network = kind(model)
     initialise(network, model, seed)
     return network.to(device=device, dtype=dtype)
 
@@ -449,6 +459,7 @@ def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[d
     The variance is that of all tokens, everything else of the first ones. The last stream enters no layer, and has no
     `of_block`.
     """
+    ends = network.model.stack_ends
     seen: list[dict[str, Tensor]] = []
     before: list[Tensor] = []
 
@@ -456,10 +467,12 @@ def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[d
         few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
         if before:
             seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}
+        if module in ends:  # where a stack ends that is not the last one
+            return
         means = {name: mean_of_finite(values) for name, values in of_stream(few).items()}
         seen.append(means | {"activation_variance": x.float().var(-1, correction=0).mean()})
         if module is not network.model.norm:
             before.append(few)
 
-    with observed_inputs([*network.model.layers, network.model.norm] if wanted else [], observe):
+    with observed_inputs([*network.model.layers, *ends, network.model.norm] if wanted else [], observe):
         yield seen

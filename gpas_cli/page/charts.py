@@ -41,6 +41,7 @@ SERVED = Limits(details=0)  # the details of a cell are fetched when it is opene
 KINDS: Mapping[str, Sequence[str]] = {
     "updates": (
         *("loss", "eval_perplexity", "eval_loss", "eval_masked_loss", "eval_denoising_loss"),
+        "eval_translation_loss",
         *("total_grad_norm", "loss_scale", "lr", "tokens_per_second", "memory"),
     ),
     "layers": (

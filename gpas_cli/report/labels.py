@@ -20,6 +20,7 @@ from gpas_cli.spec.glue import BY_GLUE_TASK
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
 from gpas_cli.spec.stage import BY_BITS, CORPUS_LOSS, UNQUANTISED, Metric, StageKind
+from gpas_cli.spec.translation import BY_TEST
 
 RowKey = tuple[Label | None, ...]
 
@@ -89,6 +90,9 @@ def measured_labels(cell: Cell, metric: str) -> tuple[str, ...]:
     if metric in BY_GLUE_TASK:
         glue = cell.parameters("glue")
         return glue.columns[metric] if glue else ()
+    if metric in BY_TEST:
+        translation = cell.parameters("translation")
+        return translation.columns if translation else ()
     section = cell.parameters("downstream")
     return task_columns(section.tasks, metric) if section and metric in BY_TASK else ()
 
@@ -102,7 +106,7 @@ def usual_label(cell: Cell, metric: Metric) -> str | None:
     section = cell.parameters(metric.stage)
     if section is None:
         return None
-    if metric.name in (*BY_TEXT, *BY_BITS, *BY_GLUE_TASK):
+    if metric.name in (*BY_TEXT, *BY_BITS, *BY_GLUE_TASK, *BY_TEST):
         return measured_labels(cell, metric.name)[-1]
     return headline(section.tasks, metric.name) if metric.name in BY_TASK else None
 

@@ -84,6 +84,8 @@ OVER_UPDATES = (
     Quantity("eval_masked_perplexity", "validation perplexity at masked tokens", of_targets=True),
     Quantity("eval_denoising_loss", "validation loss at corrupted spans", _PER_TARGET, of_targets=True),
     Quantity("eval_denoising_perplexity", "validation perplexity at corrupted spans", of_targets=True),
+    Quantity("eval_translation_loss", "validation loss of translations", _PER_TARGET, of_targets=True),
+    Quantity("eval_translation_perplexity", "validation perplexity of translations", of_targets=True),
     Quantity("eval_bits_per_byte", "validation loss", "bits per byte", of_targets=True),
     Quantity("lr", "learning rate"),
     Quantity("tokens_per_second", "throughput", "tokens/s"),

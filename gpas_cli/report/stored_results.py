@@ -12,6 +12,7 @@ from gpas_cli.events import Score
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.downstream import BY_TEXT, metrics_of
 from gpas_cli.spec.stage import BY_BITS, PRETRAIN
+from gpas_cli.spec.translation import BY_TEST
 from gpas_cli.store.peek import Rows, rows_in
 from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 
@@ -99,7 +100,8 @@ def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, An
     last = max(rows.values(), key=lambda row: row["number"])
     tasks = (last["cell"].get("downstream") or {}).get("tasks", ())
     metrics = metrics_of({(score.task, score.metric): score.value for score in scores}, tasks)
-    metrics |= {f"{score.metric}/{score.task}": score.value for score in scores if score.metric in (*BY_TEXT, *BY_BITS)}
+    others = (*BY_TEXT, *BY_BITS, *BY_TEST)
+    metrics |= {f"{score.metric}/{score.task}": score.value for score in scores if score.metric in others}
     return replace(_result(last, metrics), outcome=PARTIAL, scores=scores)
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import (
     DEPTHS,
     FULL,
@@ -25,9 +25,10 @@ from gpas_cli.spec.depth import (
 from gpas_cli.spec.gate import Gate, activation, canonical
 from gpas_cli.spec.model import Embed, Family, Init, Model, usual_validation_rows
 from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Factor, Mix, Norm, Peri, Wiring
-from gpas_cli.spec.objective import Masked, Objective
+from gpas_cli.spec.objective import Masked, Objective, Translated
 from gpas_cli.spec.optim import ADAM, MuonSettings, Optim, unread_settings
 from gpas_cli.spec.parametrisation import Parametrisation
+from gpas_cli.spec.translation import LANGUAGES, both
 
 # Tokenizers with ids of their own: what a message calls these, and how many there are.
 _IDS = {"t5": ("T5's 32000 pieces", 32_000), "gpt2": ("GPT-2's 50257 ids", 50_257)}
@@ -41,7 +42,7 @@ def canonical_model(model: Model) -> Model:
         embed = replace(embed, multiplier=None)
     init = _canonical_init(model.init)
     family = model.family
-    if family.positions == "rotary":
+    if family.positions != "learned":
         family = replace(family, context=Family().context)
     how = model.parametrisation.canonical(model.size.hidden, model.size.heads, model.size.layers)
     return replace(model, gate=gate, embed=embed, init=init, family=family, parametrisation=how)
@@ -141,6 +142,7 @@ def check_model(model: Model) -> list[Problem]:
     """Return every rule that a network breaks."""
     return [
         *_check_size(model),
+        *_check_encoder(model),
         *_check_scheme(model),
         *_check_gate(model),
         *_check_embed(model),
@@ -154,6 +156,23 @@ def _check_size(model: Model) -> Iterator[Problem]:
         yield Problem(("size", "heads"), f"hidden {size.hidden} is not divisible by {size.heads} heads")
     elif size.head_dim % 2 and model.family.positions == "rotary":
         yield Problem(("size", "heads"), f"rotary positions need an even head dimension, not {size.head_dim}")
+
+
+def _check_encoder(model: Model) -> Iterator[Problem]:
+    family = model.family
+    if not family.encoder:
+        if family.positions == "sinusoidal":
+            yield Problem(("family", "positions"), "sinusoidal needs family: encoder-decoder; write learned or rotary")
+        return
+    if model.size.layers % 2:
+        yield Problem(
+            ("size", "layers"), f"{model.size.layers} layers cannot be half an encoder's and half a decoder's"
+        )
+    if model.parametrisation != Parametrisation():
+        yield Problem(("parametrisation",), "has no rule for an encoder beside a decoder; write standard")
+    for name in ("input_norm", "token_types", "head_transform"):
+        if getattr(family, name):
+            yield Problem(("family", name), "is not for encoder-decoder")
 
 
 def _check_scheme(model: Model) -> Iterator[Problem]:
@@ -238,6 +257,7 @@ def check_training(model: Model, data: Data, optim: Optim, objective: Objective)
     return [
         *_check_data(model, data, own),
         *_check_documents(data, objective),
+        *_check_translation(model, data, objective),
         *_check_optim(data, optim, objective),
         *_check_optimizer(model, optim),
         *_check_objective(model, data, objective),
@@ -266,11 +286,17 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
         return
     vocab = model.size.vocab - own
     beside = f", without the {own} that the objective reserves," if own else ""
+    if data.source in ("pairs", "hf-pairs") and not both(data.path):
+        yield Problem(("data", "path"), f"'{data.path}' does not name both languages, such as train.{{en,de}}")
+    if data.source == "pairs" and data.validation and not both(data.validation):
+        yield Problem(
+            ("data", "validation"), f"'{data.validation}' does not name both languages, such as dev.{{en,de}}"
+        )
     if data.source in ("files", "hf") and not data.path:
         yield Problem(("data", "path"), f"is required with source: {data.source}")
-    if data.source in ("stdlib", "c4") and data.path:
+    if data.source in ("stdlib", "c4", LANGUAGES) and data.path:
         yield Problem(("data", "path"), f"has no effect with source: {data.source}")
-    if data.validation and data.source != "files":
+    if data.validation and data.source not in ("files", "pairs"):
         yield Problem(("data", "validation"), f"needs source: files; {data.source} has its own validation text")
     elif data.validation and data.validation == data.path:
         yield Problem(("data", "validation"), "names the training text; name other files")
@@ -291,6 +317,25 @@ def _check_documents(data: Data, objective: Objective) -> Iterator[Problem]:
         yield Problem(("data", "documents"), f"has no effect with layout: {data.layout}: a row is one document already")
     elif data.documents == "separate" and not objective.causal:
         yield Problem(("data", "documents"), f"separate needs objective: causal; this is {objective.kind}")
+
+
+def _check_translation(model: Model, data: Data, objective: Objective) -> Iterator[Problem]:
+    translates = isinstance(objective, Translated)
+    if translates != model.family.encoder:
+        yield Problem(
+            ("objective",),
+            "translation needs family: encoder-decoder"
+            if translates
+            else f"{objective.kind} is not for encoder-decoder; write objective: translation",
+        )
+    if translates != (data.source in PAIR_SOURCES):
+        needed = f"translation needs pairs, data.source: {', '.join(PAIR_SOURCES)}"
+        other = f"{objective.kind} needs text; the pairs of data.source: {data.source} are for objective: translation"
+        yield Problem(("data", "source"), needed if translates else other)
+    elif translates and data.layout != "pad":
+        yield Problem(("data", "layout"), "translation needs layout: pad, where a row is a pair")
+    elif translates and data.tokenizer == "t5":
+        yield Problem(("data", "tokenizer"), "t5 has no line end, which separates the sides of a pair; write bpe")
 
 
 def _check_optim(data: Data, optim: Optim, objective: Objective) -> Iterator[Problem]:
@@ -336,6 +381,8 @@ def depth_problems(depth: Depth, model: Model, optim: Optim) -> list[Problem]:
     """Return what is wrong with the section, and what contradicts the network or the recipe."""
     found = list(_setting_problems(depth))
     layers = model.size.layers
+    if model.family.encoder and depth.kind != FULL:
+        return [Problem(("kind",), f"{depth.kind} is not for encoder-decoder; write depth: full")]
     if not found and (depth.stages or depth.work_of):
         found = list(_stage_problems(depth, layers, optim.steps))
     if found:

@@ -95,6 +95,8 @@ def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
     size = cell.model.size
     trained = cell.layer_schedule.average() if layers is None else layers
     attended = cell.objective.attended_share() * cell.data.length
+    if cell.model.family.encoder:  # a token goes through one of the two stacks
+        trained /= 2
     attention = 12 * trained * attended * size.hidden
     head = cell.objective.target_share() * size.vocab * size.hidden
     return 6.0 * (head + trained * _per_layer(cell)) + attention
@@ -129,7 +131,8 @@ def _per_layer(cell: CellParts) -> int:
     """Return the number of parameters in the matrices of a layer."""
     size = cell.model.size
     matrices = 3 if cell.model.family.ffn == "swiglu" else 2
-    return 4 * size.hidden**2 + matrices * size.hidden * size.ffn
+    attention = 6 if cell.model.family.encoder else 4  # the layers of a decoder beside an encoder have two
+    return attention * size.hidden**2 + matrices * size.hidden * size.ffn
 
 
 def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
@@ -210,7 +213,7 @@ def _optimizer_bytes(cell: CellParts) -> int:
 def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     """Yield (role, shape, number) of the matrices and tables that `parameters` counts."""
     size = model.size
-    yield MATRIX, (size.hidden, size.hidden), 4 * size.layers
+    yield MATRIX, (size.hidden, size.hidden), (6 if model.family.encoder else 4) * size.layers
     yield MATRIX, (size.ffn, size.hidden), (2 if model.family.ffn == "swiglu" else 1) * size.layers
     yield MATRIX, (size.hidden, size.ffn), size.layers
     yield TABLE, (size.vocab, size.hidden), 1 if model.family.tied else 2

@@ -12,6 +12,7 @@ from gpas_cli.spec.parse import setting
 
 MIXTURE = "mixture"  # the source of a text that consists of several corpora
 _CORPUS_SOURCES = ("stdlib", "files", "hf", "c4")
+PAIR_SOURCES = ("pairs", "hf-pairs", "languages")  # documents are a text and its translation
 _SUM_ERROR = 1e-6  # of the weights of a mixture
 
 
@@ -32,7 +33,9 @@ class Data:
     """Corpus, tokenizer and row layout.
 
     source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt, .jsonl or
-    .parquet files), `hf` (`path` names a `datasets` data set), `c4`.
+    .parquet files), `hf` (`path` names a `datasets` data set), `c4`. Of `objective: translation`: `pairs` (`path` is
+    "train.{en,de}", two files whose lines translate each other), `hf-pairs` ("NAME:CONFIGURATION/{en,de}", a data set
+    with a column `translation`), `languages` (an invented pair of languages).
     tokenizer: `bpe` trains a byte-level BPE with the model's vocabulary size on the training split; `t5` is T5's,
     `gpt2` GPT-2's, with 50,257 ids, as in Spike No More; anything else is the path of a tokenizer.json.
     validation: a path or glob of local text to evaluate on, for `source: files` only; training then uses all of `path`.
@@ -47,7 +50,7 @@ class Data:
     has been read to its end; without it, such a run ends with an error before it trains.
     """
 
-    source: str = setting("c4", choices=(*_CORPUS_SOURCES, MIXTURE))
+    source: str = setting("c4", choices=(*_CORPUS_SOURCES, *PAIR_SOURCES, MIXTURE))
     path: str = setting("")
     text_field: str = setting("text")
     tokenizer: str = setting("t5")
@@ -95,6 +98,8 @@ class Data:
         """Return `values` with the defaults that depend on other values."""
         if values.get("mixture"):
             return {"source": MIXTURE, "layout": "pack", **values}
+        if values.get("source") in PAIR_SOURCES:
+            return {"tokenizer": "bpe", **values}
         return {"layout": "pack", **values} if values.get("source") == "files" else values
 
     @staticmethod

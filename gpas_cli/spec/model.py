@@ -55,11 +55,15 @@ class Family:
     `gpt` is the network of Spike No More. The paper names the GPT series and Megatron-LM, shows biases (footnote 2),
     W_1 and W_2, and its 350M network (24 layers of 1024, ffn 4096) has 350M parameters only if head and embedding are
     tied. It does not state the positions; GPT and Megatron-LM learn them. GPT's eps is `size: {eps: 1e-5}`.
+
+    encoder: the first half of the layers is an encoder, whose final states the second half, a decoder, reads by
+    cross-attention; for `objective: translation`. `encoder-decoder` is the network of Vaswani et al. 2017, whose
+    positions are `sinusoidal`, with one table for the embeddings of both and the head.
     """
 
     norm: str = setting("rmsnorm", choices=_NORMS, omit_default_from_key=True)
     ffn: str = setting("swiglu", choices=FFNS, omit_default_from_key=True)
-    positions: str = setting("rotary", choices=("rotary", "learned"), omit_default_from_key=True)
+    positions: str = setting("rotary", choices=("rotary", "learned", "sinusoidal"), omit_default_from_key=True)
     context: int = setting(2048, low=1, high=1_048_576, omit_default_from_key=True)
     bias: bool = setting(False, omit_default_from_key=True)
     tied: bool = setting(False, omit_default_from_key=True)
@@ -67,6 +71,12 @@ class Family:
     input_norm: bool = setting(False, omit_default_from_key=True)
     token_types: int = setting(0, low=0, high=1024, omit_default_from_key=True)
     head_transform: bool = setting(False, omit_default_from_key=True)
+    encoder: bool = setting(False, omit_default_from_key=True)
+
+    @property
+    def network(self) -> str:
+        """Where the class of the network is: "module:class"."""
+        return "gpas_cli.model.seq2seq:Translator" if self.encoder else "gpas_cli.model.llama:Llama"
 
     def row_length(self, tokens: int) -> int:
         """Return how many of `tokens` a network can be given at once: no more than its learned positions."""
@@ -87,6 +97,7 @@ FAMILIES: dict[str, Family] = {
         token_types=2,
         head_transform=True,
     ),
+    "encoder-decoder": Family(norm="layernorm", ffn="relu", positions="sinusoidal", bias=True, tied=True, encoder=True),
 }
 
 
@@ -232,6 +243,9 @@ class Model:
 
     def wiring(self, layer: int) -> Wiring:
         """Return the wiring of layer `layer` = 1..layers."""
+        if self.family.encoder:
+            half = self.stack_layers
+            return self.norm.wiring_beside((layer - 1) % half + 1, half, decoder=layer > half)
         own, how, depth = self.norm.wiring(layer, self.size.layers), self.parametrisation, self.size.layers
         if how.depth(depth) == 1:
             return own
@@ -248,7 +262,12 @@ class Model:
     @property
     def base_layers(self) -> int:
         """The depth whose initial values the parametrisation keeps; without one the network's."""
-        return self.parametrisation.base_layers or self.size.layers
+        return self.parametrisation.base_layers or self.stack_layers
+
+    @property
+    def stack_layers(self) -> int:
+        """The layers of the decoder: all, or half of them beside an encoder."""
+        return self.size.layers // 2 if self.family.encoder else self.size.layers
 
     @property
     def head_norm(self) -> Norm:
@@ -382,8 +401,8 @@ def remark(model: Model) -> str:
 
 
 def _positions_std(model: Model) -> float:
-    if model.family.positions == "rotary":
-        return 0.0
+    if model.family.positions != "learned":
+        return math.sqrt(0.5) if model.family.positions == "sinusoidal" else 0.0
     if model.init.everywhere:
         return _xavier(model.family.context, model.base_hidden)
     return small_std(model.base_hidden) if model.init.preset == "small" else model.init.std

@@ -94,6 +94,10 @@ class Scheme:
         """Return the wiring of layer `layer` (1 = first) of `depth` layers, as a pure function of the fields."""
         raise NotImplementedError
 
+    def wiring_beside(self, layer: int, depth: int, *, decoder: bool) -> Wiring:
+        """Return the wiring in the encoder, or the decoder, of a network that has both, `depth` layers each."""
+        return self.wiring(layer, depth)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pre(Scheme):
@@ -124,6 +128,11 @@ class DeepNorm(Scheme):
 
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(out_norm=Norm(), skip=(2 * depth) ** 0.25, home="skip")
+
+    def wiring_beside(self, layer: int, depth: int, *, decoder: bool) -> Wiring:
+        # Table 1 of Wang et al. 2022, with N = M = depth: 0.81 (N^4 M)^(1/16) and (3M)^(1/4).
+        skip = (3 * depth) ** 0.25 if decoder else 0.81 * depth ** (5 / 16)
+        return Wiring(out_norm=Norm(), skip=skip, home="skip")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -255,6 +255,28 @@ class Spans(Objective):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Translated(Objective):
+    """The translation of a text: an encoder reads the text, and a decoder predicts its translation token by token.
+
+    A pair with more than `data.length` tokens does not count.
+    """
+
+    kind: str = setting("translation", choices=("translation",))
+
+    scored_as: ClassVar[str] = "translation"
+
+    def target_share(self) -> float:
+        return 0.5
+
+    def attended_share(self) -> float:
+        # Half of the tokens see their half of the row; the others see it too, and half of their own.
+        return 0.625
+
+    def describe(self, vocab: int) -> str:
+        return "every token of the translation is predicted from the text and the tokens before it"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
@@ -263,6 +285,7 @@ CAUSAL = _Causal()
 OBJECTIVES: dict[str, Objective] = {
     "causal": CAUSAL,
     "mlm": Masked(),
+    "translation": Translated(),
     "span": Spans(),
     # The seven denoisers of Tay et al. 2022, Table 1, each for the same share of rows.
     "ul2": Spans(

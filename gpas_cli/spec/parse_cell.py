@@ -154,6 +154,10 @@ def _in_cell(stage: LaterStage, cell: Cell, problems: list[Problem]) -> LaterSta
     if stage.kind.causal and not cell.objective.causal:
         reason = cell.objective.needs_next_token(f"the stage {stage.kind.name}")
         problems.append(Problem((stage.kind.name,), f"{reason}; remove it"))
+    if cell.model.family.encoder and stage.kind.name != "translation":
+        problems.append(
+            Problem((stage.kind.name,), "is not for encoder-decoder, whose stage is translation; remove it")
+        )
     found = own.problems_in(cell) if hasattr(own, "problems_in") else ()
     problems.extend(problem.under(stage.kind.name) for problem in found)
     return replace(stage, parameters=own.in_cell(cell)) if hasattr(own, "in_cell") else stage

@@ -26,6 +26,7 @@ from gpas_cli.spec.glue import Glue, glue_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
+from gpas_cli.spec.translation import BLEU, Translation, translation_tokens
 
 PRETRAIN = "pretrain"
 _PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
@@ -296,6 +297,8 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("masked_perplexity", "validation perplexity at masked tokens", main=True),
                 Metric("denoising_loss", "validation loss at corrupted spans", digits=3, unit=_PER_TARGET, kind="loss"),
                 Metric("denoising_perplexity", "validation perplexity at corrupted spans", main=True),
+                Metric("translation_loss", "validation loss of translations", digits=3, unit=_PER_TARGET, kind="loss"),
+                Metric("translation_perplexity", "validation perplexity of translations", main=True),
                 # Counted by report/query.py: each is an event of the training, by the rule of train/observe.py.
                 Metric("loss_spikes", "spikes of the loss", digits=1),
                 Metric("gradient_spikes", "spikes of the gradient norm", digits=1),
@@ -419,6 +422,14 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("quantised_perplexity", "validation perplexity with rounded weights", by_task=True),
                 Metric("quantised_rise", "rise by rounding the weights", digits=4, unit="nats/token", by_task=True),
             ),
+        ),
+        StageKind(
+            name="translation",
+            title="its translations by {cell}",
+            parameters=Translation,
+            cost=lambda cell, *_: translation_tokens(cell.parameters("translation"), cell) / EVALUATED_PER_TRAINED,
+            runner="gpas_cli.worker.stages.translation:run_translation",
+            metrics=(Metric(BLEU, "BLEU", better="higher", by_task=True),),
         ),
         StageKind(
             name="layers",

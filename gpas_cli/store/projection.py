@@ -28,6 +28,7 @@ _EVALUATION_CURVES = {
     for name in (
         *("loss", "perplexity", "bits_per_byte"),
         *("masked_loss", "masked_perplexity", "denoising_loss", "denoising_perplexity"),
+        *("translation_loss", "translation_perplexity"),
     )
 }
 

@@ -118,7 +118,7 @@ def _settle_rounding(cell: Cell, resources: Resources, precision: Precision, wor
     """
     device = precision.device
     compiled = resources.compile == "on"
-    if resources.compile == "auto":
+    if resources.compile == "auto" and not cell.model.family.encoder:  # whose batches have many widths
         flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
         compiled = worth_compiling(device, flops)
     name, threads = f"CPU with {torch.backends.cpu.get_cpu_capability()}", torch.get_num_threads()

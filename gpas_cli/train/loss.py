@@ -200,7 +200,9 @@ def _visible(targets: NDArray[np.int64], prefix: NDArray[np.int64], device: torc
     time = targets.shape[1]
     if prefix.min() == time:
         return Visible()
-    return Visible.of(_move(prefix, device), time, later=bool((lengths_needed(targets, None) > prefix).any()))
+    here = _move(prefix, device)
+    seen = Visible.of(here, time, later=bool((lengths_needed(targets, None) > prefix).any()))
+    return replace(seen, prefix=here, bounds=(int(prefix.min()), int(prefix.max())))
 
 
 def _targeted(targets: NDArray[np.int64]) -> NDArray[np.bool_]:

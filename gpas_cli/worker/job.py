@@ -206,15 +206,14 @@ def _without_collections() -> Iterator[None]:
 def _started(run: _AttemptProcess, cell: Cell) -> Started:
     import torch
 
-    from gpas_cli.model.llama import Llama
+    from gpas_cli.model.llama import build
     from gpas_cli.train.precision import choose_device
     from gpas_cli.worker.environment import started
 
     device = choose_device()
     parameters = None  # of a network that was not trained here, which its stage reads
     if cell.network is None:
-        with torch.device("meta"):
-            parameters = sum(p.numel() for p in Llama(cell.model).parameters())
+        parameters = sum(p.numel() for p in build(cell.model, device="meta").parameters())
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return started(
         run.attempt, device=device.type, threads=torch.get_num_threads(),

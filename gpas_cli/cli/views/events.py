@@ -83,6 +83,7 @@ def _evaluation(event: events.Evaluation) -> str:
         "loss": (event.loss, event.perplexity),
         "loss at masked tokens": (event.masked_loss, event.masked_perplexity),
         "loss at corrupted spans": (event.denoising_loss, event.denoising_perplexity),
+        "loss of translations": (event.translation_loss, event.translation_perplexity),
     }
     what = next((what for what, (loss, _) in numbers.items() if loss is not None), "loss")
     loss, perplexity = numbers[what]

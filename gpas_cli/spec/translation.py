@@ -1,0 +1,124 @@
+"""Translation with an encoder and a decoder: pairs of files, and the section `translation`, which scores test sets.
+
+Pairs are named by one path with both languages in braces, the source first: "corpus/train.{en,de}" is the file
+corpus/train.en with its translation, line by line, in corpus/train.de.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpas_cli.errors import Problem, nearest
+from gpas_cli.spec.cost import CellParts
+from gpas_cli.spec.parse import setting
+
+LANGUAGES = "languages"  # the invented pair of languages: a source of text, and its test set
+BLEU = "bleu"  # the metric that is reported for each test set
+BY_TEST = (BLEU,)
+_AVERAGE = "average"
+_BRACES = re.compile(r"([^{}]*)\{([^{},]+),([^{},]+)\}([^{}]*)")
+_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
+_SENTENCES, _TOKENS = 3000, 30  # of a test set and of one of its sentences, to estimate the cost
+
+# Name -> test set of sacrebleu. The 3,003 sentences of newstest2014 that papers use are its `full` form.
+NEWSTESTS = {f"newstest{year}": f"wmt{year % 100}{'/full' if year == 2014 else ''}" for year in range(2010, 2017)}
+
+
+def both(path: str) -> tuple[str, str] | None:
+    """Return the paths of both sides, "a.en" and "a.de" for "a.{en,de}"; None if `path` does not name two."""
+    found = _BRACES.fullmatch(path)
+    return (f"{found[1]}{found[2]}{found[4]}", f"{found[1]}{found[3]}{found[4]}") if found else None
+
+
+def languages(path: str) -> tuple[str, str]:
+    """Return what stands in the braces of a path: ("en", "de"); empty names without any."""
+    found = _BRACES.fullmatch(path)
+    return (found[2], found[3]) if found else ("", "")
+
+
+def test_name(test: str) -> str:
+    """Return the name of a test set in metrics and tables: that before "=", or the test set itself."""
+    named = _NAMED.fullmatch(test)
+    return named[1] if named else test
+
+
+def test_path(test: str) -> str:
+    """Return the path of a local test set, "" for one that this program knows."""
+    named = _NAMED.fullmatch(test)
+    return named[2] if named else test if both(test) else ""
+
+
+def _test_problem(test: str) -> str:
+    if test == LANGUAGES or test in NEWSTESTS:
+        return ""
+    path = test_path(test)
+    if path and both(path):
+        return ""
+    if path:
+        return f"'{path}' names no reference; write both files as PATH.{{SOURCE,TARGET}}, such as test.{{en,de}}"
+    known = nearest(test, [LANGUAGES, *NEWSTESTS])
+    return f"unknown test set '{test}'; {known}, or local files with their references: NAME=test.{{en,de}}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """BLEU (SacreBLEU: 13a tokens, mixed case, exponential smoothing) of the translations of `tests`.
+
+    tests: newstest2010 to newstest2016, `languages` for the invented pair, or local files, PATH.{SOURCE,TARGET} or
+    NAME=PATH.{SOURCE,TARGET}. beam: the unfinished translations that are kept. length_penalty: finished ones are
+    compared by log p / n^length_penalty, n their tokens with the end token. longer: a translation has at most as many
+    tokens as its source and this many more. limit: translate only the first sentences of each test set; 0: all.
+    """
+
+    tests: tuple[str, ...] = setting(tuple(NEWSTESTS), check=_test_problem)
+    beam: int = setting(4, low=1, high=1000)
+    length_penalty: float = setting(0.6, low=0, high=10)
+    longer: int = setting(50, low=1, high=10_000)
+    limit: int = setting(0, low=0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the test sets, in their order."""
+        return tuple(map(test_name, self.tests))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The test sets and, if there are several, their average."""
+        return (*self.names, _AVERAGE) if len(self.tests) > 1 else self.names
+
+    def metrics(self, scores: Mapping[str, float]) -> dict[str, float]:
+        """Return BLEU by test set, and the average once all have one."""
+        found = {f"{BLEU}/{name}": scores[name] for name in self.names if name in scores}
+        if len(found) == len(self.tests) > 1:
+            found[f"{BLEU}/{_AVERAGE}"] = sum(found.values()) / len(found)
+        return found
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the section as a whole."""
+        if not self.tests:
+            yield Problem(("tests",), "names no test set")
+        for name in sorted({name for name in self.names if self.names.count(name) > 1}):
+            yield Problem(("tests",), f"names '{name}' more than once")
+
+    def problems_in(self, cell: Any) -> Iterator[Problem]:
+        """Yield what contradicts the cell."""
+        if not cell.model.family.encoder:
+            what = (
+                "reads the whole row and writes nothing" if cell.objective.attended_share() == 1 else "has no encoder"
+            )
+            yield Problem((), f"needs family: encoder-decoder; this network {what}")
+            return
+        for test in self.tests:
+            own = cell.data.source == LANGUAGES
+            if not test_path(test) and own != (test == LANGUAGES):
+                text = "the invented languages" if own else f"{cell.data.label}"
+                yield Problem(("tests",), f"{test} has other languages than {text}")
+
+
+def translation_tokens(section: Translation, cell: CellParts) -> float:
+    """Return about how many tokens are read and written for all test sets, each beam for itself."""
+    sentences = min(_SENTENCES, section.limit or _SENTENCES) * len(section.tests)
+    return float(sentences * _TOKENS * (1 + section.beam))

@@ -1,0 +1,214 @@
+"""The encoder and decoder against torch.nn.Transformer, its decoding token by token, and its layers in numbers."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpas_cli.data.loader import IGNORED
+from gpas_cli.model.attention import Visible
+from gpas_cli.model.layers import GpasGate
+from gpas_cli.model.llama import build
+from gpas_cli.model.seq2seq import DecoderBlock, Stacks, Translator, Writer
+from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.parse_cell import parse_model
+from gpas_cli.train.loss import DeviceRows, summed_loss
+from gpas_cli.train.precision import Precision
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 40, "eps": 1e-5}
+SOURCES = [[5, 6, 7, 8, 3], [9, 3], [11, 12, 13, 3]]
+TARGETS = [[20, 21], [22, 23, 24, 25], [26]]
+
+
+def network(**values: Any) -> Translator:
+    """Return a small network in float64 whose parameters are all random."""
+    made = build(parse_model({"size": SIZE, "family": "encoder-decoder", **values}), dtype=torch.float64)
+    assert isinstance(made, Translator)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return made
+
+
+def padded(rows: list[list[int]]) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+
+
+def states(made: Translator) -> Tensor:
+    """Return the decoder's states for all rows, (rows, time, hidden)."""
+    decoder = made.model
+    memory, seen = decoder.encode(padded(SOURCES), torch.tensor([len(row) for row in SOURCES]))
+    return decoder.decode(padded([[3, *row] for row in TARGETS]), memory, seen)
+
+
+def of_torch(made: Translator, *, norm_first: bool) -> nn.Transformer:
+    """Return torch's network with the same parameters."""
+    theirs = nn.Transformer(
+        SIZE["hidden"], SIZE["heads"], 2, 2, SIZE["ffn"], dropout=0.0, norm_first=norm_first, batch_first=True,
+        dtype=torch.float64,
+    )  # fmt: skip
+    kind = "input_layernorm", "cross_layernorm", "post_attention_layernorm"
+    if not norm_first:
+        kind = "attn_out_norm", "cross_out_norm", "mlp_out_norm"
+
+    def copy_attention(ours: nn.Module, other: nn.MultiheadAttention) -> None:
+        parts = [getattr(ours, name) for name in ("q_proj", "k_proj", "v_proj")]
+        other.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        other.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        other.out_proj.load_state_dict(ours.o_proj.state_dict())  # type: ignore[union-attr]
+
+    def copy_norm(ours: nn.Module, other: nn.Module) -> None:
+        other.weight.copy_(ours.weight)  # type: ignore[operator, union-attr]
+        other.bias.copy_(ours.bias)  # type: ignore[operator, union-attr]
+
+    with torch.no_grad():
+        stacks = (*theirs.encoder.layers, *theirs.decoder.layers)
+        for ours, other in zip(made.model.layers, stacks, strict=True):
+            copy_attention(ours.self_attn, other.self_attn)
+            other.linear1.load_state_dict(ours.mlp.up_proj.state_dict())
+            other.linear2.load_state_dict(ours.mlp.down_proj.state_dict())
+            names = kind if isinstance(ours, DecoderBlock) else (kind[0], kind[2])
+            for number, name in enumerate(names, 1):
+                copy_norm(getattr(ours, name), getattr(other, f"norm{number}"))
+            if isinstance(ours, DecoderBlock):
+                copy_attention(ours.cross_attn, other.multihead_attn)
+        copy_norm(made.model.encoder_norm, theirs.encoder.norm)
+        copy_norm(made.model.norm, theirs.decoder.norm)
+    return theirs
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize(("norm", "norm_first"), [("pre", True), ("post", False)])
+def test_it_equals_the_transformer_of_torch(norm: str, norm_first: bool) -> None:
+    made = network(norm=norm)
+    theirs = of_torch(made, norm_first=norm_first).eval()
+    lengths = torch.tensor([len(row) for row in SOURCES])
+    sources, targets = padded(SOURCES), padded([[3, *row] for row in TARGETS])
+    embedded = [made.model.after_lookup(made.model.embed_tokens(rows), None) for rows in (sources, targets)]
+    padding = torch.arange(sources.shape[1]) >= lengths[:, None]
+    mask = nn.Transformer.generate_square_subsequent_mask(targets.shape[1], dtype=torch.float64)
+    expected = theirs(
+        *embedded, tgt_mask=mask, src_key_padding_mask=padding, memory_key_padding_mask=padding, tgt_is_causal=True
+    )
+    assert torch.allclose(states(made), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_sinusoids_are_those_of_the_paper_in_another_order() -> None:
+    added = network().model.embed_positions(torch.zeros(1, 5, 16, dtype=torch.float64))  # type: ignore[misc]
+    for t in range(5):
+        for i in range(8):
+            angle = t / 10_000 ** (2 * i / 16)
+            assert added[0, t, i].item() == pytest.approx(np.sin(angle))
+            assert added[0, t, 8 + i].item() == pytest.approx(np.cos(angle))
+
+
+@pytest.mark.parametrize("gate", ["none", "gpas", {"like": "gpas", "share": "sublayer"}])
+@pytest.mark.parametrize("norm", SCHEMES)
+def test_every_scheme_and_gate_reads_packed_rows_as_it_reads_them_alone(norm: str, gate: Any) -> None:
+    """The loss and the gradients are the same for a batch, for its rows, and for sources and targets apart."""
+    embed = "rmsnorm" if norm == "peri" else "scaled"
+    made = network(norm=norm, gate=gate, embed=embed)
+    prefix = np.array([len(row) for row in SOURCES])
+    width = max(len(a) + len(b) for a, b in zip(SOURCES, TARGETS, strict=True))
+    inputs = np.zeros((3, width), np.int64)
+    targets = np.full((3, width), IGNORED)
+    for number, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
+        whole = [*source, *target, 1]
+        inputs[number, : len(whole) - 1] = whole[:-1]
+        targets[number, len(source) - 1 : len(whole) - 1] = whole[len(source) :]
+    precision = Precision("fp32", torch.device("cpu"))
+
+    def loss(rows: slice) -> Tensor:
+        part = DeviceRows.of(inputs[rows], targets[rows], torch.device("cpu"), prefix[rows])
+        return summed_loss(made, part, precision)
+
+    together = loss(slice(0, 3))
+    together.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None}
+    assert gradients.keys() == dict(made.named_parameters()).keys()
+    made.zero_grad()
+    alone = torch.stack([loss(slice(n, n + 1)) for n in range(3)]).sum()
+    alone.backward()  # type: ignore[no-untyped-call]
+    assert together.item() == pytest.approx(alone.item(), rel=1e-9)
+    for name, parameter in made.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(gradients[name], parameter.grad, rtol=1e-6, atol=1e-9), name
+    logits = made.forward(torch.tensor([[5, 6, 7, 8, 3, 20, 21]]), visible=Visible(None, torch.tensor([5]), (5, 5)))
+    expected = nn.functional.linear(states(made)[0, :3], made.model.embed_tokens.weight)
+    assert torch.allclose(logits[0, 4:], expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "learned"])
+def test_a_writer_equals_reading_the_targets_again(positions: str) -> None:
+    made = network(norm="b2t", gate="gpas", family={"like": "encoder-decoder", "positions": positions})
+    decoder = made.model
+    memory, seen = decoder.encode(padded(SOURCES), torch.tensor([len(row) for row in SOURCES]))
+    writer = Writer(made, memory, seen, 8)
+    rows = torch.full((3, 1), 3)
+    logits = writer.next_logits(rows[:, 0])
+    for step in range(4):
+        again = decoder.decode(rows, memory, seen)[:, -1]
+        assert torch.allclose(logits, nn.functional.linear(again, decoder.embed_tokens.weight), rtol=1e-9, atol=1e-10)
+        new = torch.tensor([7 + step, 8, 9])
+        rows = torch.cat((rows, new[:, None]), 1)
+        logits = writer.next_logits(new)
+
+
+def test_a_writer_continues_other_rows() -> None:
+    made = network()
+    memory, seen = made.model.encode(padded(SOURCES[:1] * 2), torch.tensor([5, 5]))
+    writer = Writer(made, memory, seen, 8)
+    writer.next_logits(torch.tensor([3, 3]))
+    writer.next_logits(torch.tensor([7, 8]))
+    found = writer.next_logits(torch.tensor([9, 10]), torch.tensor([1, 1]))
+    again = made.model.decode(torch.tensor([[3, 8, 9], [3, 8, 10]]), memory, seen)[:, -1]
+    assert torch.allclose(found, nn.functional.linear(again, made.model.embed_tokens.weight), rtol=1e-9, atol=1e-10)
+
+
+def test_constants_of_deepnet() -> None:
+    """Table 1 of Wang et al. 2022 for 18 and 18 layers, worked out by hand."""
+    model = parse_model({"size": {**SIZE, "layers": 36}, "family": "encoder-decoder", "norm": "deepnorm"})
+    assert model.wiring(1).skip == pytest.approx(1.99864, rel=1e-4)
+    assert model.wiring(18).skip == model.wiring(1).skip
+    assert model.wiring(19).skip == pytest.approx(2.71081, rel=1e-4)
+    small = parse_model({"size": SIZE, "family": "encoder-decoder", "norm": "deepnorm"})
+    made = build(small).model.layers
+    encoder, decoder = made[0], made[3]
+    bound = (2 / (16 + 16)) ** 0.5
+    stds = [float(module.weight.detach().std()) for module in (encoder.self_attn.v_proj, decoder.cross_attn.v_proj)]  # type: ignore[union-attr]
+    assert stds[0] == pytest.approx(0.87 * 2 ** (-5 / 16) * bound, rel=0.15)
+    assert stds[1] == pytest.approx(24**-0.25 * bound, rel=0.15)
+
+
+def test_dropout_keeps_the_same_elements_whatever_is_beside_them() -> None:
+    """Masks follow the token's own place, so that rows apart have those of the rows together."""
+    from gpas_cli.data.order import Draw
+
+    made = network(norm="pre")
+    inputs = np.array([[5, 6, 3, 20, 21], [9, 3, 22, 23, 24]])
+    targets = np.array([[IGNORED, IGNORED, 20, 21, 1], [IGNORED, 22, 23, 24, 1]])
+    prefix = np.array([3, 2])
+    precision, cpu, draw = Precision("fp32", torch.device("cpu")), torch.device("cpu"), Draw.dropout(1, 0)
+
+    def loss(rows: slice) -> float:
+        part = DeviceRows.of(inputs[rows], targets[rows], cpu, prefix[rows])
+        return summed_loss(made, part.with_dropout(0.3, draw, range(2)[rows], 5), precision).item()
+
+    assert loss(slice(0, 2)) == pytest.approx(loss(slice(0, 1)) + loss(slice(1, 2)), rel=1e-6)
+    whole = summed_loss(made, DeviceRows.of(inputs, targets, cpu, prefix), precision)
+    assert loss(slice(0, 2)) != pytest.approx(whole.item(), rel=1e-3)
+
+
+def test_layers_of_both_stacks_share_nothing_and_have_a_gate_each() -> None:
+    made = network(gate="gpas")
+    assert isinstance(made.model, Stacks)
+    assert sum(isinstance(module, GpasGate) for module in made.modules()) == 4
+    assert [isinstance(layer, DecoderBlock) for layer in made.model.layers] == [False, False, True, True]
+    assert all(a is not b for a, b in pairwise(made.model.layers))
+    assert len(dict(copy.deepcopy(made).named_parameters())) == len(dict(made.named_parameters()))
