@@ -146,6 +146,46 @@ class RowOrder:
         return indices
 
 
+class _TokenOrder:
+    """The rows of every update of a run with `seed`, by length: as many of about equal length as have together at most
+    `tokens` tokens, padding included, at least one. A pure function of seed and update. Thread-safe.
+
+    Every epoch has the same groups of lengths, with rows of equal length and the groups in another order.
+    """
+
+    def __init__(self, sizes: Ints, tokens: int, seed: int):
+        self._sizes = sizes
+        self._seed = seed
+        self._bounds = _groups(np.sort(sizes), tokens)
+        self._epoch = lru_cache(maxsize=2)(self._rows_of)
+
+    @property
+    def groups(self) -> int:
+        """The number of updates in an epoch."""
+        return len(self._bounds) - 1
+
+    def _rows_of(self, epoch: int) -> tuple[Ints, Ints]:
+        """Return the rows of an epoch by length, and the order of its groups."""
+        by_length = np.lexsort((permutation(self._seed, epoch, len(self._sizes)), self._sizes))
+        return by_length, permutation(self._seed, _MIXING + epoch, self.groups)
+
+    def at(self, step: int) -> Ints:
+        """Return the row numbers of update `step` = 0, 1, ...: [n]."""
+        epoch, place = divmod(step, self.groups)
+        rows, groups = self._epoch(epoch)
+        group = int(groups[place])
+        return rows[self._bounds[group] : self._bounds[group + 1]]
+
+
+def _groups(sizes: Ints, tokens: int) -> list[int]:
+    """Return where groups of ascending `sizes` begin, and the end of the last."""
+    bounds = [0]
+    while (start := bounds[-1]) < len(sizes):
+        window = sizes[start : start + tokens] * np.arange(1, min(tokens, len(sizes) - start) + 1)
+        bounds.append(start + max(1, int(np.searchsorted(window, tokens, "right"))))
+    return bounds
+
+
 # In this many rows in a row each corpus of a mixture has exactly its share, so that weights of three digits are exact.
 _PERIOD = 1000
 _MIXING = 2**40  # added to the number of the period, so that its order is not that of an epoch
@@ -204,17 +244,25 @@ class _MixedOrder:
 
 
 class Batches:
-    """The training batches of a run with `seed`, of `batch` rows per update, as `reader` makes them. Thread-safe."""
+    """The training batches of a run with `seed`, of `batch` rows per update, as `reader` makes them, or with `tokens`
+    of as many rows as have so many tokens. Thread-safe."""
 
-    def __init__(self, rows: Rows, batch: int, seed: int, reader: RowReader = CAUSAL):
+    def __init__(self, rows: Rows, batch: int, seed: int, reader: RowReader = CAUSAL, tokens: int = 0):
         self.rows = rows
         self.seed = seed
         self.reader = reader
-        self._order: RowOrder | _MixedOrder
-        if isinstance(rows, MixedRows):
+        self._order: RowOrder | _MixedOrder | _TokenOrder
+        if tokens:
+            self._order = _TokenOrder(rows.sizes(np.arange(len(rows))), tokens, seed)
+        elif isinstance(rows, MixedRows):
             self._order = _MixedOrder(rows, batch, seed)
         else:
             self._order = RowOrder(len(rows), batch, seed)
+
+    def rows_read(self, updates: int, batch: int) -> int:
+        """Return how many rows so many updates of `batch` rows read, or about how many by tokens."""
+        own = self._order
+        return updates * len(self.rows) // own.groups if isinstance(own, _TokenOrder) else updates * batch
 
     def at(self, step: int) -> Batch:
         """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 EMBEDDING = 0  # the layer number of the stream that enters the first layer
 ATTENTION, FEED_FORWARD = 0, 1  # the sites of a layer
+_WORDS = 2**30  # mixed with a token's key it is a key for the whole token
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,13 @@ class Dropout:
     `keys`: a random number for each token of the stream, int32, (batch, time), or (1, n) with a packing. It is dropped
     from what enters the first layer, and from the output of every sub-layer before its branch norm and the sum, as in
     Megatron-LM. Attention probabilities keep all their elements: the kernels of fused attention draw masks of their
-    own, and no paper states that it drops them.
+    own, and no paper states that it drops them. `words`: the probability that an encoder or a decoder beside it reads
+    the zero vector in place of a token's embedding (Gal and Ghahramani 2016; Takase and Kiyono 2021).
     """
 
     rate: float
     keys: Tensor
+    words: float = 0.0
 
     def in_layer(self, number: int) -> Dropout:
         """Return the dropout of layer `number` = 1, 2, ..., or EMBEDDING."""
@@ -36,8 +39,17 @@ class Dropout:
         """x: (batch, time, d) -> same shape and dtype. A site is a number below 2^31."""
         features = _mixed(torch.arange(x.shape[-1], dtype=torch.int32, device=x.device))
         bits = _mixed(_mixed(self.keys ^ site)[..., None] ^ features)
-        kept = bits >= round(self.rate * 2**32) - 2**31
+        kept = bits >= _threshold(self.rate)
         return torch.where(kept, x * (1 / (1 - self.rate)), 0.0)
+
+    def without_words(self, x: Tensor) -> Tensor:
+        """Return the embeddings x (batch, time, d) with zeros for dropped words."""
+        return torch.where((_mixed(self.keys ^ _WORDS) >= _threshold(self.words))[..., None], x, 0.0)
+
+
+def _threshold(rate: float) -> int:
+    """Return the number that a random int32 is below with probability `rate`."""
+    return round(rate * 2**32) - 2**31
 
 
 def dropped(x: Tensor, dropout: Dropout | None, site: int) -> Tensor:

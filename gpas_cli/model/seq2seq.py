@@ -196,7 +196,10 @@ class Stacks(Decoder):
         return self.norm(x)  # type: ignore[no-any-return]
 
     def _embedded(self, tokens: Tensor, dropout: Dropout | None) -> Tensor:
-        x = self.after_lookup(self.embed_tokens(tokens), None)
+        x = self.embed_tokens(tokens)
+        if dropout and dropout.words:
+            x = dropout.without_words(x)
+        x = self.after_lookup(x, None)
         return dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING)
 
 

@@ -328,6 +328,8 @@ def _check_translation(model: Model, data: Data, objective: Objective) -> Iterat
             if translates
             else f"{objective.kind} is not for encoder-decoder; write objective: translation",
         )
+    if data.batches == "tokens" and not translates:
+        yield Problem(("data", "batches"), "tokens is for objective: translation; remove the setting or write rows")
     if translates != (data.source in PAIR_SOURCES):
         needed = f"translation needs pairs, data.source: {', '.join(PAIR_SOURCES)}"
         other = f"{objective.kind} needs text; the pairs of data.source: {data.source} are for objective: translation"

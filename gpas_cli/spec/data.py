@@ -44,6 +44,8 @@ class Data:
     padded, like the reference. The default of `source: files` is `pack`, since `pad` truncates long documents.
     documents: of `pack`, whether the documents of a row are `joined`, so that a token attends to all tokens before it,
     or `separate`: it attends only to its own document, and positions start again with every document.
+    batches: of `pad`, whether an update has `optim.batch` `rows`, or as many rows of about equal length as have
+    together at most `optim.batch` times `length` `tokens`, padding included; for translation.
     length: tokens per row. eval_tokens: predicted validation tokens per evaluation, at most.
     mixture: the corpora that the text consists of, in experiments.yaml their names with their weights, the shares of
     the tokens; the tokenizer `bpe` is trained on the first one. repeat: whether a corpus of it is read again once it
@@ -59,6 +61,7 @@ class Data:
     eval_tokens: int = setting(10_000_000, low=1)
     validation: str = setting("", omit_default_from_key=True)
     documents: str = setting("joined", choices=("joined", "separate"), omit_default_from_key=True)
+    batches: str = setting("rows", choices=("rows", "tokens"), omit_default_from_key=True)
     mixture: tuple[Share, ...] = setting((), omit_default_from_key=True)
     repeat: bool = setting(False, omit_default_from_key=True)
 

@@ -84,6 +84,7 @@ class Objective:
 
     kind: str
     scored_as: ClassVar[str] = ""
+    word_dropout: float = 0.0
 
     @property
     def reserved(self) -> int:
@@ -259,10 +260,12 @@ class Spans(Objective):
 class Translated(Objective):
     """The translation of a text: an encoder reads the text, and a decoder predicts its translation token by token.
 
-    A pair with more than `data.length` tokens does not count.
+    A pair with more than `data.length` tokens does not count. word_dropout: the probability that a token's embedding is
+    the zero vector in training, in text and translation (Takase and Kiyono 2021).
     """
 
     kind: str = setting("translation", choices=("translation",))
+    word_dropout: float = setting(0.0, low=0, high=0.9, omit_default_from_key=True)
 
     scored_as: ClassVar[str] = "translation"
 

@@ -311,6 +311,8 @@ class Optim:
     of the whole schedule, so the updates are, bit for bit, the first ones of a training to its end.
     `z_loss`: the weight of log^2 Z, where Z is the sum of the exponentials of a token's logits, in the loss that is
     minimised (1e-4 in PaLM); the loss that is reported is the cross entropy alone.
+    `label_smoothing`: the share of the target's probability that is spread evenly over the vocabulary in the loss that
+    is minimised (Szegedy et al. 2016); not in the loss that is reported.
     `validation_rows`: the rows of a validation batch. Only the two averages over batches depend on it. 0 takes the
     reference's number for its sizes, and `batch` for others.
     """
@@ -332,6 +334,7 @@ class Optim:
     stop: int = setting(0, low=0, high=100_000_000, omit_default_from_key=True)
     validation_rows: int = setting(0, low=0, high=1_000_000, omit_default_from_key=True)
     z_loss: float = setting(0.0, low=0, high=1, omit_default_from_key=True)
+    label_smoothing: float = setting(0.0, low=0, high=0.99, omit_default_from_key=True)
     optimizer: str = setting(ADAM.name, choices=OPTIMIZERS, omit_default_from_key=True)
     schedule_settings: Schedule | None = settings_of("schedule", lambda: SCHEDULES)
     optimizer_settings: object | None = settings_of("optimizer", optimizer_settings)

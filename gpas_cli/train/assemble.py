@@ -108,7 +108,8 @@ def assemble(
     return Loop(
         network, make_optimizer(network, cell.optim), cell.optim, batches, precision, rows,
         position=Position(rounding=asdict(rounding)), layout=layout, selection=selection, depth=DepthTraining.of(cell),
-        dropout=cell.dropout, seed=cell.seed,
+        dropout=cell.dropout, word_dropout=cell.objective.word_dropout, seed=cell.seed,
+        row_length=cell.data.length if cell.data.batches == "tokens" else 0,
     )  # fmt: skip
 
 

@@ -252,6 +252,7 @@ class Loop:
 
     `selection`: the layers that train in each update, None if all parameters that have gradients do. `depth`: the
     layers that each update applies, None if it applies all. `dropout`: its rate, and `seed` that of its masks.
+    `row_length`: the tokens of the rows that `micro_batch` counts, where batches differ in width; 0 elsewhere.
     """
 
     network: Llama
@@ -265,6 +266,8 @@ class Loop:
     selection: LayerSelection | None = None
     depth: DepthTraining | None = None
     dropout: float = 0.0
+    word_dropout: float = 0.0
+    row_length: int = 0
     seed: int = 0
     warn: Callable[[str], None] = print
 
@@ -388,14 +391,19 @@ class Loop:
         total = torch.zeros((), device=self.precision.device)
         scale = self._loss_scale()
         streams: list[Mapping[str, Tensor]] = []
-        parts = list(micro_batches(batch.targets, self.micro_batch, self.spec.mean_rows, self.layout.world))
+        rows_at_once = self.micro_batch
+        if self.row_length:  # as many tokens, in shorter rows
+            rows_at_once = max(1, rows_at_once * self.row_length // batch.inputs.shape[1])
+        parts = list(micro_batches(batch.targets, rows_at_once, self.spec.mean_rows, self.layout.world))
         for number, (part, weight) in enumerate(parts, 1):
             rows = DeviceRows.of_batch(batch, part, self.precision.device)
-            if self.dropout:
+            if self.dropout or self.word_dropout:
                 draw, (count, time) = Draw.dropout(self.seed, self.position.step), batch.inputs.shape
-                rows = rows.with_dropout(self.dropout, draw, range(*part.indices(count)), time)
+                rows = rows.with_dropout(self.dropout, draw, range(*part.indices(count)), time, self.word_dropout)
             with stream_statistics(self.network, wanted=observe and not streams) as seen:
-                loss = summed_loss(self.network, rows, self.precision, weight, self.spec.z_loss, active)
+                loss = summed_loss(
+                    self.network, rows, self.precision, weight, self.spec.z_loss, active, self.spec.label_smoothing
+                )
             streams.extend(seen)
             with gradients.during_backward() if number == len(parts) else nullcontext():
                 (loss * scale.value if scale else loss).backward()  # type: ignore[no-untyped-call]

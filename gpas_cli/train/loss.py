@@ -105,12 +105,12 @@ def _has_triton(device: torch.device) -> bool:
     return True
 
 
-def _subtract_one_hot(gradients: Tensor, place: Tensor) -> None:
-    """Subtract 1 at column place[i, 0] of each row i."""
+def _subtract_one_hot(gradients: Tensor, place: Tensor, amount: float = 1.0) -> None:
+    """Subtract `amount` at column place[i, 0] of each row i."""
     if gradients.device.type == "cpu":
-        gradients.scatter_add_(1, place, torch.full_like(place, -1, dtype=gradients.dtype))
+        gradients.scatter_add_(1, place, torch.full_like(place, -amount, dtype=gradients.dtype))
     else:  # on a GPU, deterministic scattering is a sort
-        gradients.sub_(_one_hot(place, gradients))
+        gradients.sub_(_one_hot(place, gradients), alpha=amount)
 
 
 def _one_hot(place: Tensor, like: Tensor) -> Tensor:
@@ -173,15 +173,16 @@ class DeviceRows:
         own = batch.part(part)
         return cls.of(own.inputs, own.targets, device, own.prefix, own.starts)
 
-    def with_dropout(self, rate: float, draw: Draw, rows: Iterable[int], time: int) -> DeviceRows:
-        """Return these rows, the ones with the numbers `rows` and of length `time` in their batch, with dropout."""
-        words = np.stack([draw.words(row, time) >> np.uint64(32) for row in rows])
-        keys = _move(words.astype(np.uint32).view(np.int32), self.inputs.device)
+    def with_dropout(self, rate: float, draw: Draw, rows: Iterable[int], time: int, words: float = 0.0) -> DeviceRows:
+        """Return these rows, the ones with the numbers `rows` and of length `time` in their batch, with dropout, and
+        with the dropout of `words`."""
+        drawn = np.stack([draw.words(row, time) >> np.uint64(32) for row in rows])
+        keys = _move(drawn.astype(np.uint32).view(np.int32), self.inputs.device)
         if self.packing is not None:
             keys = keys.reshape(1, -1)
             # Only rows with padding have fewer tokens than places; a packing of documents counts those of documents.
             keys = keys if keys.numel() == self.inputs.numel() else keys.index_select(1, self.packing.index)
-        return replace(self, dropout=Dropout(rate, keys))
+        return replace(self, dropout=Dropout(rate, keys, words))
 
 
 def _documents(starts: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -235,12 +236,13 @@ def summed_loss(
     divisor: float = 1.0,
     z_loss: float = 0.0,
     active: ActiveLayers | None = None,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Return the sum of -log p(target) in nats over the targets that are not IGNORED, divided by `divisor`.
 
     Its gradients are those of the sum of -log p(target) + z_loss * log^2 Z, where Z is the sum of the exponentials of a
-    token's logits (PaLM, section 5): the value is the cross entropy alone, whatever `z_loss`. active: the layers to
-    apply, None for all.
+    token's logits (PaLM, section 5): the value is the cross entropy alone, whatever `z_loss`. The same holds of
+    `smoothing`, the share of the target's probability that all tokens share. active: the layers to apply, None for all.
     """
 
     def read(hidden: Tensor, head: Tensor) -> Tensor:
@@ -252,7 +254,7 @@ def summed_loss(
         dtype = precision.matmul(hidden.dtype)
         with torch.autocast(states.device.type, enabled=False):
             if torch.is_grad_enabled():
-                return _LinearCrossEntropy.apply(states, head, targets, dtype, divisor, z_loss)  # type: ignore[no-any-return, no-untyped-call]
+                return _LinearCrossEntropy.apply(states, head, targets, dtype, divisor, z_loss, smoothing)  # type: ignore[no-any-return, no-untyped-call]
             return _chunked(states, head, targets, dtype, wanted=False)[0] / divisor
 
     with precision.compute():
@@ -273,18 +275,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float, z_loss: float
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, divisor: float, *weights: float
     ) -> Tensor:
-        total, d_hidden, d_head = _chunked(hidden, head, targets, dtype, wanted=True, z_loss=z_loss)
+        z_loss, smoothing = weights
+        total, d_hidden, d_head = _chunked(
+            hidden, head, targets, dtype, wanted=True, z_loss=z_loss, smoothing=smoothing
+        )
         ctx.save_for_backward(d_hidden, d_head)
         ctx.divisor = divisor
         return total / divisor
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_head = ctx.saved_tensors
         gradient = gradient / ctx.divisor
-        return d_hidden * gradient, d_head.mul_(gradient), None, None, None, None
+        return d_hidden * gradient, d_head.mul_(gradient), None, None, None, None, None
 
 
 def _chunk_rows(rows: int, most: int, tile: int) -> int:
@@ -298,9 +303,16 @@ def _chunk_rows(rows: int, most: int, tile: int) -> int:
 
 
 def _chunked(
-    hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, *, wanted: bool, z_loss: float = 0.0
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    dtype: torch.dtype,
+    *,
+    wanted: bool,
+    z_loss: float = 0.0,
+    smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the loss, and if `wanted` the gradients of the loss plus `z_loss` * log^2 Z.
+    """Return the loss, and if `wanted` the gradients of the smoothed loss plus `z_loss` * log^2 Z.
 
     Dtypes are explicit: autocast is off.
     """
@@ -325,6 +337,9 @@ def _chunked(
             chosen = _softmax_gradients_by_torch(logits, targets[part], scratch[: len(states)], z_loss, wanted)
         else:
             chosen = softmax_gradients(logits, targets[part], exact, z_loss, wanted, len(head))
+        if wanted and smoothing:
+            logits[:, : len(head)].sub_(smoothing / len(head))
+            _subtract_one_hot(logits, targets[part].clamp_min(0)[:, None], -smoothing)
         total -= (chosen.to(wide) * counts).sum()
         if d_hidden is not None and d_head is not None:
             # Ignored targets are masked in the small factors: masking the large one would cost another pass over it.

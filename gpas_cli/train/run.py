@@ -50,9 +50,10 @@ def train(
     emit(Phase("tokenising"))
     corpus = prepare_text(cell, paths.cache, paths.root, notify=lambda message: emit(Phase("tokenising", message)))
     reader = reader_of(cell, corpus.tokenizer)
-    batches = Batches(corpus.train, cell.optim.batch, cell.seed, reader)
+    tokens = cell.optim.batch * cell.data.length if cell.data.batches == "tokens" else 0
+    batches = Batches(corpus.train, cell.optim.batch, cell.seed, reader, tokens)
     first_batch = hashlib.sha256(batches.at(0).inputs.tobytes()).hexdigest()
-    usage = text_usage(cell.data, cell.optim.trained_rows, corpus.totals)
+    usage = text_usage(cell.data, batches.rows_read(cell.optim.updates, cell.optim.batch), corpus.totals)
     known = replace(corpus.facts(), epochs=usage.epochs, cut=usage.cut, validation_targets=usage.targets)
     emit(replace(known, first_batch=first_batch))
     for message in usage.warnings():

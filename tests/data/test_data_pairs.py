@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpas_cli.data.loader import IGNORED
+from gpas_cli.data.loader import IGNORED, _TokenOrder
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.order import Draw
 from gpas_cli.data.pairs import FilePairs, HubPairs, Languages, invented
@@ -79,6 +79,23 @@ def cell(tmp_path: Path, **data: object) -> Cell:
             "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 4},
         }
     )
+
+
+def test_updates_by_tokens_have_rows_of_equal_length_and_every_row_once_an_epoch() -> None:
+    sizes = np.random.default_rng(0).integers(3, 25, 500)
+    own, other = _TokenOrder(sizes, 60, 1), _TokenOrder(sizes, 60, 2)
+    for epoch in range(2):
+        updates = [own.at(epoch * own.groups + step) for step in range(own.groups)]
+        assert sorted(np.concatenate(updates).tolist()) == list(range(500))
+        for rows in updates:
+            assert len(rows) * sizes[rows].max() <= 60
+            assert np.ptp(sizes[rows]) <= 1
+    assert own.groups < 500 * sizes.mean() / 60 * 1.2, "updates are nearly full"
+    assert any(own.at(step).tolist() != own.at(step + own.groups).tolist() for step in range(5))
+    assert any(own.at(step).tolist() != other.at(step).tolist() for step in range(5))
+    assert own.at(7).tolist() == _TokenOrder(sizes, 60, 1).at(7).tolist()
+    alone = _TokenOrder(np.array([5, 70, 5]), 60, 1)
+    assert sorted(len(alone.at(step)) for step in range(alone.groups)) == [1, 2], "a long row has an update of its own"
 
 
 def test_a_row_is_a_source_a_separator_and_a_target(tmp_path: Path) -> None:

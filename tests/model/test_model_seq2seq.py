@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model.attention import Visible
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import build
 from gpas_cli.model.seq2seq import DecoderBlock, Stacks, Translator, Writer
@@ -203,6 +204,18 @@ def test_dropout_keeps_the_same_elements_whatever_is_beside_them() -> None:
     assert loss(slice(0, 2)) == pytest.approx(loss(slice(0, 1)) + loss(slice(1, 2)), rel=1e-6)
     whole = summed_loss(made, DeviceRows.of(inputs, targets, cpu, prefix), precision)
     assert loss(slice(0, 2)) != pytest.approx(whole.item(), rel=1e-3)
+
+
+def test_a_dropped_word_is_the_zero_vector_with_its_position() -> None:
+    made = network(embed="scaled")
+    tokens = torch.arange(38).reshape(2, 19)
+    keys = torch.randint(-(2**31), 2**31 - 1, (2, 19), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    found = made.model._embedded(tokens, Dropout(0.0, keys, 0.4))
+    whole = made.model._embedded(tokens, None)
+    places = made.model.after_lookup(torch.zeros_like(whole), None)
+    gone = (found == places).all(-1)
+    assert 8 <= int(gone.sum()) <= 22
+    assert torch.equal(found[~gone], whole[~gone])
 
 
 def test_layers_of_both_stacks_share_nothing_and_have_a_gate_each() -> None:

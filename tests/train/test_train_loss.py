@@ -110,6 +110,26 @@ def test_the_z_loss_has_its_gradients_and_is_not_part_of_the_value(
         assert summed_loss(made, rows, Precision("fp32", CPU), 4, weight) == pytest.approx(float(ours))
 
 
+@pytest.mark.parametrize("chunk", [50, 350])
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_label_smoothing_has_the_gradients_of_torch_and_is_not_part_of_the_value(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, weight: float
+) -> None:
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", chunk)
+    made = network()
+    inputs, targets = padded(True)
+    rows = DeviceRows.of(inputs, targets, CPU)
+    logits, wanted = made(torch.from_numpy(inputs)).flatten(0, 1), torch.from_numpy(targets).flatten()
+    smooth = torch.nn.functional.cross_entropy(
+        logits, wanted, ignore_index=IGNORED, reduction="sum", label_smoothing=0.2
+    )
+    ours = summed_loss(made, rows, Precision("fp32", CPU), 4, weight, smoothing=0.2)
+    torch.testing.assert_close(4 * ours, plain(made, inputs, targets), rtol=1e-12, atol=0)
+    found = gradients(made, ours)
+    for name, gradient in gradients(made, smooth + z_term(made, inputs, targets, weight)).items():
+        torch.testing.assert_close(4 * found[name], gradient, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "pure_bf16"])
 def test_the_z_loss_pushes_log_z_in_bfloat16_too(precision: str) -> None:
     """A slope of 1.001 is rounded to 1 in bfloat16: it must multiply before that."""

@@ -38,10 +38,17 @@ def pairs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs: Path) -> None:
-    straight = run(pairs, ["straight", values(), {"micro_batch": 3}, [], 10**6], ALONE)
-    run(pairs, ["first", values(), {"micro_batch": 3}, [], 3], ALONE)
-    second = run(pairs, ["second", values(), {"micro_batch": 3}, ["first"], 10**6], ALONE)
+@pytest.mark.parametrize("batches", ["rows", "tokens"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs: Path, batches: str) -> None:
+    declared = values()
+    declared["data"] |= {"batches": batches}
+    declared["optim"] |= {"label_smoothing": 0.1}
+    declared["objective"] = {"like": "translation", "word_dropout": 0.1}
+    straight = run(pairs, ["straight", declared, {"micro_batch": 3}, [], 10**6], ALONE)
+    run(pairs, ["first", declared, {"micro_batch": 3}, [], 3], ALONE)
+    second = run(pairs, ["second", declared, {"micro_batch": 3}, ["first"], 10**6], ALONE)
+    other = run(pairs, ["other", declared, {"micro_batch": 5}, [], 10**6], ALONE)
+    assert [e["loss"] for e in other["step"]] == pytest.approx([e["loss"] for e in straight["step"]], rel=1e-5)
     assert [(e["loss"], e["grad_norm"]) for e in second["step"]] == [
         (e["loss"], e["grad_norm"]) for e in straight["step"][3:]
     ]
