@@ -44,6 +44,7 @@ from gpas_cli.report.tables.table import (
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
+from gpas_cli.spec.translation import BLEU
 from gpas_cli.statistics import stats
 from gpas_cli.words import abbreviated, listed
 
@@ -125,7 +126,8 @@ def _tasks(entry: Entry) -> tuple[str, ...]:
     """Return the tasks that the entry is scored at, and its averages."""
     section = entry.cell.parameters("downstream")
     found = [label for what in BY_TASK for label in task_columns(section.tasks, what)] if section else []
-    return tuple(dict.fromkeys([*found, *measured_labels(entry.cell, "glue_accuracy")]))
+    others = [label for what in ("glue_accuracy", BLEU) for label in measured_labels(entry.cell, what)]
+    return tuple(dict.fromkeys([*found, *others]))
 
 
 def _task(cell: PublishedCell) -> str | None:

@@ -134,7 +134,10 @@ def strays(source: str, one: Entry) -> set[str]:
     found = [
         {each.setting for each in deviations([one], table)} - {*one.axes, *DIFFERING[source]}
         for table in (published(source, name) for name in tables(source))
-        if any("optim.batch" in of.settings_of(table.in_own_words(facts(one))) for of in recipes(table))
+        if any(
+            {"optim.batch", "data.batches"} & of.settings_of(table.in_own_words(facts(one))).keys()
+            for of in recipes(table)
+        )
     ]
     return min(found, key=len) - OWN_RECIPES.get(one.grid, set())
 

@@ -354,13 +354,19 @@ def spike_cells(numbers: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], 
         for key, scores in methods.items():
             for task, value in zip(tasks, [None] * 6 if scores == "N/A" else scores, strict=True):
                 yield "table3_accuracy", {**EMBEDS[key], "size": "13b", "lr": float(lr[3:]), "task": task}, value
-    wmt = {**GPT, "family": "encoder-decoder", "data": "wmt-en-de"}
-    rows = {"deepnet": {"norm": "deepnorm"}, "b2t": {"norm": "b2t"}, "scaled_embed": {"norm": "pre", "embed": "scaled"}}
+    wmt = {**GPT, "family": "encoder-decoder", "data": "wmt-en-de", "embed": "scaled", "size": "wmt"}
+    usual = {"std": "embed_std=0.0441942"}
+    rows = {
+        "deepnet": {"norm": "deepnorm", "init": "deepnorm", **usual},
+        "b2t": {"norm": "b2t", "init": "xavier", **usual},
+        "scaled_embed": {"norm": "pre"},
+    }
     years = numbers["table9_bleu"].pop("columns")
     for lr, methods in numbers["table9_bleu"].items():
         for key, scores in methods.items():
-            for year, value in zip(years, [None] * 8 if scores == "N/A" else scores, strict=True):
-                yield "table9_bleu", {**wmt, **rows[key], "lr": float(lr[3:]), "test_set": year}, value
+            tests = [year if year == "average" else f"newstest{year}" for year in years]
+            for test, value in zip(tests, [None] * 8 if scores == "N/A" else scores, strict=True):
+                yield "table9_bleu", {**wmt, **rows[key], "lr": float(lr[3:]), "task": test}, value
 
 
 def test_spike_no_more(digest: dict[str, Any]) -> None:
