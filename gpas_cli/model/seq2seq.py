@@ -199,7 +199,7 @@ class Stacks(Decoder):
         x = self.embed_tokens(tokens)
         if dropout and dropout.words:
             x = dropout.without_words(x)
-        x = self.after_lookup(x, None)
+        x = self.after_lookup(x, None).to(self.stream or x.dtype)
         return dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING)
 
 
@@ -244,7 +244,7 @@ class Writer:
             self._kept = [(k.index_select(0, parents), v.index_select(0, parents)) for k, v in self._kept]
         place = torch.full_like(tokens, self._length)
         stream = Packing(place, place, place, self.capacity)
-        x = decoder.after_lookup(decoder.embed_tokens(tokens[None]), stream)
+        x = decoder.entered(tokens[None], stream)
         tables = decoder.positions(x, stream).tables
         turns = (tables[0][self._length], tables[1][self._length]) if tables else None
         x = x.transpose(0, 1)

@@ -61,7 +61,7 @@ def equations(model: Model) -> list[tuple[int, int, str]]:
     """Return runs of consecutive layers with equal equations as (first, last, equation); layers count from 1."""
     layers = range(1, model.size.layers + 1)
     runs = []
-    for text, group in groupby(layers, key=lambda layer: equation(model, layer)):
+    for (_, text), group in groupby(layers, key=lambda layer: (layer > model.stack_layers, equation(model, layer))):
         members = list(group)
         runs.append((members[0], members[-1], text))
     return runs
@@ -80,7 +80,7 @@ def _embedding(model: Model) -> str:
             "detach": f"{gamma:g} {text} + {1 - gamma:g} sg({text})",
         }[stage]
     parts = model.family
-    added = "".join([" + P" if parts.positions == "learned" else "", " + T" if parts.token_types else ""])
+    added = "".join([" + P" if parts.positions != "rotary" else "", " + T" if parts.token_types else ""])
     return f"N({text}{added})" if parts.input_norm else f"{text}{added}"
 
 
@@ -92,12 +92,13 @@ def family(model: Model) -> str:
     descriptions = {
         "norm": {"layernorm": "N is LayerNorm", "dyt": "N(x) = w tanh(s x) + b"}.get(parts.norm, "N is RMSNorm"),
         "ffn": swiglu if parts.ffn == "swiglu" else f"FFN(x) = W_down {parts.ffn}(W_up x)",
-        "positions": f"P has {parts.context} learned positions",
+        "positions": f"P has {parts.context} learned positions" if parts.positions == "learned" else "P is sinusoidal",
         "bias": "projections have biases",
         "tied": "the head is E",
         "qk_norm": f"q = N(W_q x) and k = N(W_k x), {'each head' if parts.qk_norm == 'head' else 'all heads together'}",
         "token_types": f"T is the first of {parts.token_types} token types",
         "head_transform": "the head reads N(gelu(W x)) of the final states",
+        "encoder": "f is self-attention, cross-attention to N of the encoder's last x in the decoder, and FFN in turn",
     }
     return "; ".join(text for name, text in descriptions.items() if getattr(parts, name) != getattr(llama, name))
 
@@ -106,7 +107,8 @@ def description(model: Model) -> list[str]:
     """Return the equations of a network line by line: embedding, layers, differences from LLaMA, gate."""
     lines = [f"{'embedding':<14} x <- {_embedding(model)}"] if _embedding(model) != "E[t]" else []
     for first, last, text in equations(model):
-        where = f"layers {first}-{last}" if last > first else f"layer {first}"
+        stack = ("decoder" if first > model.stack_layers else "encoder") if model.family.encoder else ""
+        where = f"{stack or 'layers'} {first}-{last}" if last > first else f"{stack or 'layer'} {first}"
         lines.append(f"{where:<14} x <- {text}")
     wiring = model.wiring(model.size.layers)
     norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
