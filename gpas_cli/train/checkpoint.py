@@ -19,7 +19,7 @@ from torch import Tensor
 from gpas_cli.checkpoints import outdated, path_of
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
-from gpas_cli.train.checkpoint_files import DamagedCheckpoint, Manifest, read, read_manifest, verify, write
+from gpas_cli.train.checkpoint_files import DamagedCheckpoint, Manifest, Writing, read, read_manifest, verify, write
 from gpas_cli.train.optim import zeros
 from gpas_cli.train.parallel import ALONE, World
 
@@ -61,6 +61,39 @@ class Position:
         return replace(self, codes=f"{self.codes} {code}".strip())
 
 
+def begin(
+    folder: Path,
+    key: str,
+    network: Llama,
+    optimizer: torch.optim.Optimizer,
+    position: Position,
+    world: World = ALONE,
+    kind: OptimizerKind = ADAM,
+    *,
+    background: bool = False,
+) -> Writing:
+    """Begin to write the checkpoint of `position`, in the background or not, for `finish`. Collective.
+
+    Raises OSError in every process if it cannot be written; older checkpoints are then untouched. Raises ValueError if
+    the optimizer keeps state that `kind` does not declare.
+    """
+    tensors = {**_network_tensors(network), **_optimizer_tensors(network, optimizer, kind)}
+    facts = {"key": key, **asdict(position)}
+    return write(path_of(folder, position.step), facts, tensors, world, background=background)
+
+
+def finish(writing: Writing) -> float:
+    """Finish a checkpoint and delete outdated ones. Return the seconds that it took to write. Collective.
+
+    Raises OSError as `begin`.
+    """
+    seconds = writing.finish()
+    if writing.world.leads:
+        for old in outdated(writing.path.parent):
+            shutil.rmtree(old, ignore_errors=True)
+    return seconds
+
+
 def save(
     folder: Path,
     key: str,
@@ -70,18 +103,10 @@ def save(
     world: World = ALONE,
     kind: OptimizerKind = ADAM,
 ) -> Path:
-    """Write the checkpoint of `position`, delete outdated ones and return its path. Collective.
-
-    Raises OSError in every process if it cannot be written; older checkpoints are then untouched. Raises ValueError if
-    the optimizer keeps state that `kind` does not declare.
-    """
-    path = path_of(folder, position.step)
-    tensors = {**_network_tensors(network), **_optimizer_tensors(network, optimizer, kind)}
-    write(path, {"key": key, **asdict(position)}, tensors, world)
-    if world.leads:
-        for old in outdated(folder):
-            shutil.rmtree(old, ignore_errors=True)
-    return path
+    """Write the checkpoint of `position`, delete outdated ones and return its path. Collective. Raises as `begin`."""
+    writing = begin(folder, key, network, optimizer, position, world, kind)
+    finish(writing)
+    return writing.path
 
 
 def load(

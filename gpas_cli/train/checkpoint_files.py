@@ -14,8 +14,9 @@ import hashlib
 import json
 import shutil
 import struct
+import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -48,31 +49,85 @@ class Manifest:
     tensors: Mapping[str, Mapping[str, Any]]
 
 
-def write(path: Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor], world: World = ALONE) -> None:
-    """Write a checkpoint to a temporary folder, and rename it to `path` when it is complete and on disk. Collective.
+@dataclass
+class Writing:
+    """A checkpoint that is being written to a temporary folder. `part`: the file of this process, with the result of
+    writing it: its sha256, and the time at which it was on disk."""
 
-    A process writes its shards and its part of the replicated tensors. Raises OSError in every process.
+    path: Path
+    world: World
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, Any]]
+    chunks: Mapping[str, Mapping[str, Any]]
+    part: Future[tuple[str, float]]
+    began: float
+
+    @property
+    def done(self) -> bool:
+        """Whether this process has written its part."""
+        return self.part.done()
+
+    def finish(self) -> float:
+        """Rename the folder to `path` when it is complete and on disk. Return the seconds that writing took here.
+
+        Collective. Raises OSError in every process.
+        """
+        aside = _aside(self.path)
+        own = _file_of(self.world)
+        written = self.world.together(lambda: ({own: self.part.result()[0]} if self.chunks else {}, self.chunks))
+        tensors = {name: {**about, "chunks": []} for name, about in self.tensors.items()}
+        for name, chunk in (part for _, parts in written for part in parts.items()):
+            tensors[name]["chunks"].append(chunk)
+        files = {name: digest for found, _ in written for name, digest in found.items()}
+        content = {"format": _FORMAT, "facts": dict(self.facts), "files": files, "tensors": tensors}
+        self.world.together(lambda: _finish(aside, self.path, content) if self.world.leads else None)
+        return self.part.result()[1] - self.began
+
+
+def write(
+    path: Path,
+    facts: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    world: World = ALONE,
+    *,
+    background: bool = False,
+) -> Writing:
+    """Begin to write a checkpoint, which exists once the result is finished. Collective.
+
+    A process writes its shards and its part of the replicated tensors: in a thread if `background`, from copies in the
+    host's memory, so that updates may change the tensors meanwhile. Raises OSError in every process.
     """
-    aside = path.with_name(f".writing-{path.name}")
-    world.together(lambda: _make(aside) if world.leads else None)
-    written = world.together(lambda: _write_own(aside / f"{world.rank:05d}.safetensors", tensors, world))
-    chunks: dict[str, list[dict[str, Any]]] = {name: [] for name in tensors}
-    for name, chunk in (part for _, parts in written for part in parts.items()):
-        chunks[name].append(chunk)
-    content = {
-        "format": _FORMAT,
-        "facts": dict(facts),
-        "files": {name: digest for files, _ in written for name, digest in files.items()},
-        "tensors": {
-            name: {
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": list(tensor.shape),
-                "chunks": chunks[name],
-            }
-            for name, tensor in tensors.items()
-        },
+    began = time.perf_counter()
+    world.together(lambda: _make(_aside(path)) if world.leads else None)
+    own = _own(tensors, world)
+    file = _file_of(world)
+    chunks = dict[str, dict[str, Any]]()
+    for name, part in own.items():
+        offsets = [first_row(tensors[name]), *(0 for _ in part.shape)][: part.dim()]
+        chunks[name] = {"file": file, "offsets": offsets, "sizes": list(part.shape)}
+    if background:
+        own = {name: part.to("cpu", copy=True) for name, part in own.items()}
+    about = {
+        name: {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        for name, tensor in tensors.items()
     }
-    world.together(lambda: _finish(aside, path, content) if world.leads else None)
+    writer = ThreadPoolExecutor(1)
+    written = writer.submit(_timed, _aside(path) / file, own)
+    writer.shutdown(wait=not background)
+    return Writing(path, world, facts, about, chunks, written, began)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".writing-{path.name}")
+
+
+def _file_of(world: World) -> str:
+    return f"{world.rank:05d}.safetensors"
+
+
+def _timed(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Write tensors, if there are any. Return the sha256 of the file, and the time at which it is on disk."""
+    return _write(path, tensors) if tensors else "", time.perf_counter()
 
 
 def _make(aside: Path) -> None:
@@ -96,18 +151,6 @@ def _own(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
         if writer == world.rank:
             found[name] = tensor.detach()
     return found
-
-
-def _write_own(
-    path: Path, tensors: Mapping[str, Tensor], world: World
-) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Write the part of this process. Return the file's name and sha256, and where it has which part of each tensor."""
-    own = _own(tensors, world)
-    chunks = dict[str, dict[str, Any]]()
-    for name, part in own.items():
-        offsets = [first_row(tensors[name]), *(0 for _ in part.shape)][: part.dim()]
-        chunks[name] = {"file": path.name, "offsets": offsets, "sizes": list(part.shape)}
-    return {path.name: _write(path, own)} if own else {}, chunks
 
 
 def _finish(aside: Path, path: Path, content: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -148,12 +149,13 @@ class Health:
             detector.recent.extend(state["series"][of]["recent"])
             detector.inside = state["series"][of]["inside"]
 
-    def save(self, folder: Path, step: int) -> None:
-        """Write the state after update `step` to the folder of its checkpoint, and delete those of deleted checkpoints.
+    def save(self, folder: Path, step: int, state: dict[str, Any] | None = None) -> None:
+        """Write the `state` after update `step`, by default the present one, to the folder of its checkpoint, and
+        delete those of deleted checkpoints.
 
         Raises OSError.
         """
-        replace_file(_path(folder, step), json.dumps(self.state()), durable=False)
+        replace_file(_path(folder, step), json.dumps(state or self.state()), durable=False)
         for path in folder.glob("watch-*.json"):
             if not any(folder.glob(f"step-{path.stem.removeprefix('watch-')}*")):
                 path.unlink(missing_ok=True)
@@ -314,11 +316,15 @@ class Observer:
         """Report the last settled update and the speed since the last mark."""
         self.emit(replace(self._last, steps=self.steps, tokens=position.tokens, **self.meter.read(position)))
 
-    def save(self, folder: Path, position: Position) -> None:
-        """Write the state that a run resumed from the checkpoint of `position` in `folder` needs."""
+    def record(self, folder: Path, position: Position) -> Callable[[], None]:
+        """Return what writes the present state, which a run resumed from the checkpoint of `position` in `folder`
+        needs."""
+        return partial(self._save, folder, position, self.health.state())
+
+    def _save(self, folder: Path, position: Position, state: dict[str, Any]) -> None:
         if not self.world.leads:
             return
         try:
-            self.health.save(folder, position.step)
+            self.health.save(folder, position.step, state)
         except OSError as error:
             self.emit(Warned(f"the record of the updates until {position.step} was not written: {error}"))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from gpas_cli.spec.stage import NOT_FINITE
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES, Start, assemble, leave, settle_matmul
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.checkpoint_files import Writing
 from gpas_cli.train.compiling import reuse_kernels_of
 from gpas_cli.train.depth import LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
@@ -32,6 +33,7 @@ from gpas_cli.train.profile import profiling
 from gpas_cli.train.rounding import changes
 
 DEFAULT_MONITORING = Monitoring()
+_IN_BACKGROUND = ("cuda",)  # devices whose trainings write checkpoints while updates go on; a CPU has no time to spare
 _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
 
 
@@ -212,15 +214,18 @@ class _Training:
     loop: Loop
     _unsaved: str = ""  # why the newest checkpoint could not be written
     _saved_at: float = 0.0  # the time of the last attempt to write one, or of the start
+    _writing: tuple[Writing, Position, Callable[[], None]] | None = None  # and what writes the observer's record of it
 
     def run(self) -> Outcome:
         self._saved_at = time.monotonic()
-        diverged = self._updates()
-        if diverged is not None:
-            return diverged
+        ended = self._updates()
+        self._finish_saving()
+        if ended is not None:
+            return ended
         metrics = self._final()
         if self._unsaved:  # the disk may have room again
             self._save()
+            self._finish_saving()
         if self._unsaved:
             # A result without its weights would keep later stages from ever being run.
             return Outcome("interrupted", self.loop.position.step, cause=self._unsaved, metrics=self._costs())
@@ -254,6 +259,8 @@ class _Training:
         if not self._due(step, self.cadence.log_every):
             return None
         ended = self._settle()
+        if self._writing and self.loop.layout.world.any(self._writing[0].done):
+            self._finish_saving()
         self._observer.log(self.loop.position)
         self.inputs.evaluator.record_verified(self.emit)
         return ended
@@ -305,28 +312,47 @@ class _Training:
         if ended := self._settle():
             return ended
         self._save()
-        if self.loop.position.step:
-            self._observer.save(self.paths.checkpoints, self.loop.position)
         return None
 
     def _save(self) -> None:
-        began = time.perf_counter()
+        """Begin to write a checkpoint. Where a GPU trains, updates go on until it is finished: at a later log line, at
+        the next checkpoint or after the last update."""
+        self._finish_saving()
         position = self.loop.position
         if position.step == 0:
             return
         self._saved_at = time.monotonic()
+        background = self.loop.precision.device.type in _IN_BACKGROUND
         try:
-            path = checkpoint.save(
+            writing = checkpoint.begin(
                 self.paths.checkpoints, self.inputs.key, self.loop.network, self.loop.optimizer, position,
-                self.loop.layout.world, self.loop.spec.kind,
+                self.loop.layout.world, self.loop.spec.kind, background=background,
             )  # fmt: skip
         except OSError as error:
-            # A full disk costs a checkpoint, not the run; the previous one is still there.
-            self._unsaved = f"the checkpoint of update {position.step} was not written: {advise(error)}"
-            self.emit(Warned(self._unsaved))
+            self._not_saved(position, error)
+            return
+        self._writing = writing, position, self._observer.record(self.paths.checkpoints, position)
+        if not background:
+            self._finish_saving()
+
+    def _finish_saving(self) -> None:
+        """Finish the checkpoint that is being written, if one is. Collective."""
+        if self._writing is None:
+            return
+        (writing, position, record), self._writing = self._writing, None
+        try:
+            seconds = checkpoint.finish(writing)
+        except OSError as error:
+            self._not_saved(position, error)
             return
         self._unsaved = ""
-        self.emit(Checkpoint(position.step, path.name, seconds=time.perf_counter() - began))
+        self.emit(Checkpoint(position.step, writing.path.name, seconds=seconds))
+        record()
+
+    def _not_saved(self, position: Position, error: OSError) -> None:
+        # A full disk costs a checkpoint, not the run; the previous one is still there.
+        self._unsaved = f"the checkpoint of update {position.step} was not written: {advise(error)}"
+        self.emit(Warned(self._unsaved))
 
     def _evaluate(self) -> dict[str, float]:
         scores = self.inputs.evaluator.measure(self.loop)

@@ -1,6 +1,7 @@
 """Checkpoints: exact round trip, checksum, rotation, and a full disk."""
 
 import hashlib
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,25 @@ def test_training_resumes_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> Non
         advance(one, adam)
         advance(other, other_adam)
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_what_is_written_in_the_background_is_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates go on meanwhile, and a checkpoint that is not finished is none."""
+    network, adam = pair()
+    advance(network, adam)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    going, usual = threading.Event(), checkpoint_files._write
+    monkeypatch.setattr(checkpoint_files, "_write", lambda *args: (going.wait(60), usual(*args))[1])
+    writing = checkpoint.begin(tmp_path, KEY, network, adam, Position(step=1), background=True)
+    advance(network, adam)
+    assert (writing.done, newest_first([tmp_path])) == (False, [])
+    going.set()
+    assert checkpoint.finish(writing) > 0
+    other, other_adam = pair(seed=2)
+    checkpoint.load(writing.path, KEY, other, other_adam)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+    advance(other, other_adam)
+    assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in other.state_dict().items())
 
 
 def test_only_the_newest_two_are_kept(tmp_path: Path) -> None:

@@ -156,7 +156,14 @@ def test_damaged_tokens_end_a_run_and_verified_ones_are_recorded(paths: RunPaths
     assert not list((tmp_path / "train").glob("step-*"))  # refused before the first update
 
 
+@pytest.fixture(params=["at once", "in the background"])
+def saving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How checkpoints are written."""
+    monkeypatch.setattr(training, "_IN_BACKGROUND", ("cpu",) if request.param == "in the background" else ())
+
+
 @pytest.mark.parametrize("precision", long_but(["fp32", "bf16", "bf16_stream", "pure_bf16"], "fp32", "pure_bf16"))
+@pytest.mark.usefixtures("saving")
 def test_a_resumed_run_ends_in_the_same_bits(paths: RunPaths, tmp_path: Path, precision: str) -> None:
     what = cell(precision=precision)
     straight, _ = go(paths, tmp_path / "straight", what)
@@ -354,6 +361,7 @@ def test_checkpoints_by_time_follow_the_clock_and_the_last_update(
     assert all(torch.equal(a, b) for a, b in zip(*(final_tensors(tmp_path / n).values() for n in "ab"), strict=True))
 
 
+@pytest.mark.usefixtures("saving")
 def test_a_disk_full_for_a_while_costs_only_checkpoints(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,6 +382,7 @@ def test_a_disk_full_for_a_while_costs_only_checkpoints(
     assert path_of(tmp_path, STEPS).is_dir()
 
 
+@pytest.mark.usefixtures("saving")
 def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_in_the_same_bits(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
