@@ -294,7 +294,10 @@ def _place(place: str) -> str:
 
 
 def _computed(law: str, cell: SpecCell, updates: int = 0) -> Any:
-    """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory."""
+    """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory, and for a cell with an
+    encoder."""
+    if cell.model.family.encoder:
+        raise GpasError("these laws are for decoders alone; the cell is of family encoder-decoder")
     try:
         from gpas_cli.evaluate.coordinates import coordinates
         from gpas_cli.evaluate.norm_growth import growths, length_law

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from gpas_cli.cli.commands.theory import THREADS, one_thread
+from gpas_cli.cli.commands.theory import THREADS, _computed, one_thread
+from gpas_cli.errors import GpasError
+from gpas_cli.spec.parse_cell import cell_from
 
 
 def test_numpy_is_imported_for_one_thread_unless_the_user_chose_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +22,18 @@ def test_numpy_is_imported_for_one_thread_unless_the_user_chose_otherwise(monkey
     assert os.environ[THREADS] == "4"
     loaded = "import sys, gpas_cli.cli.commands.theory; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", loaded], check=True)
+
+
+def test_laws_of_decoders_are_refused_for_a_cell_with_an_encoder() -> None:
+    cell = cell_from(
+        {
+            "size": {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300},
+            "family": "encoder-decoder",
+            "objective": "translation",
+            "data": {"source": "languages", "length": 64},
+            "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 4},
+        }
+    )
+    for law in ("norms", "depth", "length", "coordinates"):
+        with pytest.raises(GpasError, match="for decoders alone"):
+            _computed(law, cell)
