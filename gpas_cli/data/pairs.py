@@ -24,7 +24,7 @@ from gpas_cli.data.corpora import Source, SourceRecord, Survey, file_stamp, side
 from gpas_cli.data.files import read_lines
 from gpas_cli.data.hub import HfDataset
 from gpas_cli.errors import DataError, nearest
-from gpas_cli.spec.translation import both, languages
+from gpas_cli.spec.translation import Translation, both, languages, test_path
 
 SEPARATOR = "\n"
 TEST = "test"  # the split of the invented languages that is translated
@@ -89,6 +89,16 @@ def existing(path: str, root: Path, setting: str) -> list[Path]:
             known = [one.name for one in file.parent.glob("*")] if file.parent.is_dir() else []
             raise DataError(f"{setting}: there is no file {file}; {nearest(file.name, sorted(known))}")
     return files
+
+
+def unreadable_reason(section: Translation, root: Path) -> str:
+    """Return which file of a local test set is missing, "" if none is. Opens no file, uses no network."""
+    try:
+        for test in section.tests:
+            existing(test_path(test), root, f"translation.tests: {test}")
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def lines_of(first: Path, second: Path, setting: str) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.spec.translation import Translation
 from gpas_cli.state.claims import read_claim
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import CellStatus, StageStatus
@@ -151,11 +152,11 @@ def require_texts(project: Project, cells: Mapping[str, Cell], entries: Iterable
         raise GpasError("\n".join(f"{listed(who, 1)}: {reason}" for reason, who in reasons.items()))
 
 
-_Read = Data | Finetune | Glue | MaskToken | Network
+_Read = Data | Finetune | Glue | Translation | MaskToken | Network
 
 
 def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
-    from gpas_cli.data import glue, records
+    from gpas_cli.data import glue, pairs, records
 
     root = project.config.parent
 
@@ -168,6 +169,8 @@ def _missing(project: Project, cells: Iterable[Cell]) -> dict[_Read, str]:
             return records.unreadable_reason(what, project.cache, root)
         if isinstance(what, Glue):
             return glue.unreadable_reason(what, root)
+        if isinstance(what, Translation):
+            return pairs.unreadable_reason(what, root)
         return absent_reason(what, root)
 
     return {what: reason(what) for what in dict.fromkeys(what for cell in cells for what in _read_by(cell))}
@@ -211,8 +214,8 @@ def _network_absence(network: Network, root: Path) -> str:
 
 
 def _read_by(cell: Cell) -> Iterator[_Read]:
-    """Yield the cell's text, its tokenizer's mask token, the records and the tasks that it is finetuned on; or the
-    network that it has in place of a training.
+    """Yield the cell's text, its tokenizer's mask token, the records and the tasks that it is finetuned on and the test
+    sets that it translates; or the network that it has in place of a training.
 
     Fields that do not identify them have their defaults.
     """
@@ -220,7 +223,9 @@ def _read_by(cell: Cell) -> Iterator[_Read]:
         yield cell.network
         return
     usual = Data()
-    rows = replace(cell.data, length=usual.length, layout=usual.layout, documents=usual.documents)
+    rows = replace(
+        cell.data, length=usual.length, layout=usual.layout, documents=usual.documents, batches=usual.batches
+    )
     yield replace(rows, eval_tokens=usual.eval_tokens)
     if isinstance(cell.objective, Masked) and cell.objective.mask_token:
         yield MaskToken(cell.data.tokenizer, cell.objective.mask_token)
@@ -229,6 +234,8 @@ def _read_by(cell: Cell) -> Iterator[_Read]:
         yield Finetune(data=section.data, validation=section.validation)
     if (tasks := cell.parameters("glue")) is not None:
         yield Glue(data=tasks.data, tasks=tasks.tasks)
+    if (translation := cell.parameters("translation")) is not None:
+        yield Translation(tests=translation.tests)
 
 
 def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:

@@ -43,6 +43,17 @@ def test_a_missing_file_of_questions_is_a_warning_and_refuses_no_cell(tmp_path: 
     assert not any("tasks/" in said for said in texts.warnings([cell]))
 
 
+def test_a_local_test_set_without_references_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
+    size = {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300}
+    whole = {"size": size, "family": "encoder-decoder", "objective": "translation", "data": {"source": "languages"}}
+    cell = entry(**whole, translation={"tests": ["languages", "mine=t.{en,de}"]}).cell
+    (tmp_path / "t.en").touch()
+    assert "translation.tests: mine=t.{en,de}: there is no file" in Texts(project, [cell]).missing(cell)
+    (tmp_path / "t.de").touch()
+    assert Texts(project, [cell]).missing(cell) == ""
+
+
 def test_a_row_of_zeros_that_the_text_may_begin_with_is_a_warning(tmp_path: Path) -> None:
     project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
 
