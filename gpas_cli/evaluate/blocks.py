@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.stream import one_stream
 from gpas_cli.spec.stage import SUBLAYERS
 
 _KEPT_SHARE = 0.25  # of the free memory, for the streams that enter a block
@@ -75,16 +76,23 @@ class Blocks:
     """The residual blocks of a network, first to last.
 
     sublayers: by part of SUBLAYERS those of each block; `fault` is why they cannot be removed alone, "" if they can.
+    `joined` is why no block can be removed at all.
     attentions: the attention of each block, empty if none was found. A block returns the stream, or a tuple of
     `outputs` objects that begins with it.
     """
 
     def __init__(
-        self, layers: Sequence[nn.Module], sublayers: dict[str, list[_Sublayer]], outputs: int = 0, fault: str = ""
+        self,
+        layers: Sequence[nn.Module],
+        sublayers: dict[str, list[_Sublayer]],
+        outputs: int = 0,
+        fault: str = "",
+        joined: str = "",
     ):
         self.layers = list(layers)
         self.sublayers = sublayers
         self.fault = fault
+        self.joined = joined
         self.attentions = [one.module for one in sublayers.get(SUBLAYERS[0], ())]
         self._outputs = outputs
         self._kept: list[Tensor | None] = []  # by forward pass the stream that enters block `_entered`
@@ -103,10 +111,10 @@ class Blocks:
 
                 def watched(forward: Forward, place: int = place) -> Forward:
                     def run(*args: Any, **kwargs: Any) -> Any:
-                        observe(place, _entering(args, kwargs).detach())
+                        observe(place, one_stream(_entering(args, kwargs).detach()))
                         found = forward(*args, **kwargs)
                         if place == last:
-                            observe(place + 1, _stream(found).detach())
+                            observe(place + 1, one_stream(_stream(found).detach()))
                         return found
 
                     return run
@@ -133,8 +141,10 @@ class Blocks:
         """Leave out `removed` in the forward passes inside the context.
 
         `evaluation` names these passes: if they are the same as those of the last context of that name, without the
-        block before, they start from the streams that it kept. "" keeps none.
+        block before, they start from the streams that it kept. "" keeps none. Raises GpasError if blocks are `joined`.
         """
+        if removed.first and self.joined:
+            raise GpasError(self.joined)
         if not removed.first:
             yield
             return
@@ -241,7 +251,7 @@ def own_blocks(network: Llama) -> Blocks:
         "attention": [_Sublayer(layer.self_attn, [(layer._attention, "apply", nothing)]) for layer in layers],
         "feed_forward": [_Sublayer(layer.mlp, [(layer._feed_forward, "apply", nothing)]) for layer in layers],
     }
-    return Blocks(layers, found)
+    return Blocks(layers, found, joined=network.spec.joined_layers)
 
 
 @torch.no_grad()

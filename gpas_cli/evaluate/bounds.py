@@ -335,7 +335,7 @@ def stream_gradients(network: Llama, tokens: Tensor, targets: Tensor) -> list[Te
     return list(torch.autograd.grad(loss, entering))
 
 
-_IN_SERIES = ("entry", "sum", "out")
+_IN_SERIES = {"entry", "sum", "out"}
 
 
 def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> list[float | None]:
@@ -353,7 +353,7 @@ def naive_over_preserved(model: Model, alphas: Sequence[Sequence[float]]) -> lis
         betas = [1 - act(row[0]), 1 - act(row[-1])]
         later = ratios[0]
         # A gate with beta = 1 has no effect in any slot.
-        factor = math.prod(betas) if model.gate_slot(layer) in _IN_SERIES or betas == [1, 1] else None
+        factor = math.prod(betas) if set(model.gate_slots(layer)) <= _IN_SERIES or betas == [1, 1] else None
         ratios.insert(0, later * factor if later is not None and factor is not None else None)
     return ratios
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import first_line
 from gpas_cli.model.dropout import Dropout
-from gpas_cli.model.layers import norm_slot
+from gpas_cli.model.layers import learned_or_fixed, norm_slot, times
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
 
@@ -143,29 +143,43 @@ class Visible:
         return cls(mask | (place <= place[:, None]) if later else mask)
 
 
+@dataclass
+class FirstValues:
+    """The values W_v x of layer 1, in the shape of x, for the later layers of the same forward pass."""
+
+    values: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Positions:
     """The positions of the stream's tokens. `tables`: cos and sin of `Rope`, None without rotary positions; `packing`:
     None where the stream consists of whole rows (batch, time, hidden); `visible`: None where attention is causal;
-    `dropout`: that of the layer, None for none."""
+    `dropout`: that of the layer, None for none; `first`: where layer 1 leaves its values, None where no layer reads
+    them."""
 
     tables: tuple[Tensor, Tensor] | None = None
     packing: Packing | None = None
     visible: Visible | None = None
     dropout: Dropout | None = None
+    first: FirstValues | None = None
 
 
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(h) + mask) v. Causal attention has no mask: padding is on the right, where no token attends
     to it.
 
-    With QK-norm, q and k are N(W_q x) and N(W_k x), where N is over a head or over all of them. `query_factor`, of the
-    parametrisation, multiplies q.
+    With QK-norm, q and k are N(W_q x) and N(W_k x), where N is over a head or over all of them; with QKV-norm v is
+    N(W_v x), too (Zhuo et al. 2025). `query_factor`, of the
+    parametrisation, multiplies q. With a value residual, v is value * W_v x + first_value * v1, with v1 the W_v x of
+    layer 1 (Zhou et al. 2025).
     """
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, layer: int):
         super().__init__()
-        size, family = model.size, model.family
+        size, family, wiring = model.size, model.family, model.wiring(layer)
+        self.is_first = layer == 1
+        self.value = learned_or_fixed(wiring.value, size.hidden)
+        self.first_value = learned_or_fixed(wiring.first_value, size.hidden)
         self.query_factor = model.query_factor
         self.heads = size.heads
         self.head_dim = size.head_dim
@@ -173,11 +187,13 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.v_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
         self.o_proj = nn.Linear(size.hidden, size.hidden, bias=family.bias)
-        normed = Norm() if family.qk_norm != "none" else None
-        width = size.head_dim if family.qk_norm == "head" else size.hidden
+        over = wiring.qkv_norm if wiring.qkv_norm != "none" else family.qk_norm
+        normed = Norm() if over != "none" else None
+        width = size.head_dim if over == "head" else size.hidden
         self.q_norm = norm_slot(normed, width, size.eps, family.norm)
         self.k_norm = norm_slot(normed, width, size.eps, family.norm)
-        self.norm_by_head = family.qk_norm == "head"
+        self.v_norm = norm_slot(normed if wiring.qkv_norm != "none" else None, width, size.eps, family.norm)
+        self.norm_by_head = over == "head"
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
@@ -193,7 +209,7 @@ class Attention(nn.Module):
         bounds = packing.bounds if packing and positions.visible is None else None
         if bounds is not None and not suits_ragged(x, self.head_dim):
             bounds = None
-        q, k, v = self.projected(x, packing if bounds is None else None, values)
+        q, k, v = self.projected(x, packing if bounds is None else None, positions.first, values)
         if positions.tables is not None:
             tables = positions.tables if packing is None or bounds is None else packing.turns(positions.tables)
             q = rotate(q, tables)
@@ -202,7 +218,7 @@ class Attention(nn.Module):
         return y if packing is None or bounds is not None else packing.join(y)
 
     def projected(
-        self, x: Tensor, packing: Packing | None, values: Tensor | None = None
+        self, x: Tensor, packing: Packing | None, first: FirstValues | None = None, values: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, normalised but not rotated, and values: (batch, heads, time, head_dim) each."""
         q = self._normed(self.q_norm, self.q_proj(x))
@@ -210,8 +226,18 @@ class Attention(nn.Module):
             q = q * self.query_factor
         k = self._normed(self.k_norm, self.k_proj(x))
         v = self.v_proj(x)
-        v = v if values is None else values.to(v.dtype)
+        v = self._normed(self.v_norm, self._mixed(v, first)) if values is None else values.to(v.dtype)
         return self._heads(q, packing), self._heads(k, packing), self._heads(v, packing)
+
+    def _mixed(self, v: Tensor, first: FirstValues | None) -> Tensor:
+        """Return what attention averages for its own values v, which layer 1 leaves for the others."""
+        if first is not None and self.is_first:
+            first.values = v
+        if self.first_value == 0:
+            return v
+        if first is None or first.values is None:
+            raise ValueError("attention reads the values of layer 1, which has not been applied")
+        return (times(self.value, v) + times(self.first_value, first.values)).to(v.dtype)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         if not self.norm_by_head:

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.model.attention import Attention, Packing, Positions, rotate
+from gpas_cli.model.attention import Attention, FirstValues, Packing, Positions, rotate
 from gpas_cli.model.llama import Block, Llama, Read
+from gpas_cli.model.stream import one_stream
 
 
 class CachedReader:
@@ -48,30 +49,42 @@ class CachedReader:
         longest = max(self._lengths) + width
         # The tokens are a stream of which `index` gives the places: embedding and rotation need nothing else of it.
         stream = Packing(places.flatten(), places.flatten(), places.flatten(), self.capacity)
-        x = decoder.entered(padded.view(1, -1), stream)
-        tables = decoder.positions(x, stream).tables
-        turns = stream.turns(tables) if tables else None
+        x = decoder.copied(decoder.entered(padded.view(1, -1), stream))
+        positions = decoder.positions(x, stream)
+        turns = stream.turns(positions.tables) if positions.tables else None
         seen = torch.arange(longest, device=table.device) <= places[:, None, :, None]
         for layer in decoder.layers:
             assert isinstance(layer, Block)
-            x = self._applied(layer, x, turns, places, seen)
+            x = self._applied(layer, x, turns, places, seen, positions.first)
         self._lengths = [length + len(row) for length, row in zip(self._lengths, tokens, strict=True)]
-        last = x.view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
+        last = one_stream(x).view(*padded.shape, -1)[torch.arange(len(tokens), device=x.device), counts - 1]
         return read(self.network.head_transform(decoder.norm(last)), table if head is None else head.weight)
 
     def _applied(
-        self, block: Block, x: Tensor, turns: tuple[Tensor, Tensor] | None, places: Tensor, seen: Tensor
+        self,
+        block: Block,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor] | None,
+        places: Tensor,
+        seen: Tensor,
+        first: FirstValues | None,
     ) -> Tensor:
-        """Return the output of a layer for its input x, (1, rows * n, hidden); places: (rows, n)."""
+        """Return the output of a layer for its input x, (1, rows * n, hidden), or copies of it; places: (rows, n)."""
         attention, mlp = block.sublayers(Positions())
         bottom = x if block.bottom else None
-        x = attention.residual.apply(x, lambda h: self._attended(block.self_attn, h, turns, places, seen))
+        x = attention.residual.apply(x, lambda h: self._attended(block.self_attn, h, turns, places, seen, first))
         return mlp.residual.apply(x, mlp.f, bottom)
 
     def _attended(
-        self, attention: Attention, x: Tensor, turns: tuple[Tensor, Tensor] | None, places: Tensor, seen: Tensor
+        self,
+        attention: Attention,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor] | None,
+        places: Tensor,
+        seen: Tensor,
+        first: FirstValues | None,
     ) -> Tensor:
-        q, k, v = attention.projected(x, None)
+        q, k, v = attention.projected(x, None, first)
         if turns is not None:
             q, k = rotate(q, turns), rotate(k, turns)
         # (1, heads, rows * n, h) -> (rows, heads, n, h), in the dtype in which attention is computed

@@ -160,6 +160,40 @@ class LearnedFactor(nn.Module):
         return f"{self.weight.numel()}, start={self.start:g}"
 
 
+class HyperConnection(nn.Module):
+    """What a sub-layer reads of n copies of the stream and how they leave it (Zhu et al. 2024, equations 2 to 5 with
+    B = write, A_m = read, A_r = mix). `place`: the copy that it reads at first."""
+
+    def __init__(self, copies: int, place: int):
+        super().__init__()
+        self.place = place % copies
+        self.read, self.write = nn.Parameter(torch.empty(copies)), nn.Parameter(torch.empty(copies))
+        self.mix = nn.Parameter(torch.empty(copies, copies))
+
+    def entering(self, x: Tensor) -> Tensor:
+        """x: (..., n, hidden) -> (..., hidden), the sum of read_i x_i."""
+        return (x * self.read[:, None]).sum(-2)
+
+    def leaving(self, x: Tensor, y: Tensor) -> Tensor:
+        """x: (..., n, hidden), y: (..., hidden) -> (..., n, hidden): for each j the sum of mix_ij x_i and write_j y."""
+        # No matrix product, which autocast would round to half precision.
+        mixed = torch.stack([(x * column[:, None]).sum(-2) for column in self.mix.unbind(1)], -2)
+        return mixed + y[..., None, :] * self.write[:, None]
+
+    def extra_repr(self) -> str:
+        return f"{len(self.read)}, place={self.place}"
+
+
+def learned_or_fixed(spec: float | Factor, hidden: int) -> float | LearnedFactor:
+    """Return the module of a learned factor, a constant as it is."""
+    return LearnedFactor(spec, hidden) if isinstance(spec, Factor) else spec
+
+
+def times(factor: float | LearnedFactor, x: Tensor) -> Tensor:
+    """Return factor * x; any shape."""
+    return factor(x) if isinstance(factor, LearnedFactor) else x if factor == 1 else factor * x
+
+
 # A row of bfloat16 is then a multiple of 128 bytes. The fastest products need 16; the 1B of the papers has 5,461.
 _ALIGNED_WIDTH = 64
 
@@ -344,18 +378,15 @@ class GpasGate(nn.Module):
     """Scale the input by 1 - act(alpha) in the forward pass; with stop-gradient, the backward pass is the identity.
 
     alpha has shape (1,), because FSDP refuses 0-dimensional parameters. A fixed gate's alpha is a buffer.
-    `saves_input`: the backward pass reads the gate's input, else its output. It takes no memory if the network saves
-    it anyway: the output where a norm or a linear map follows the gate, the input on the skip path.
     `rounded`: the dtype of the output, None for the wider of the input's and alpha's.
     """
 
     alpha: Tensor
 
-    def __init__(self, spec: Gate, start: float, *, saves_input: bool = False):
+    def __init__(self, spec: Gate, start: float):
         super().__init__()
         self.start = start
         self.stop_gradient = spec.stop_gradient
-        self.saves_input = saves_input
         self.rounded: torch.dtype | None = None
         self.activation = torch_activation(spec.activation)
         if spec.learnable:
@@ -367,8 +398,11 @@ class GpasGate(nn.Module):
         """Return act(alpha), the share of the stream that is subtracted, shape (1,)."""
         return self.activation(self.alpha)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, saves_input: bool = False) -> Tensor:
         """x of any shape -> same shape.
+
+        `saves_input`: the backward pass reads the gate's input, else its output. It takes no memory if the network
+        saves it anyway: the output where a norm or a linear map follows the gate, the input on the skip path.
 
         In bfloat16, subtracting a share below 2^-9 would change nothing, so outputs of autocast are widened first.
         Where alpha is bfloat16 as well, everything is rounded as in the reference.
@@ -377,7 +411,7 @@ class GpasGate(nn.Module):
         wide = torch.promote_types(x.dtype, share.dtype)
         if self.stop_gradient and wide != torch.bfloat16:
             dtype = self.rounded or wide
-            return _Gated.apply(x.to(dtype), share, self.saves_input)  # type: ignore[no-any-return, no-untyped-call]
+            return _Gated.apply(x.to(dtype), share, saves_input)  # type: ignore[no-any-return, no-untyped-call]
         x = x.to(wide)
         return x - share * (x.detach() if self.stop_gradient else x)
 

@@ -2,18 +2,18 @@
 
 Parameters that LLaMA does not have are named `attn_branch_norm` and `mlp_branch_norm` (Sandwich), `attn_out_norm` and
 `mlp_out_norm` (Post, DeepNorm), `attn_factor`, `mlp_factor`, `attn_skip_factor` and `mlp_skip_factor`, or `factor` for
-both sub-layers (learned factors), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and
-`mlp_gate.alpha`, `model.embed_positions.weight` (learned positions), `model.embed_types.weight`,
-`model.embed_norm` and `head_transform` (BERT). A feed-forward network of two matrices has
-`up_proj` and `down_proj`; a network with a tied head has no `lm_head`.
+both sub-layers (learned factors), `self_attn.value` and `self_attn.first_value` (value residual), those of `attn_hyper`
+and `mlp_hyper` (hyper-connections), `gate.alpha` (shared by a layer's two sub-layers) or `attn_gate.alpha` and
+`mlp_gate.alpha`, `model.embed_positions.weight` (learned positions), `model.embed_types.weight`, `model.embed_norm` and
+`head_transform` (BERT). A feed-forward network of two matrices has `up_proj` and `down_proj`; a network with a tied
+head has no `lm_head`.
 
-In this file: the embedding, the residual formula, the layer, the decoder, the language model, and reading activations.
+In this file: the residual formula, the layer, the decoder, the language model, and reading activations.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,87 +23,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Packing, Positions, Rope, Visible
+from gpas_cli.model.attention import Attention, FirstValues, Packing, Positions, Rope, Visible
 from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout, dropped
+from gpas_cli.model.embedding import LearnedPositions, TokenTypes, embed_stages, lookup
 from gpas_cli.model.init import initialise
-from gpas_cli.model.layers import FFN_ACTIVATIONS, GpasGate, LayerNorm, LearnedFactor, RMSNorm, feed_forward, norm_slot
-from gpas_cli.model.stream import mean_of_finite, of_block, of_stream
+from gpas_cli.model.layers import (
+    FFN_ACTIVATIONS,
+    GpasGate,
+    HyperConnection,
+    LearnedFactor,
+    feed_forward,
+    norm_slot,
+    times,
+)
+from gpas_cli.model.stream import mean_of_finite, of_block, of_stream, one_stream
 from gpas_cli.spec.depth import ActiveLayers
-from gpas_cli.spec.model import EMBED_STAGES, Model, Size
+from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm
-
-
-class Scale(nn.Module):
-    """factor * x. With factor sqrt(d), "Scaled Embed" of Spike No More."""
-
-    def __init__(self, factor: float):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-class Detach(nn.Module):
-    """gamma x + (1 - gamma) sg(x): the same value, gamma times the gradient ("Embed Detach", Zeng et al. 2023)."""
-
-    def __init__(self, gamma: float):
-        super().__init__()
-        self.gamma = gamma
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gamma * x + (1 - self.gamma) * x.detach()
-
-
-_STAGES: dict[str, Callable[[Model], nn.Module]] = {
-    "scale": lambda model: Scale(model.embed.factor(model.base_hidden)),
-    "layernorm": lambda model: LayerNorm(model.size.hidden),
-    "rmsnorm": lambda model: RMSNorm(model.size.hidden, model.size.eps),
-    "detach": lambda model: Detach(model.embed.detach_gamma),
-}
-assert _STAGES.keys() == set(EMBED_STAGES)
-
-
-def embed_stages(model: Model) -> nn.Sequential:
-    """Return the stages after the lookup, in order, each under its name in the specification."""
-    return nn.Sequential(OrderedDict((name, _STAGES[name](model)) for name in model.embed.stages))
-
-
-def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
-    """Return the uninitialised table E, shape (vocab, hidden). With `zero_last_row` the last row gets no gradient."""
-    padding = size.vocab - 1 if zero_last_row else None
-    weight = torch.empty(size.vocab, size.hidden)
-    return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)
-
-
-class _TokenTypes(nn.Module):
-    """A vector for each of `types` token types, added to the embedding; weight (types, d). All tokens have the first:
-    text is one segment."""
-
-    def __init__(self, types: int, hidden: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(types, hidden))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (batch, time, hidden) -> same shape."""
-        return x + self.weight[0]
-
-
-class _LearnedPositions(nn.Module):
-    """One vector for each of `context` positions, added to the embedding (Radford et al. 2018); weight (context, d)."""
-
-    def __init__(self, context: int, hidden: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(context, hidden))
-
-    def forward(self, x: Tensor, packing: Packing | None = None) -> Tensor:
-        """x: (batch, time, hidden) -> same shape. Raises ValueError if `time` exceeds the number of positions."""
-        context = len(self.weight)
-        time = packing.time if packing else x.shape[1]
-        if time > context:
-            raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
-        # The backward pass of indexing the table would be a sort on GPUs with deterministic algorithms.
-        return x + (F.embedding(packing.index % time, self.weight) if packing else self.weight[:time])
 
 
 @dataclass(frozen=True)
@@ -127,20 +63,23 @@ class Residual:
     skip: float | LearnedFactor
     branch: float | LearnedFactor
     gates: dict[str, nn.Module]
+    hyper: HyperConnection | None = None
 
     def apply(self, x: Tensor, f: Callable[[Tensor], Tensor], bottom: Tensor | None = None) -> Tensor:
-        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden).
+        """Apply the sub-layer with `f` as its module; x, `bottom` and the result have shape (batch, time, hidden), with
+        hyper-connections (batch, time, copies, hidden).
 
         The result has the dtype of x, also where a factor in float32 has widened it."""
         gate, dtype = self.gates, x.dtype
         x = gate["entry"](x)
-        branch = gate["branch"](self.branch_norm(f(gate["in"](self.in_norm(x)))))
-        kept = gate["skip"](x)
-        if isinstance(self.branch, LearnedFactor):
-            branch = self.branch(branch)
-        elif self.branch != 1:
-            branch = self.branch * branch
-        if isinstance(self.skip, LearnedFactor):
+        # On the skip path the input is saved by whatever the branch begins with; the sum keeps nothing of a branch.
+        entering = self.hyper.entering(x) if self.hyper else x
+        branch = _saving_input(gate["branch"], self.branch_norm(f(gate["in"](self.in_norm(entering)))))
+        kept = _saving_input(gate["skip"], x)
+        branch = times(self.branch, branch)
+        if self.hyper:
+            total = self.hyper.leaving(times(self.skip, kept), branch)
+        elif isinstance(self.skip, LearnedFactor):
             total = branch + self.skip(kept)
         else:  # torch.add applies a constant within the addition; a separate 1 * x would cost a pass over memory
             total = torch.add(branch, kept, alpha=self.skip)
@@ -148,6 +87,10 @@ class Residual:
             total = total + bottom
         y: Tensor = gate["out"](self.out_norm(gate["sum"](total)))
         return y if y.dtype == dtype else y.to(dtype)
+
+
+def _saving_input(gate: nn.Module, x: Tensor) -> Tensor:
+    return gate(x, saves_input=True) if isinstance(gate, GpasGate) else x
 
 
 def gates_in(slot: str | None, gate: nn.Module | None) -> dict[str, nn.Module]:
@@ -182,47 +125,51 @@ class Block(nn.Module):
     def __init__(self, model: Model, layer: int):
         super().__init__()
         wiring = model.wiring(layer)
+        first, second = wiring.parts
         self.bottom = wiring.bottom
-        self.self_attn = Attention(model)
+        self.self_attn = Attention(model, layer)
         self.mlp = feed_forward(model.size, model.family)
-        self.input_layernorm = norm_of(model, wiring.in_norm)
-        self.attn_branch_norm = norm_of(model, wiring.branch_norm)
-        self.attn_out_norm = norm_of(model, wiring.out_norm)
-        self.post_attention_layernorm = norm_of(model, wiring.in_norm)
-        self.mlp_branch_norm = norm_of(model, wiring.branch_norm)
-        self.mlp_out_norm = norm_of(model, wiring.out_norm)
-        skips = self.factors(wiring.skip, "skip_factor", model.size.hidden)
-        branches = self.factors(wiring.branch, "factor", model.size.hidden)
+        self.input_layernorm = norm_of(model, first.in_norm)
+        self.attn_branch_norm = norm_of(model, first.branch_norm)
+        self.attn_out_norm = norm_of(model, first.out_norm)
+        self.post_attention_layernorm = norm_of(model, second.in_norm)
+        self.mlp_branch_norm = norm_of(model, second.branch_norm)
+        self.mlp_out_norm = norm_of(model, second.out_norm)
+        skips = self.factors((first.skip, second.skip), "skip_factor", model.size.hidden)
+        branches = self.factors((first.branch, second.branch), "factor", model.size.hidden)
         gates = self._add_gates(model, layer)
-        slot = model.gate_slot(layer)
-        first = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
-        second = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
-        self._attention = Residual(*first, skips[0], branches[0], gates_in(slot, gates[0]))
-        self._feed_forward = Residual(*second, skips[1], branches[1], gates_in(slot, gates[1]))
+        slots = model.gate_slots(layer)
+        around = (self.input_layernorm, self.attn_branch_norm, self.attn_out_norm)
+        self.attn_hyper = HyperConnection(wiring.copies, 2 * layer - 2) if wiring.copies > 1 else None
+        self.mlp_hyper = HyperConnection(wiring.copies, 2 * layer - 1) if wiring.copies > 1 else None
+        self._attention = Residual(*around, skips[0], branches[0], gates_in(slots[0], gates[0]), self.attn_hyper)
+        around = (self.post_attention_layernorm, self.mlp_branch_norm, self.mlp_out_norm)
+        self._feed_forward = Residual(*around, skips[1], branches[1], gates_in(slots[1], gates[1]), self.mlp_hyper)
 
     def factors(
-        self, spec: float | Factor, name: str, hidden: int, sublayers: Sequence[str] = ("attn", "mlp")
+        self, specs: Sequence[float | Factor], name: str, hidden: int, sublayers: Sequence[str] = ("attn", "mlp")
     ) -> list[float | LearnedFactor]:
         """Return the factor of each sub-layer, after adding those that are learned as modules of the layer."""
-        if not isinstance(spec, Factor):
-            return [spec for _ in sublayers]
-        names = [name if spec.shared else f"{sublayer}_{name}" for sublayer in sublayers]
-        for own in names:
+        found = list[float | LearnedFactor]()
+        for spec, sublayer in zip(specs, sublayers, strict=True):
+            if not isinstance(spec, Factor):
+                found.append(spec)
+                continue
+            own = name if spec.shared else f"{sublayer}_{name}"
             if not hasattr(self, own):
                 self.add_module(own, LearnedFactor(spec, hidden))
-        return [getattr(self, own) for own in names]
+            found.append(getattr(self, own))
+        return found
 
     def _add_gates(self, model: Model, layer: int) -> tuple[GpasGate | None, GpasGate | None]:
         if model.gate is None:
             return None, None
         start = model.gate.starts(model.size.layers)[layer - 1]
-        # On the skip path the input is saved by whatever the branch begins with; the sum keeps nothing of a branch.
-        saves_input = model.gate_slot(layer) in ("skip", "branch")
         if model.gate.share == "layer":
-            self.gate = GpasGate(model.gate, start, saves_input=saves_input)
+            self.gate = GpasGate(model.gate, start)
             return self.gate, self.gate
-        self.attn_gate = GpasGate(model.gate, start, saves_input=saves_input)
-        self.mlp_gate = GpasGate(model.gate, start, saves_input=saves_input)
+        self.attn_gate = GpasGate(model.gate, start)
+        self.mlp_gate = GpasGate(model.gate, start)
         return self.attn_gate, self.mlp_gate
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
@@ -258,14 +205,16 @@ class Decoder(nn.Module):
         learned = family.positions == "learned"
         self.embed_tokens = lookup(size, model.init.zero_last_row)
         self.embed_stages = embed_stages(model)
-        self.embed_positions: nn.Module | None = _LearnedPositions(family.context, size.hidden) if learned else None
-        self.embed_types = _TokenTypes(family.token_types, size.hidden) if family.token_types else nn.Identity()
+        self.embed_positions: nn.Module | None = LearnedPositions(family.context, size.hidden) if learned else None
+        self.embed_types = TokenTypes(family.token_types, size.hidden) if family.token_types else nn.Identity()
         self.embed_norm = norm_of(model, Norm() if family.input_norm else None)
         self.layers = nn.ModuleList(Block(model, layer) for layer in range(1, size.layers + 1))
         # As in the reference, every scheme ends with this norm, also Post-LN and DeepNorm (two norms in a row).
         self.norm = norm_of(model, Norm() if family.head_transform else model.head_norm)
         self.rope = Rope(size.head_dim, size.rope_theta) if family.positions == "rotary" else None
         self.stream: torch.dtype | None = None
+        self.shares_values = model.shares_values
+        self.copies = model.copies
 
     def forward(
         self,
@@ -281,12 +230,17 @@ class Decoder(nn.Module):
         each with its factor; None applies all of them with the factor 1. `dropout`: None but in training.
         """
         x = self.entered(tokens, packing)
-        x = dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING)
+        x = self.copied(dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING))
         positions = self.positions(x, packing, visible)
         for number, layer, factor in self.applied(active):
             within = replace(positions, dropout=dropout.in_layer(number)) if dropout else positions
             x = _scaled(x, layer(x, within), factor)
-        return self.norm(x)  # type: ignore[no-any-return]
+        return self.norm(one_stream(x))  # type: ignore[no-any-return]
+
+    def copied(self, x: Tensor) -> Tensor:
+        """Return the stream that enters the first layer: x, (batch, time, hidden), or with hyper-connections copies of
+        it, (batch, time, copies, hidden)."""
+        return x if self.copies == 1 else x[:, :, None].repeat(1, 1, self.copies, 1)
 
     def entered(self, tokens: Tensor, packing: Packing | None = None) -> Tensor:
         """Return the residual stream before the first layer; shapes as in `forward`."""
@@ -318,7 +272,8 @@ class Decoder(nn.Module):
     def positions(self, x: Tensor, packing: Packing | None = None, visible: Visible | None = None) -> Positions:
         """Return the positions of the tokens of the stream x (batch, time, hidden)."""
         time = packing.time if packing else x.shape[1]
-        return Positions(self.rope(time, x.device, x.dtype) if self.rope else None, packing, visible)
+        tables = self.rope(time, x.device, x.dtype) if self.rope else None
+        return Positions(tables, packing, visible, first=FirstValues() if self.shares_values else None)
 
 
 def _scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
@@ -456,14 +411,15 @@ def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[d
     final norm: layers + 1 dictionaries of scalars for each forward pass inside the context. Without `wanted`, collect
     nothing.
 
-    The variance is that of all tokens, everything else of the first ones. The last stream enters no layer, and has no
-    `of_block`.
+    Of several copies of the stream it is their sum. The variance is that of all tokens, everything else of the first
+    ones. The last stream enters no layer, and has no `of_block`.
     """
     ends = network.model.stack_ends
     seen: list[dict[str, Tensor]] = []
     before: list[Tensor] = []
 
     def observe(module: nn.Module, x: Tensor) -> None:
+        x = one_stream(x)
         few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
         if before:
             seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}

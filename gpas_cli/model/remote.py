@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from gpas_cli.model.attention import Attention, Positions, rotate
+from gpas_cli.model.attention import Attention, FirstValues, Positions, rotate
 from gpas_cli.model.llama import Llama
+from gpas_cli.model.stream import one_stream
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 
@@ -108,14 +109,14 @@ class _CachedAttention(Attention):
     """Attention over the tokens of this and of earlier calls. `layer` counts from 0."""
 
     def __init__(self, model: Model, layer: int):
-        super().__init__(model)
+        super().__init__(model, layer + 1)
         self.layer = layer
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, new, hidden) -> same shape."""
         assert isinstance(positions, _CachedPositions)
         assert positions.tables is not None
-        q, k, v = self.projected(x, None)
+        q, k, v = self.projected(x, None, positions.first)
         q = rotate(q, positions.tables)
         k = rotate(k, positions.tables)
         if positions.cache is not None:
@@ -179,32 +180,33 @@ class GpasForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     def _states(self, tokens: Tensor, attention_mask: Tensor | None, cache: Any) -> list[Tensor]:
         """Return the stream (batch, time, hidden) before each layer, and after the last layer and the final norm."""
-        x = self.model.embed_stages(self.model.embed_tokens(tokens))
+        x = self.model.copied(self.model.embed_stages(self.model.embed_tokens(tokens)))
         before = int(cache.get_seq_length()) if cache is not None else 0
         positions = self._positions(x, before, attention_mask, cache)
-        states = [x]
+        states = [one_stream(x)]
         for layer in self.model.blocks():
-            states.append(layer(states[-1], positions))
+            x = layer(x, positions)
+            states.append(one_stream(x))
         states[-1] = self.model.norm(states[-1])
         return states
 
     def _positions(self, x: Tensor, before: int, attention_mask: Tensor | None, cache: Any) -> _CachedPositions:
         rows, new = x.shape[:2]
-        everything = before + new
+        everything, first = before + new, FirstValues()
         slots = torch.arange(before, everything, device=x.device)
         assert self.model.rope is not None
         tables = self.model.rope(-(-everything // _ROPE_STEP) * _ROPE_STEP, x.device, x.dtype)
         if attention_mask is None:
-            return _CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
+            return _CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache, first=first)
         if tuple(attention_mask.shape) != (rows, everything):
             shape = tuple(attention_mask.shape)
             raise ValueError(f"attention_mask has shape {shape}; this call needs {(rows, everything)}")
         real = attention_mask.bool()
         if before == 0 and not bool((real[:, 1:] & ~real[:, :-1]).any()):  # padding on the right
-            return _CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache)
+            return _CachedPositions(tables=_at(tables, slots), slots=slots, cache=cache, first=first)
         # Padding on the left takes no positions: a row has the same positions as without padding.
         indices = (real.long().cumsum(1) - 1).clamp(min=0)[:, before:]
-        return _CachedPositions(tables=_at(tables, indices), slots=slots, real=real, cache=cache)
+        return _CachedPositions(tables=_at(tables, indices), slots=slots, real=real, cache=cache, first=first)
 
     def prepare_inputs_for_generation(
         self,

@@ -82,27 +82,23 @@ class DecoderBlock(Block):
     def __init__(self, model: Model, layer: int):
         super().__init__(model, layer)
         wiring = model.wiring(layer)
-        self.cross_attn = CrossAttention(model)
+        self.cross_attn = CrossAttention(model, layer)
         self.cross_layernorm = norm_of(model, wiring.in_norm)
         self.cross_branch_norm = norm_of(model, wiring.branch_norm)
         self.cross_out_norm = norm_of(model, wiring.out_norm)
         skip, branch = (
-            self.factors(spec, name, model.size.hidden, ["cross"])[0]
+            self.factors([spec], name, model.size.hidden, ["cross"])[0]
             for spec, name in ((wiring.skip, "skip_factor"), (wiring.branch, "factor"))
         )
         norms = (self.cross_layernorm, self.cross_branch_norm, self.cross_out_norm)
-        self._cross = Residual(*norms, skip, branch, gates_in(model.gate_slot(layer), self._gate_of(model, layer)))
+        self._cross = Residual(*norms, skip, branch, gates_in(model.gate_slots(layer)[0], self._gate_of(model, layer)))
 
     def _gate_of(self, model: Model, layer: int) -> GpasGate | None:
         if model.gate is None:
             return None
         if model.gate.share == "layer":
             return self.gate
-        self.cross_gate = GpasGate(
-            model.gate,
-            model.gate.starts(model.size.layers)[layer - 1],
-            saves_input=model.gate_slot(layer) in ("skip", "branch"),
-        )
+        self.cross_gate = GpasGate(model.gate, model.gate.starts(model.size.layers)[layer - 1])
         return self.cross_gate
 
     def forward(self, x: Tensor, positions: Positions) -> Tensor:

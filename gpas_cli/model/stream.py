@@ -19,6 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def one_stream(x: Tensor) -> Tensor:
+    """Return the stream that the head reads, (batch, time, d), for x of that shape or copies (batch, time, n, d)."""
+    return x if x.dim() < 4 else x.sum(-2)
+
+
 def of_stream(x: Tensor) -> dict[str, Tensor]:
     """Return variance, kurtosis and max-to-rms of each token; x: (..., d), float32 or float64 -> (...) each."""
     squared = (x - x.mean(-1, keepdim=True)).square()

@@ -1,7 +1,8 @@
 """The search for the best value of a setting, by successive halving, for each method of a grid on its own.
 
 All values are tried in trainings of a quarter of the updates, each with the whole schedule, the better half of many
-values in trainings of half of them, and the last two in whole trainings. Every method gets the same number of each.
+values in trainings of half of them, and the last two in whole trainings. Every method gets the same number of each, and
+a method whose best value lies at an end of its values gets further ones beyond it, in each round, until it does not.
 (Jamieson and Talwalkar 2016. There the rounds are parts of one training; a part of a schedule favours low rates.)
 """
 
@@ -18,6 +19,7 @@ from gpas_cli.grid.expand import family_of
 from gpas_cli.spec.parse import flat
 
 _MANY = 6  # values, from which on there is a round between the first and the last
+_MOST_BEYOND = 4  # values for each method, beyond those that were asked for
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ class Trial:
 
 @dataclass
 class Method:
-    """The cells that differ only in the seed: their name without it, the first of them, the values to try in ascending
-    order, and the trials so far."""
+    """The cells that differ only in the seed: their name without it, the first of them, the declared value, the values
+    to try in ascending order, how many of these were added, and the trials so far."""
 
     name: str
     entry: Entry
+    declared: float
     values: tuple[float, ...]
+    added: int = 0
     trials: list[Trial] = field(default_factory=list)
 
     def ranked(self) -> list[float]:
@@ -54,6 +58,27 @@ class Method:
     def at_edge(self) -> bool:
         """Whether the best value is the smallest or the largest one: one beyond it may be better."""
         return self.best in (self.values[0], self.values[-1])
+
+    @property
+    def cost(self) -> float:
+        """What the trials cost, in whole trainings."""
+        return sum(1 / trial.share for trial in self.trials)
+
+    def last(self) -> dict[float, Trial]:
+        """Return the longest trial of each value."""
+        return {trial.value: trial for trial in self.trials}  # later rounds replace earlier ones
+
+    def beyond(self) -> float | None:
+        """Add a value beyond the best one, as far as that is from its neighbour, and return it; None if the best value
+        is at no end, or if enough were added."""
+        if not self.at_edge or self.added == _MOST_BEYOND:
+            return None
+        low = self.best == self.values[0]
+        edge, inner = self.values[:2] if low else self.values[:-3:-1]
+        value = float(f"{edge * edge / inner:.6g}")
+        self.values = (value, *self.values) if low else (*self.values, value)
+        self.added += 1
+        return value
 
 
 def rounds(values: int) -> list[tuple[int, int]]:
@@ -81,7 +106,7 @@ def methods_of(
         if name not in found:
             declared = _number(entry, setting)
             values = tuple(float(f"{declared * factor:.6g}") for factor in sorted(set(factors)))
-            found[name] = Method(name, entry, values)
+            found[name] = Method(name, entry, declared, values)
     return list(found.values())
 
 

@@ -5,26 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from itertools import pairwise
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.data import PAIR_SOURCES, Data
-from gpas_cli.spec.depth import (
-    DEPTHS,
-    FULL,
-    READS,
-    Depth,
-    copies,
-    fixed_numbers,
-    limit_of,
-    mean_progress,
-    stage_boundaries,
-    stage_updates,
-)
 from gpas_cli.spec.gate import Gate, activation, canonical
-from gpas_cli.spec.model import Embed, Family, Init, Model, usual_validation_rows
-from gpas_cli.spec.norm import GATE_SLOTS, SCHEMES, Factor, Mix, Norm, Peri, Wiring
+from gpas_cli.spec.model import QK_NORMS, Embed, Family, Init, Model, usual_validation_rows
+from gpas_cli.spec.norm import FACTORS, GATE_SLOTS, SCHEMES, Factor, Mix, Norm, Peri, Wiring
 from gpas_cli.spec.objective import Masked, Objective, Translated
 from gpas_cli.spec.optim import ADAM, MuonSettings, Optim, unread_settings
 from gpas_cli.spec.parametrisation import Parametrisation
@@ -85,7 +72,7 @@ def _canonical_gate(model: Model) -> Gate:
     assert gate is not None
     gate = replace(gate, activation=canonical(gate.activation))
     layers = range(1, model.size.layers + 1)
-    at_home = all(model.gate_slot(layer) == model.wiring(layer).home for layer in layers)
+    at_home = all(model.gate_slots(layer) == tuple(part.home for part in model.wiring(layer).parts) for layer in layers)
     if at_home:
         gate = replace(gate, site="home")
     if isinstance(gate.init, tuple) and len(set(gate.init)) == 1 and len(gate.init) == model.size.layers:
@@ -122,17 +109,37 @@ def _wiring_fault(model: Model, layer: int) -> str:
         wiring: object = model.wiring(layer)
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"
-    if not isinstance(wiring, Wiring):
+    if not isinstance(wiring, Wiring) or not isinstance(wiring.parts[1], Wiring):
         return f"is {wiring!r}, not a Wiring"
-    norms = [norm for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm) if norm is not None]
+    if wiring.qkv_norm not in QK_NORMS:
+        return f"has the qkv_norm {wiring.qkv_norm!r}; {nearest(wiring.qkv_norm, QK_NORMS)}"
+    if wiring.ffn and (wiring.ffn.ffn, wiring.ffn.qkv_norm, wiring.ffn.first_value, wiring.ffn.copies) != (
+        None,
+        "none",
+        0,
+        1,
+    ):
+        return "has an ffn with an ffn or with settings of attention or of the whole layer"
+    if not isinstance(wiring.copies, int) or wiring.copies < 1 or wiring.copies != model.copies:
+        return (
+            f"has {wiring.copies!r} copies of the stream, and layer 1 has {model.copies!r}; write one number, 1 or more"
+        )
+    return next(filter(None, (_part_fault(part, layer) for part in wiring.parts)), "")
+
+
+def _part_fault(wiring: Wiring, layer: int) -> str:
+    norms = [norm for norm in wiring.norms if norm is not None]
     if not all(isinstance(norm, Norm) for norm in norms):
         return "has a norm that is neither None nor a Norm"
     numbers = [(name, getattr(norm, name)) for norm in norms for name in ("init", "scale")]
-    for name, factor in (("skip", wiring.skip), ("branch", wiring.branch)):
+    for name in FACTORS:
+        factor = getattr(wiring, name)
         numbers.append((name, factor.init if isinstance(factor, Factor) else factor))
     for name, number in numbers:
         if not isinstance(number, int | float) or not math.isfinite(number):
             return f"has the {name} {number!r}, which is not a finite number"
+    if layer == 1 and wiring.first_value != 0:
+        return "reads the values of layer 1 in layer 1 itself; its first_value must be 0"
     if wiring.home not in GATE_SLOTS:
         return f"has the home {wiring.home!r}; {nearest(wiring.home, GATE_SLOTS)}"
     return ""
@@ -164,6 +171,12 @@ def _check_encoder(model: Model) -> Iterator[Problem]:
         if family.positions == "sinusoidal":
             yield Problem(("family", "positions"), "sinusoidal needs family: encoder-decoder; write learned or rotary")
         return
+    last = model.wiring(model.size.layers)
+    if model.copies > 1 or model.shares_values or last.qkv_norm != "none" or last.ffn:
+        yield Problem(
+            ("norm",),
+            f"{model.scheme} has no place for attention to an encoder; nearest: {'post' if last.ffn else 'pre'}",
+        )
     if model.size.layers % 2:
         yield Problem(
             ("size", "layers"), f"{model.size.layers} layers cannot be half an encoder's and half a decoder's"
@@ -185,6 +198,13 @@ def _check_scheme(model: Model) -> Iterator[Problem]:
                 f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers, "
                 f"which is the scheme '{same}'; write norm: {same}",
             )
+    if model.family.qk_norm != "none" and any(
+        model.wiring(layer).qkv_norm != "none" for layer in range(1, model.size.layers + 1)
+    ):
+        yield Problem(
+            ("family", "qk_norm"),
+            f"norm: {model.scheme} has norms of queries, keys and values; remove the setting or write none",
+        )
     if isinstance(model.norm, Peri) and not {"rmsnorm", "layernorm"} & set(model.embed.stages):
         yield Problem(("embed",), "Peri-LN without a norm after the embedding is Sandwich; write norm: sandwich")
 
@@ -219,7 +239,8 @@ def _check_gate(model: Model) -> Iterator[Problem]:
     layers = range(1, model.size.layers + 1)
     # Each gate scales exactly the input of a norm.
     scaled_away = model.family.norm != "dyt" and not any(shares)
-    if scaled_away and all(model.gate_slot(n) == "sum" and model.wiring(n).out_norm is not None for n in layers):
+    places = [pair for n in layers for pair in zip(model.gate_slots(n), model.wiring(n).parts, strict=True)]
+    if scaled_away and all(slot == "sum" and part.out_norm is not None for slot, part in places):
         yield Problem(
             ("gate", "site"),
             f"the norm after the sum removes any scale, so a gate at {gate.site} that starts at 0 gets no gradient and "
@@ -377,123 +398,3 @@ def _check_optimizer(model: Model, optim: Optim) -> Iterator[Problem]:
         )
     elif model.parametrisation.alpha != 1:
         yield Problem(("parametrisation", "alpha"), "other than 1 has no rule for muon; write 1")
-
-
-def depth_problems(depth: Depth, model: Model, optim: Optim) -> list[Problem]:
-    """Return what is wrong with the section, and what contradicts the network or the recipe."""
-    found = list(_setting_problems(depth))
-    layers = model.size.layers
-    if model.family.encoder and depth.kind != FULL:
-        return [Problem(("kind",), f"{depth.kind} is not for encoder-decoder; write depth: full")]
-    if not found and (depth.stages or depth.work_of):
-        found = list(_stage_problems(depth, layers, optim.steps))
-    if found:
-        return found
-    if depth.kind == "raptr":
-        return list(_path_problems(depth, layers, optim.steps))
-    if depth.kind == "layerdrop":
-        return list(_drop_problems(depth, layers, optim.steps))
-    if depth.kind == "stacking":
-        return [*_copy_problems(depth, model), *_stop_problems(depth, optim)]
-    if depth.work_of and optim.stop:
-        return [Problem(("work_of",), "and optim.stop both decide the number of updates; remove one of them")]
-    return []
-
-
-def _setting_problems(depth: Depth) -> Iterator[Problem]:
-    """Yield settings that the kind does not read, or that contradict each other."""
-    kind = depth.kind
-    staged = "stages" in READS[kind] or bool(depth.work_of)
-    read = {"kind", *READS[kind], *(("lengths",) if depth.work_of else ())}
-    read |= {"average"} if staged or kind == "layerdrop" else set()
-    read |= {"work_of"} if kind == FULL else set()
-    for field in fields(depth):
-        if field.name not in read and getattr(depth, field.name) != getattr(DEPTHS[kind], field.name):
-            yield Problem((field.name,), f"has no effect with depth: {kind}")
-    if "stages" in READS[kind] and not depth.stages:
-        yield Problem(("stages",), f"is required: write depth: {{like: {kind}, stages: 6-8-10-12}}")
-    if depth.average and staged and depth.lengths != Depth().lengths:
-        yield Problem(("lengths",), "and average both decide the lengths of the stages; remove one of them")
-    if depth.average and kind == "layerdrop" and depth.keep != Depth().keep:
-        yield Problem(("keep",), "and average both decide how many layers are kept; remove one of them")
-
-
-def _stage_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
-    name = "stages" if depth.stages else "work_of"
-    text = depth.stages or depth.work_of
-    try:
-        sizes = depth.sizes()
-    except ValueError:
-        yield Problem((name,), f"'{text}' is not a list of layers such as 6-8-10-12")
-        return
-    if any(after <= before for before, after in zip((0, *sizes), sizes, strict=False)):
-        yield Problem((name,), f"'{text}' does not increase from stage to stage")
-    elif sizes[-1] > layers or (sizes[-1] < layers and (depth.kind != "raptr" or len(sizes) > 1)):
-        more = "more layers than" if sizes[-1] > layers else "fewer layers than"
-        yield Problem((name,), f"ends with {more} the network has: the last stage must have all {layers}")
-    elif sizes == (layers,):
-        yield Problem((name,), "one stage is the whole network in every update; write depth: full")
-    elif isinstance(depth.lengths, tuple) and len(depth.lengths) != len(sizes):
-        yield Problem(("lengths",), f"has {len(depth.lengths)} lengths for {len(sizes)} stages")
-    elif depth.average and not sizes[0] < depth.average < layers:
-        yield Problem(("average",), f"{depth.average:g} is not between {sizes[0]} and {layers} layers")
-    else:
-        empty = [number for number, updates in enumerate(stage_updates(depth, steps), 1) if updates <= 0]
-        if empty and depth.average:
-            yield Problem(("average",), f"{depth.average:g} layers would leave stage {empty[0]} without an update")
-        elif empty:
-            yield Problem(("lengths",), f"leave stage {empty[0]} without an update: {steps} updates are too few")
-
-
-def _path_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
-    try:
-        fixed = fixed_numbers(depth.fixed, layers)
-    except ValueError:
-        yield Problem(("fixed",), f"'{depth.fixed}' is neither none nor a list of layers such as first,last or 1,2,12")
-        return
-    beyond = [layer for layer in fixed if not 1 <= layer <= layers]
-    if beyond:
-        yield Problem(("fixed",), f"names layer {beyond[0]} of a network with {layers}")
-    elif depth.sizes()[0] < len(fixed):
-        yield Problem(("fixed",), f"{len(fixed)} layers are on every path, which in stage 1 has {depth.sizes()[0]}")
-    last = stage_updates(depth, steps)[-1]
-    if depth.full_steps >= last:
-        yield Problem(("full_steps",), f"{depth.full_steps} leaves nothing of the last stage, which has {last} updates")
-
-
-def _drop_problems(depth: Depth, layers: int, steps: int) -> Iterator[Problem]:
-    if depth.average and not 0 <= limit_of(depth, layers, steps) < 1:
-        least = layers - (layers + 1) / 2 * mean_progress(depth.gamma, steps, 1, steps)
-        yield Problem(
-            ("average",),
-            f"{depth.average:g} is not between {least:.4g} and {layers} layers, as layer drop requires",
-        )
-    elif not depth.average and depth.keep == 1:
-        yield Problem(("keep",), "1 keeps every layer in every update; write depth: full")
-
-
-def _copy_problems(depth: Depth, model: Model) -> Iterator[Problem]:
-    sizes = depth.sizes()
-    for before, after in pairwise(sizes):
-        for target, source in copies(before, after, depth.copied):
-            if _parts(model, target) != _parts(model, source):
-                yield Problem(
-                    ("kind",),
-                    f"stacking cannot copy layer {source} to layer {target}: norm: {model.scheme} gives them different "
-                    "norms",
-                )
-                return
-
-
-def _stop_problems(depth: Depth, optim: Optim) -> Iterator[Problem]:
-    start = stage_boundaries(depth, optim.steps)[-1]
-    if 0 < optim.stop <= start:
-        yield Problem(
-            ("kind",), f"stacking reaches all layers in update {start + 1}, and optim.stop ends after {optim.stop}"
-        )
-
-
-def _parts(model: Model, layer: int) -> tuple[bool, ...]:
-    wiring = model.wiring(layer)
-    norms = (norm is not None for norm in (wiring.in_norm, wiring.branch_norm, wiring.out_norm))
-    return (*norms, *(isinstance(factor, Factor) for factor in (wiring.skip, wiring.branch)))

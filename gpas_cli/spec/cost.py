@@ -4,7 +4,8 @@ FLOPs per token = 6 (N - V d) + 6 L T d, as in PaLM, appendix B, but with causal
 without the V x d of the input table, which needs no arithmetic (a tied head does); L layers of width d attend to T / 2
 positions on average, or to more of the row if attention is not causal. The head reads only tokens with a target.
 Forward and backward passes count, recomputation does not. Only tokens that the network reads count, padding does not.
-Layers that an update skips do not count.
+Layers that an update skips do not count. Hyper-connections with n copies of the stream count n^2 + 2n products for each
+feature and sub-layer.
 
 Bytes count the tensors of an uncompiled training at the peak of an update, over all devices and on each GPU, without
 the allocator's losses.
@@ -21,7 +22,6 @@ from typing import Any
 
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth, LayerSchedule
-from gpas_cli.spec.gate import slot
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Factor
 from gpas_cli.spec.objective import CAUSAL, Objective
@@ -99,7 +99,7 @@ def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
         trained /= 2
     attention = 12 * trained * attended * size.hidden
     head = cell.objective.target_share() * size.vocab * size.hidden
-    return 6.0 * (head + trained * _per_layer(cell)) + attention
+    return 6.0 * (head + trained * (_per_layer(cell) + _connections(cell.model))) + attention
 
 
 def whole_flops_per_token(cell: CellParts) -> float:
@@ -125,6 +125,12 @@ def parameters(cell: CellParts) -> int:
     size = cell.model.size
     tables = 1 if cell.model.family.tied else 2
     return tables * size.vocab * size.hidden + size.layers * _per_layer(cell)
+
+
+def _connections(model: Model) -> int:
+    """Return the number of products by which a layer reads, mixes and writes the copies of the stream."""
+    n = model.copies
+    return 2 * (n * n + 2 * n) * model.size.hidden if n > 1 else 0
 
 
 def _per_layer(cell: CellParts) -> int:
@@ -224,7 +230,7 @@ def activation_bytes(model: Model, precision: str, *, recompute: bool = False, d
     the layers, with `dropout` also its masks. Logits are computed in chunks and do not count."""
     wide = _STREAM_BYTES[precision]
     layers = model.size.layers
-    saved = [wide * model.size.hidden] * layers
+    saved = [wide * model.size.hidden * model.copies] * layers
     if not recompute:
         saved = [_layer_bytes(model, precision, layer, dropout) for layer in range(1, layers + 1)]
     ends = 2 * wide + dropout  # the inputs of the final norm and of the head, and the embedding's mask
@@ -236,15 +242,21 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     the output of attention and the logarithms of its sums, what enters the last product of the feed-forward network,
     and the masks of dropout."""
     wide, narrow = _STREAM_BYTES[precision], _PRODUCT_BYTES[precision]
-    wiring = model.wiring(layer)
+    parts = model.wiring(layer).parts
     # Autocast casts the input of every product by itself.
     inputs = 2 if wide == narrow else 5 if model.family.ffn == "swiglu" else 4
-    stream = 2 * bool(wiring.in_norm) + 2 * bool(wiring.out_norm)
-    by_autograd = precision == "pure_bf16" and model.gate is not None and model.gate.learnable
-    if by_autograd and model.gate is not None and slot(wiring, model.gate.site) != "skip":
-        stream += 2
-    branches = bool(wiring.branch_norm) + isinstance(wiring.branch, Factor)
-    products = inputs + 4 + 2 * branches + 2 * (model.family.qk_norm != "none")
+    stream = sum(bool(norm) for part in parts for norm in (part.in_norm, part.out_norm))
+    if model.gate is not None and model.gate.learnable:
+        places = zip(model.gate_slots(layer), parts, strict=True)
+        if precision == "pure_bf16":
+            stream += sum(place != "skip" for place, _ in places)
+        elif wide != narrow:  # products save their inputs in half precision
+            stream += sum(place == "skip" and part.in_norm is None for place, part in places)
+    branches = sum(bool(part.branch_norm) + isinstance(part.branch, Factor) for part in parts)
+    normed = 3 if parts[0].qkv_norm != "none" else 2 * (model.family.qk_norm != "none")
+    products = inputs + 4 + branches + normed + isinstance(parts[0].value, Factor)
+    if model.copies > 1:  # each sub-layer saves all copies and what it adds to them
+        stream, products = stream + 2 * model.copies, products + 2
     hidden = wide * stream + narrow * products + 2 * dropout
     return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * model.size.heads
 
@@ -282,8 +294,10 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
     inner = 5 if model.family.ffn == "swiglu" else 2
     computed = inner * narrow * model.size.ffn + (weight - 3 * narrow) * model.size.hidden
+    if model.copies > 1:  # a product with each of them, before they are summed
+        computed += model.copies * weight * model.size.hidden
     if recompute:  # the layer's input is saved anyway
-        computed += _layer_bytes(model, precision, 1, dropout) - stream * model.size.hidden
+        computed += _layer_bytes(model, precision, 1, dropout) - stream * model.size.hidden * model.copies
     backward = tokens * computed
     if recompute and strategy != "fsdp":
         backward += _copies(cell) // model.size.layers

@@ -21,15 +21,17 @@ def equation(model: Model, layer: int) -> str:
 
     If the two sub-layers differ (B2T), return both: "N(x + f(x)), then N(b + x + f(x)) with b the layer's input".
     """
-    first = _sublayer(model, layer, "")
-    if not model.wiring(layer).bottom:
+    bottom = "b + " if model.wiring(layer).bottom else ""
+    first, second = (_sublayer(model, layer, part, bottom if part else "") for part in (0, 1))
+    if first == second:
         return first
-    return f"{first}, then {_sublayer(model, layer, 'b + ')} with b the layer's input"
+    where = " with b the layer's input" if bottom else ""
+    return f"{first}, then {second}{where}"
 
 
-def _sublayer(model: Model, layer: int, bottom: str) -> str:
-    wiring = model.wiring(layer)
-    gated = model.gate_slot(layer)
+def _sublayer(model: Model, layer: int, part: int, bottom: str) -> str:
+    wiring = model.wiring(layer).parts[part]
+    gated = model.gate_slots(layer)[part]
 
     def gate(slot: str, text: str) -> str:
         if slot != gated:
@@ -37,9 +39,11 @@ def _sublayer(model: Model, layer: int, bottom: str) -> str:
         return f"G({text})" if not text.startswith("(") else f"G{text}"
 
     entry = gate("entry", "x")
-    inside = gate("in", _norm(wiring.in_norm, entry))
+    inside = gate("in", _norm(wiring.in_norm, entry if model.copies == 1 else f"r {entry}"))
     branch = gate("branch", _norm(wiring.branch_norm, f"f({inside})"))
     skip = gate("skip", entry)
+    if model.copies > 1:
+        branch, skip = f"w {branch}", f"M {skip}"
     total = gate("sum", f"{bottom}{_times(wiring.skip, 'a', skip)} + {_times(wiring.branch, 'b', branch)}")
     return gate("out", _norm(wiring.out_norm, total))
 
@@ -95,12 +99,16 @@ def family(model: Model) -> str:
         "positions": f"P has {parts.context} learned positions" if parts.positions == "learned" else "P is sinusoidal",
         "bias": "projections have biases",
         "tied": "the head is E",
-        "qk_norm": f"q = N(W_q x) and k = N(W_k x), {'each head' if parts.qk_norm == 'head' else 'all heads together'}",
+        "qk_norm": f"q = N(W_q x) and k = N(W_k x), {_over(parts.qk_norm)}",
         "token_types": f"T is the first of {parts.token_types} token types",
         "head_transform": "the head reads N(gelu(W x)) of the final states",
         "encoder": "f is self-attention, cross-attention to N of the encoder's last x in the decoder, and FFN in turn",
     }
     return "; ".join(text for name, text in descriptions.items() if getattr(parts, name) != getattr(llama, name))
+
+
+def _over(heads: str) -> str:
+    return "each head" if heads == "head" else "all heads together"
 
 
 def description(model: Model) -> list[str]:
@@ -111,7 +119,7 @@ def description(model: Model) -> list[str]:
         where = f"{stack or 'layers'} {first}-{last}" if last > first else f"{stack or 'layer'} {first}"
         lines.append(f"{where:<14} x <- {text}")
     wiring = model.wiring(model.size.layers)
-    norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
+    norms = [norm for part in wiring.parts for norm in part.norms]
     values = sorted({norm.init for norm in norms if norm is not None and norm.init != 1})
     starts = ", ".join(f"norm weights start at {value:.4g}" for value in values)
     rest = (
@@ -120,7 +128,22 @@ def description(model: Model) -> list[str]:
         _gate_line(model) if model.gate else "",
         *_parametrisation_lines(model),
     )
-    return [*lines, *_factor_lines(wiring), *filter(None, rest)]
+    return [*lines, *_rival_lines(model), *_factor_lines(wiring), *filter(None, rest)]
+
+
+def _rival_lines(model: Model) -> Iterator[str]:
+    """Yield what x is with several copies, and what attention averages where its values have norms or are those of
+    layer 1, too."""
+    if model.copies > 1:
+        yield f"x is {model.copies} copies of the stream, whose sum the head reads"
+        yield "r, w and M are learned, a vector each and a matrix per branch; r starts at one copy, w and M start at 1"
+    reading = [layer for layer in range(2, model.size.layers + 1) if model.wiring(layer).first_value != 0]
+    if model.wiring(model.size.layers).qkv_norm != "none":
+        yield f"queries, keys and values are N(W x), {_over(model.wiring(model.size.layers).qkv_norm)}"
+    if reading:
+        own = model.wiring(reading[-1])
+        mixed = f"{_times(own.value, 'u', 'v')} + {_times(own.first_value, 'u1', 'v1')}"
+        yield f"attention of layers {reading[0]}-{reading[-1]} averages {mixed} with v1 the values of layer 1"
 
 
 def _parametrisation_lines(model: Model) -> Iterator[str]:
@@ -146,7 +169,8 @@ def _parametrisation_lines(model: Model) -> Iterator[str]:
 
 def _factor_lines(wiring: Wiring) -> Iterator[str]:
     """Yield what the letters of learned factors stand for."""
-    for letter, factor in (("a", wiring.skip), ("b", wiring.branch)):
+    factors = (("a", wiring.skip), ("b", wiring.branch), ("u", wiring.value), ("u1", wiring.first_value))
+    for letter, factor in factors:
         if isinstance(factor, Factor):
             kind = "vector" if factor.wide else "number"
             each = "layer" if factor.shared else "branch"

@@ -26,6 +26,7 @@ from gpas_cli.spec.parametrisation import AdamFactors, Parametrisation
 from gpas_cli.spec.parse import plain, setting
 
 _NORMS = ("rmsnorm", "layernorm", "dyt")
+QK_NORMS = ("none", "head", "width")
 FFNS = ("swiglu", "gelu", "relu", "silu")
 
 
@@ -67,7 +68,7 @@ class Family:
     context: int = setting(2048, low=1, high=1_048_576, omit_default_from_key=True)
     bias: bool = setting(False, omit_default_from_key=True)
     tied: bool = setting(False, omit_default_from_key=True)
-    qk_norm: str = setting("none", choices=("none", "head", "width"), omit_default_from_key=True)
+    qk_norm: str = setting("none", choices=QK_NORMS, omit_default_from_key=True)
     input_norm: bool = setting(False, omit_default_from_key=True)
     token_types: int = setting(0, low=0, high=1024, omit_default_from_key=True)
     head_transform: bool = setting(False, omit_default_from_key=True)
@@ -252,7 +253,23 @@ class Model:
         base = self.norm.wiring(how.base_layer(layer, depth), how.base_layers)
         # Mix-LN may have a Pre-LN layer in one and a Post-LN layer in the other; neither has constants.
         found = base if _slots(base) == _slots(own) else own
-        return replace(found, branch=_times(found.branch, how.branch(depth)))
+        return _with_branches(found, how.branch(depth))
+
+    @property
+    def shares_values(self) -> bool:
+        """Whether a layer's attention reads the values of layer 1."""
+        return any(self.wiring(layer).first_value != 0 for layer in range(2, self.size.layers + 1))
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the stream."""
+        return self.wiring(1).copies
+
+    @property
+    def joined_layers(self) -> str:
+        """Why no layer can be removed from the network, "" if each can."""
+        values = f"layers of norm: {self.scheme} read the values of layer 1, so none is removed alone"
+        return values if self.shares_values else ""
 
     @property
     def base_hidden(self) -> int:
@@ -282,12 +299,17 @@ class Model:
     def adam_factors(self, name: str, shape: tuple[int, ...]) -> AdamFactors:
         """Return the factors of the recipe for the parameter `name` of `gpas_cli.model.llama`."""
         layer = int(name.partition(".layers.")[2].partition(".")[0] or 0) + 1
-        slot = self.gate_slot(layer)
+        slots = self.gate_slots(layer)
+        slot = slots["mlp_gate" in name]
         return self.parametrisation.adam(name, shape, self.size.hidden, self.size.layers, slot)
 
-    def gate_slot(self, layer: int) -> str | None:
-        """Return the slot of the residual formula that has the gate in layer `layer`, None without a gate."""
-        return slot(self.wiring(layer), self.gate.site) if self.gate else None
+    def gate_slots(self, layer: int) -> tuple[str, str] | tuple[None, None]:
+        """Return the slots of the residual formula that have the gate in attention and in the feed-forward network of
+        layer `layer`, None without a gate."""
+        if self.gate is None:
+            return None, None
+        attention, ffn = (slot(part, self.gate.site) for part in self.wiring(layer).parts)
+        return attention, ffn
 
     def to_mapping(self, *, for_key: bool = False) -> dict[str, Any]:
         """Return the sections as JSON-ready data, which `parse_model` turns into an equal model."""
@@ -322,8 +344,13 @@ class Model:
 
 
 def _slots(wiring: Wiring) -> tuple[object, ...]:
-    norms = (wiring.in_norm, wiring.branch_norm, wiring.out_norm)
-    return *(norm is None for norm in norms), wiring.home, wiring.bottom
+    own = *(norm is None for norm in wiring.norms), wiring.home, wiring.bottom, wiring.first_value == 0, wiring.qkv_norm
+    return own, wiring.ffn and _slots(wiring.ffn)
+
+
+def _with_branches(wiring: Wiring, scale: float) -> Wiring:
+    ffn = wiring.ffn and _with_branches(wiring.ffn, scale)
+    return replace(wiring, branch=_times(wiring.branch, scale), ffn=ffn)
 
 
 def _times(factor: float | Factor, scale: float) -> float | Factor:
@@ -337,7 +364,7 @@ def _non_defaults(part: Wiring | Norm | Factor) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Norm | Factor):
+    if isinstance(value, Wiring | Norm | Factor):
         return _non_defaults(value)
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 

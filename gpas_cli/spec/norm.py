@@ -13,6 +13,9 @@ Every scheme is one instance of the residual formula (`gpas_cli.model.llama` com
     Rivals of the gate, which scale the branch or the stream by a constant or by learned numbers:
     ReZero, SkipInit     y = G(x + b f(x)), b = 0        LayerScale      y = G(x + b * f(N(x))), b a vector
     Scaled branches      y = G(x + f(N(x)) / sqrt(2L))   Learned scalars y = G(a x + b f(N(x))), a = b = 1
+    Value residual       as Pre, and attention averages u v + u1 v1 with v1 the values of layer 1
+    Hyper-connections    x is n copies of the stream: y = G(M x + w f(N(r x)))
+    HybridNorm           attention, with norms of q, k and v: y = N(G(x) + f(x)), then FFN: y = G(x + f(x))
 
 To add a scheme, write a frozen dataclass with `wiring` and add it to SCHEMES, here or in a file of your own that
 experiments.yaml names under `plugins`. Layers count from 1, as in the papers.
@@ -48,11 +51,16 @@ class Factor:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The slots of one layer's two sub-layers. An absent norm is the identity.
+    """The slots of one layer's two sub-layers, or of attention's where the feed-forward network has an `ffn` of its
+    own. An absent norm is the identity.
 
     skip, branch: the factors of the two terms of the sum: constants, or learned.
     `home` is the slot where the GPAS paper puts the gate for this kind of sub-layer. `bottom`: the layer's input,
     ungated, is added to the sum of its last sub-layer.
+    value, first_value: the factors of what attention averages: the layer's own values, and those of layer 1, which are
+    read unless the factor is 0. qkv_norm: queries, keys and values have norms, over each `head` or over the `width` of
+    all heads together; `none`: as the family says. `copies`: of the stream; with several, a sub-layer reads r x and
+    adds w f to M x, with learned r, w and M (hyper-connections). All layers have as many.
     """
 
     in_norm: Norm | None = None
@@ -62,8 +70,24 @@ class Wiring:
     branch: float | Factor = 1.0
     home: str = "sum"
     bottom: bool = False
+    value: float | Factor = 1.0
+    first_value: float | Factor = 0.0
+    qkv_norm: str = "none"
+    copies: int = 1
+    ffn: Wiring | None = None
+
+    @property
+    def norms(self) -> tuple[Norm | None, Norm | None, Norm | None]:
+        """The norms, in the order of the formula."""
+        return self.in_norm, self.branch_norm, self.out_norm
+
+    @property
+    def parts(self) -> tuple[Wiring, Wiring]:
+        """The wiring of attention and that of the feed-forward network."""
+        return self, self.ffn or self
 
 
+FACTORS = ("skip", "branch", "value", "first_value")  # the fields of a wiring that are constant or learned
 # The slots for the gate, in capitals above.
 GATE_SLOTS = ("entry", "in", "branch", "skip", "sum", "out")
 
@@ -254,6 +278,53 @@ class ScaledBranches(Scheme):
         return Wiring(in_norm=Norm(), branch=1 / math.sqrt(2 * depth))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueResidual(Scheme):
+    """Pre-LN whose attention averages 0.5 v + 0.5 v1 from layer 2 on, with v1 the values of layer 1 (Zhou et al. 2025,
+    ResFormer): the paper's Identity-ResFormer. With `learned` both factors of a layer are learned, and start there
+    (Learnable-ResFormer)."""
+
+    learned: bool = setting(False)
+
+    title: ClassVar[str] = "value residual"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        half = Factor(init=0.5, shared=True) if self.learned else 0.5
+        return Wiring(in_norm=Norm()) if layer == 1 else Wiring(in_norm=Norm(), value=half, first_value=half)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridNorm(Scheme):
+    """Norms of queries, keys and values in attention, and a norm after its sum, which the feed-forward network and its
+    skip path read: z = x + f(x), y = N(z) + g(N(z)) (Zhuo et al. 2025). `first: pre` has the network that the paper
+    calls HybridNorm*: layer 1 is Pre-LN, with norms of queries, keys and values. The paper's initialisation is
+    `init: small`. It does not say whether `qkv_norm` is over heads; its equation has them one by one."""
+
+    first: str = setting("hybrid", choices=("hybrid", "pre"))
+    qkv_norm: str = setting("head", choices=("head", "width"))
+
+    title: ClassVar[str] = "HybridNorm"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        if layer == 1 and self.first == "pre":
+            return Wiring(in_norm=Norm(), qkv_norm=self.qkv_norm)
+        return Wiring(out_norm=Norm(), home="skip", qkv_norm=self.qkv_norm, ffn=Wiring())
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConnections(Scheme):
+    """M x + w f(N(r x)) with several copies x of the stream, whose sum the head reads (Zhu et al. 2024). M and w start
+    at 1, and r at one copy, the next one in each sub-layer: at first the network is Pre-LN. These are the paper's
+    static connections, for which it has no weight decay; here `optim.weight_decay` decays all parameters alike."""
+
+    copies: int = setting(4, low=2, high=16)
+
+    title: ClassVar[str] = "hyper-connections"
+
+    def wiring(self, layer: int, depth: int) -> Wiring:
+        return Wiring(in_norm=Norm(), copies=self.copies)
+
+
 SCHEMES: dict[str, type[Scheme]] = {
     "pre": Pre,
     "post": Post,
@@ -268,4 +339,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "layerscale": LayerScale,
     "scalars": Scalars,
     "scaled-branches": ScaledBranches,
+    "value-residual": ValueResidual,
+    "hybridnorm": HybridNorm,
+    "hyper-connections": HyperConnections,
 }

@@ -15,8 +15,8 @@ from gpas_cli.spec.check import (
     check_model,
     check_training,
     check_wiring,
-    depth_problems,
 )
+from gpas_cli.spec.check_depth import depth_problems
 from gpas_cli.spec.cost import MOST_DROPPED, PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved

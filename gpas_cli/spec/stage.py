@@ -162,6 +162,8 @@ class _Importance:
     def problems_in(self, cell: CellParts) -> Iterator[Problem]:
         """Yield what contradicts the cell."""
         yield from _text_problems(self.text, cell)
+        if not cell.is_external and cell.model.joined_layers:
+            yield Problem((), f"{cell.model.joined_layers}; remove the section")
         if self.tasks and not cell.objective.causal:
             yield Problem(("tasks",), f"{cell.objective.needs_next_token('scoring tasks')}; remove the setting")
         if self.tasks:

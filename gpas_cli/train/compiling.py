@@ -104,6 +104,8 @@ def _with_dynamic_sizes(forward: Forward) -> Forward:
         positions = given if isinstance(given, Positions) else Positions(packing=given)
         packing = positions.packing
         _mark(x, 1 if packing is not None or (not place and len(x) == 1) else 0)
+        if positions.first is not None and positions.first.values is not None:
+            _mark(positions.first.values, 0 if packing is None else 1)
         visible = positions.visible
         sized: list[Tensor | None] = [visible.mask if visible else None]
         if packing is not None:

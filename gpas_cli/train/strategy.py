@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
-from gpas_cli.model.layers import DyT, LayerNorm, RMSNorm
+from gpas_cli.model.layers import DyT, HyperConnection, LayerNorm, RMSNorm
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import predicted
@@ -29,7 +29,7 @@ from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.parallel import ALONE, GradientSum, World
 from gpas_cli.train.precision import Precision
 
-_NORMS = (RMSNorm, LayerNorm, DyT)
+_NORMS = (RMSNorm, LayerNorm, DyT, HyperConnection)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import blocks as blocks_module
 from gpas_cli.evaluate.blocks import Removed, find_blocks, own_blocks
-from gpas_cli.model.llama import build
+from gpas_cli.model.llama import build, observed_inputs
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 
@@ -286,7 +286,7 @@ def test_an_encoder_with_a_decoder_is_refused() -> None:
         find_blocks(network, "theirs", lambda: torch.ones(1))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "value-residual"])
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])
 def test_a_sublayer_of_our_networks_passes_the_stream_unchanged(scheme: str, part: str) -> None:
     size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": LAYERS, "vocab": 90}
@@ -298,7 +298,7 @@ def test_a_sublayer_of_our_networks_passes_the_stream_unchanged(scheme: str, par
     other = block.mlp if part == "attention" else block.self_attn
     with torch.no_grad(), found.without(Removed(2, part=part)):
         handle = other.register_forward_hook(lambda _m, args, _o: before.append(args[0]))
-        with found.observed(lambda place, x: after.append(x) if place in (1, 2) else None):
+        with observed_inputs(network.model.layers[1:3], lambda _, x: after.append(x)):
             network(TOKENS)
         handle.remove()
         entering, leaving = after

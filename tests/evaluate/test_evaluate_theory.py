@@ -46,11 +46,17 @@ def test_random_tokens_replace_text_that_is_not_tokenised_and_nothing_is_written
 def test_attention_with_normalised_queries_has_no_bound(root: Path) -> None:
     with pytest.raises(GpasError, match="queries and keys without norms"):
         examine(cell(family={"qk_norm": "head"}), root / "cache", root)
+    with pytest.raises(GpasError, match="queries and keys without norms"):
+        examine(cell(norm="hybridnorm"), root / "cache", root)
 
 
-def test_networks_with_dyt_have_no_bounds(root: Path) -> None:
+def test_networks_with_dyt_or_a_value_residual_have_no_bounds(root: Path) -> None:
     with pytest.raises(GpasError, match="the bounds are for norms"):
         examine(cell(family={"norm": "dyt"}), root / "cache", root)
+    with pytest.raises(GpasError, match="the bounds are for one residual stream; norm: value-residual also passes on"):
+        examine(cell(norm="value-residual"), root / "cache", root)
+    with pytest.raises(GpasError, match="the theory is for one residual stream; norm: hyper-connections has 4"):
+        examine(cell(norm="hyper-connections"), root / "cache", root)
     with pytest.raises(GpasError, match="the bounds are for norms"):
         identity_bounds(cell(family={"norm": "dyt"}), root / "cache", root)
 

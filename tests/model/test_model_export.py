@@ -271,7 +271,7 @@ def trained(norm: object, gate: object = None, *, embed: object = None, eps: flo
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, RMSNorm):
-                module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
+                module.weight *= 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
             elif isinstance(module, LearnedFactor):
                 module.weight += 0.3 * torch.randn(module.weight.shape, generator=generator)
             elif isinstance(module, GpasGate):

@@ -24,7 +24,8 @@ ALPHAS = (0.3, -0.6, 1.7, 0.5)  # factors of 0.7, 1.6, -0.7 and 0.5
 # others it removes the stream from a sum, which only a gate does.
 ZERO_FOLDS = {
     **{scheme: {"after-norm", "after-module"} for scheme in SCHEMES},
-    **{scheme: {"after-module"} for scheme in ("rezero", "skipinit")},  # without norms, all others are on the stream
+    # Without norms before sub-layers, all others are on the stream.
+    **{scheme: {"after-module"} for scheme in ("rezero", "skipinit", "hybridnorm")},
     "post": {"after-norm", "after-module", "after-sublayer"},
     "deepnorm": {"after-norm", "after-module", "after-sublayer"},
     "b2t": {"after-norm", "after-module", "after-sublayer"},
@@ -41,7 +42,7 @@ def gated(scheme: str, site: str, *, family: str = "llama", **gate: object) -> L
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, RMSNorm | LayerNorm):
-                module.weight *= 1 + 0.3 * torch.randn(16, generator=generator)
+                module.weight *= 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
             if isinstance(module, LearnedFactor):
                 module.weight += 0.5 + 0.3 * torch.randn(module.weight.shape, generator=generator)
             if isinstance(bias := getattr(module, "bias", None), torch.Tensor):

@@ -103,10 +103,10 @@ def test_every_activation(activation: str, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("saves_input", [True, False])
 @pytest.mark.parametrize("alpha", [1.0, 1.0 - 2.0**-24, 1.0 + 2.0**-23, -3.0])
 def test_a_gate_that_keeps_nothing_of_its_input_has_the_exact_gradient(alpha: float, saves_input: bool) -> None:
-    gate = GpasGate(Gate(activation="identity"), 0.0, saves_input=saves_input)
+    gate = GpasGate(Gate(activation="identity"), 0.0)
     torch.nn.init.constant_(gate.alpha, alpha)
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    y = gate(x)
+    y = gate(x, saves_input=saves_input)
     torch.testing.assert_close(y.double(), (1 - gate.alpha.double()) * x.double(), rtol=1e-6, atol=1e-15)
     d_y = torch.randn(5, 7, generator=torch.Generator().manual_seed(2))
     y.backward(d_y)
@@ -139,8 +139,9 @@ def test_gates_save_no_activation_that_the_network_does_not_save(norm: str) -> N
     """At the paper's position a gate saves some numbers besides; at the end of a branch one activation."""
     without = saved_bytes({"norm": norm})
     gates = 2 * SIZE["layers"]  # type: ignore[operator]
-    assert saved_bytes({"norm": norm, "gate": "gpas"}) <= without + 32 * gates
     activation = TOKENS.numel() * SIZE["hidden"] * 4  # type: ignore[operator]
+    last = 4 * activation if norm == "hyper-connections" else 0  # the final norm saves the sum of the copies
+    assert saved_bytes({"norm": norm, "gate": "gpas"}) <= without + 32 * gates + last
     branch = saved_bytes({"norm": norm, "gate": {"site": "after-module"}})
     assert branch <= without + gates * (activation + 32)
 

@@ -20,6 +20,7 @@ from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.precision import Precision
 
+REFUSED = ("value-residual", "hybridnorm", "hyper-connections")  # with an encoder
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 40, "eps": 1e-5}
 SOURCES = [[5, 6, 7, 8, 3], [9, 3], [11, 12, 13, 3]]
 TARGETS = [[20, 21], [22, 23, 24, 25], [26]]
@@ -110,7 +111,7 @@ def test_sinusoids_are_those_of_the_paper_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("gate", ["none", "gpas", {"like": "gpas", "share": "sublayer"}])
-@pytest.mark.parametrize("norm", SCHEMES)
+@pytest.mark.parametrize("norm", [norm for norm in SCHEMES if norm not in REFUSED])
 def test_every_scheme_and_gate_reads_packed_rows_as_it_reads_them_alone(norm: str, gate: Any) -> None:
     """The loss and the gradients are the same for a batch, for its rows, and for sources and targets apart."""
     embed = "rmsnorm" if norm == "peri" else "scaled"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, NoReturn, TypedDict
 
 import typer
 
 from gpas_cli.cli.commands.run import app, confirm_start, print_reasons, run_request
 from gpas_cli.cli.console import STATE, print_json, say, warn
+from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import Where, complete_grid
 from gpas_cli.cli.running import DryRun, RunOptions, plan_for, run_notify, with_run_options
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of
@@ -23,6 +25,8 @@ from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.tuned import tuned_name, tuned_path, write_tuned
 from gpas_cli.grid.variant import vary
 from gpas_cli.report.claims.measure import measure
+from gpas_cli.report.figures.envelope import search_figures
+from gpas_cli.report.figures.plot import Sheet, save
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_of
 from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
@@ -49,6 +53,7 @@ class _MethodJson(TypedDict):
     cell: Annotated[str, "its name without the seed"]
     best: float | None
     at_edge: Annotated[bool, "whether the best is the smallest or largest value that was tried"]
+    trainings: Annotated[float, "that it got, in whole ones"]
     trials: list[_TrialJson]
 
 
@@ -58,7 +63,7 @@ class RunTunedJson(DocumentJson):
     exit_code: Annotated[int, (0, 3, 4)]
     grid: Annotated[str, "the grid that has each method at its best value"]
     setting: str
-    trainings: Annotated[float, "that each method got, in whole ones"]
+    trainings: Annotated[float, "that each method got for the values that were asked for, in whole ones"]
     methods: list[_MethodJson]
 
 
@@ -71,6 +76,9 @@ def run_tuned(
     factors: Annotated[
         str, typer.Option("--factors", help="What the declared value of each method is multiplied by.")
     ] = ",".join(f"{factor:g}" for factor in FACTORS),
+    out: Annotated[
+        list[Path] | None, typer.Option("--out", "-o", help="Also draw the perplexity of every value to this file.")
+    ] = None,
     dry_run: DryRun = False,
     *,
     options: RunOptions,
@@ -78,14 +86,16 @@ def run_tuned(
     """Find the best learning rate of each method, all with the same effort, and declare a grid with these.
 
     Every rate is tried in a training of a quarter of the updates, the best half of six or more rates in half of them,
-    and the last two in whole trainings, all with the first seed. The results are in experiments.tuned.yaml, and
-    `gpas run GRID-tuned`, `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials
-    that failed are run again.
+    and the last two in whole trainings, all with the first seed. A best rate at the end of the range is followed by one
+    beyond it, up to four for each method. The results are in experiments.tuned.yaml, and `gpas run GRID-tuned`,
+    `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials that failed are run
+    again.
 
     Exit code 0 if each method is tuned, 3 if one is not, 4 if a run failed.
 
-    Example: [bold]gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4[/bold]
+    Example: [bold]gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4 --out search.svg[/bold]
     """
+    paths = Output(out, terminal=False, as_json=True).files(Path())
     search = Search(grid, where, setting, _factors(factors), options)
     if dry_run:
         first, _ = search.round(*search.plan[0])
@@ -95,6 +105,9 @@ def run_tuned(
         search.finish(Exit.DONE)
     code = search.run()
     say(search.table())
+    if paths and code is Exit.DONE:
+        save(Sheet(search_figures(search.methods, setting), f"The search for {setting} in {grid}"), paths)
+        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
     search.finish(code)
 
 
@@ -137,11 +150,14 @@ class Search:
     def round(self, number: int, share: int) -> tuple[list[Entry], list[tuple[Method, float]]]:
         """Return the cells of a round, and the method and the value of each."""
         tried = [(method, value) for method in self.methods for value in method.ranked()[:number]]
+        return self._cells(tried, share), tried
+
+    def _cells(self, tried: Sequence[tuple[Method, float]], share: int) -> list[Entry]:
         cells = []
         for method, value in tried:
             (cell,) = vary(experiments(), [method.entry], settings_of(method, self.setting, value, share))
             cells.append(replace(cell, cell=replace(cell.cell, later=())))
-        return cells, tried
+        return cells
 
     def run(self) -> Exit:
         """Run all rounds and write the best values. Return the code to exit with."""
@@ -150,22 +166,32 @@ class Search:
             cells, tried = self.round(number, share)
             if share == self.plan[0][1]:
                 confirm_start(plan_for(self.scheduler, cells, RETRIED), "Start the first round?", self.options.yes)
-            request = RunRequest(
-                project=self.project, entries=cells, retry=RETRIED, at_once=self.options.jobs,
-                ingest=lambda: ingest(self.project),
-            )  # fmt: skip
-            _, summary = run_request(self.scheduler, request, wait=True)
-            assert summary is not None  # waited for
-            print_reasons(summary)
-            with recorded_of(cells) as known:
-                found = measure(cells, Feature(metric="perplexity"), "seed", known)
-            numbers = [found[cell.id].value for cell in cells]
-            if any(number is None for number in numbers):
-                say("Run the same command to resume from what is recorded; it runs failed trials again.")
-                return Exit.FAILED if summary.failed else Exit.INCOMPLETE
-            for (method, value), perplexity in zip(tried, numbers, strict=True):
-                method.trials.append(Trial(value, share, math.inf if perplexity is None else perplexity))
+            while tried:
+                code = self._try(cells, tried, share)
+                if code is not Exit.DONE:
+                    say("Run the same command to resume from what is recorded; it runs failed trials again.")
+                    return code
+                tried = [(method, value) for method in self.methods if (value := method.beyond()) is not None]
+                cells = self._cells(tried, share)
         self._write()
+        return Exit.DONE
+
+    def _try(self, cells: list[Entry], tried: Sequence[tuple[Method, float]], share: int) -> Exit:
+        """Run trials and add them to their methods."""
+        request = RunRequest(
+            project=self.project, entries=cells, retry=RETRIED, at_once=self.options.jobs,
+            ingest=lambda: ingest(self.project),
+        )  # fmt: skip
+        _, summary = run_request(self.scheduler, request, wait=True)
+        assert summary is not None  # waited for
+        print_reasons(summary)
+        with recorded_of(cells) as known:
+            found = measure(cells, Feature(metric="perplexity"), "seed", known)
+        numbers = [found[cell.id].value for cell in cells]
+        if any(number is None for number in numbers):
+            return Exit.FAILED if summary.failed else Exit.INCOMPLETE
+        for (method, value), perplexity in zip(tried, numbers, strict=True):
+            method.trials.append(Trial(value, share, math.inf if perplexity is None else perplexity))
         return Exit.DONE
 
     def _write(self) -> None:
@@ -178,17 +204,21 @@ class Search:
             raise GpasError(f"{tuned_path(config)}: cannot be written: {error.strerror}") from error
         experiments.cache_clear()
         if edges := [method.name for method in self.methods if method.at_edge]:
-            warn(f"{listed(edges, 4)}: the best value is at the end of the range; widen it with --factors")
+            warn(f"{listed(edges, 4)}: the best value is still at the end of the range; widen it with --factors")
 
     def table(self) -> Columns:
         """Return a row for each method: the last perplexity of each value, and the best value."""
-        factors = sorted(set(self.factors))
-        headers = ("method", *(f"x {factor:g}" for factor in factors), "best")
+        lasts = [
+            {float(f"{value / method.declared:.4g}"): trial for value, trial in method.last().items()}
+            for method in self.methods
+        ]
+        factors = sorted({factor for last in lasts for factor in last} | set(self.factors))
+        headers = ("method", *(f"x {factor:g}" for factor in factors), "best", "trainings")
         rows = []
-        for method in self.methods:
-            last = {trial.value: trial for trial in method.trials}  # later rounds replace earlier ones
-            cells = [_shown(last.get(value)) for value in method.values]
-            rows.append((method.name, *cells, "" if method.best is None else f"{method.best:g}"))
+        for method, last in zip(self.methods, lasts, strict=True):
+            cells = [_shown(last.get(factor)) for factor in factors]
+            best = "" if method.best is None else f"{method.best:g}"
+            rows.append((method.name, *cells, best, f"{method.cost:g}"))
         title = f"Validation perplexity by {self.setting}, as a multiple of the declared one"
         return Columns(headers, rows, title=title, right=frozenset(headers[1:]))
 
@@ -209,6 +239,7 @@ class Search:
                 "cell": method.name,
                 "best": method.best,
                 "at_edge": method.at_edge,
+                "trainings": method.cost,
                 "trials": [
                     {"value": trial.value, "updates": _share(trial.share), "perplexity": trial.perplexity}
                     for trial in method.trials

@@ -18,7 +18,7 @@ def write_numbers(face: Face, best: dict[str, float]) -> None:
     """Give each training of Pre-LN a perplexity that grows with the distance, in factors, of its rate from the best."""
     numbers = {}
     for name, rate in best.items():
-        for factor in (0.25, 0.5, 1, 2, 4):
+        for factor in (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64):
             value = float(f"{1e-3 * factor:.6g}")
             distance = max(value / rate, rate / value)
             for words in ("", "+steps1+warmup0"):
@@ -45,22 +45,36 @@ def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None
     write_numbers(face, {"pre": 2e-3, "pre-gpas": 4e-3})
     found = tune(face, "--where", "norm=pre")
     assert {one["cell"]: (one["best"], one["at_edge"]) for one in found["methods"]} == {
-        "pre": (2e-3, False), "pre-gpas": (4e-3, True),
+        "pre": (2e-3, False), "pre-gpas": (4e-3, False),
     }  # fmt: skip
     assert found["trainings"] == 5 / 4 + 2
-    for method in found["methods"]:
-        assert [one["updates"] for one in method["trials"]] == ["1/4"] * 5 + ["all"] * 2
-    assert len(ran(face)) == 14
+    for method, beyond in zip(found["methods"], (0, 1), strict=True):
+        assert [one["updates"] for one in method["trials"]] == ["1/4"] * (5 + beyond) + ["all"] * 2
+        assert method["trainings"] == (5 + beyond) / 4 + 2
+    assert len(ran(face)) == 15
     assert not any("pretrain" not in line for line in (face.folder / "ran.txt").read_text().splitlines())
     rates = {
         entry.name: entry.cell.optim.lr for entry in expand(load(face.folder / "experiments.yaml"), ["small-tuned"])
     }
     assert rates == {"pre-s1": 2e-3, "pre-s2": 2e-3, "pre-gpas-s1": 4e-3, "pre-gpas-s2": 4e-3}
     assert tune(face, "--where", "norm=pre") == found
-    assert len(ran(face)) == 14
-    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
-    assert "pre-gpas: the best value is at the end of the range" in text.err
+    assert len(ran(face)) == 15
+    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL, "--out", "search.svg")
+    assert "end of the range" not in text.err
     assert "gpas run small-tuned" in text.out
+    drawn = (face.folder / "search.svg").read_text()
+    assert all(words in drawn for words in ("pre: 3.25 trainings", "pre-gpas: 3.5 trainings", "whole trainings"))
+
+
+def test_a_range_is_extended_as_often_as_said_and_then_a_warning_names_it(face: Face) -> None:
+    write_numbers(face, {"pre": 1.0, "pre-gpas": 1e-3})
+    found = tune(face, "--where", "norm=pre")
+    far, near = found["methods"]
+    assert sorted({one["value"] for one in far["trials"]}) == [1e-3 * 2**n for n in range(-2, 7)]
+    assert (far["best"], far["at_edge"], near["best"]) == (64e-3, True, 1e-3)
+    text = face("run", "tuned", "small", "--where", "norm=pre", *LOCAL)
+    assert "pre: the best value is still at the end of the range; widen it with --factors" in text.err
+    assert "x 64" in text.out
 
 
 def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(face: Face) -> None:
