@@ -58,7 +58,7 @@ BUDGET = {
     "state": (1_370, 98),
     "statistics": (274, 30),
     "store": (2_070, 150),
-    "train": (2_845, 112),
+    "train": (2_848, 112),
     "worker": (988, 36),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}

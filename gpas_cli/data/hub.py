@@ -94,13 +94,13 @@ class HfDataset(Source):
         except Exception as error:
             # A data set may run any builder, which may raise any exception.
             raise DataError(
-                f"data.source: hf: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
+                f"data.source: {self.name}: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
                 f"check data.path (name, name:configuration, a folder or a glob of files below {self.root}), "
                 "or use data.source: files"
             ) from error
         if "train" not in loaded:
             raise DataError(
-                f"data.source: hf: '{self.path}' has no split 'train'; it has {', '.join(map(str, loaded))}"
+                f"data.source: {self.name}: '{self.path}' has no split 'train'; it has {', '.join(map(str, loaded))}"
             )
         splits = {name: loaded[name] for name in SPLITS if name in loaded}
         for rows in splits.values():

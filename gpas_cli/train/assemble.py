@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from gpas_cli.errors import GpasError
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import USABLE_FRACTION, fitting_rows, flops_per_token, most_rows
@@ -119,6 +120,8 @@ def _settle_rounding(cell: Cell, resources: Resources, precision: Precision, wor
     """
     device = precision.device
     compiled = resources.compile == "on"
+    if compiled and cell.model.family.encoder:
+        raise GpasError("resources.compile: on is not for encoder-decoder, whose batches have many widths; write auto")
     if resources.compile == "auto" and not cell.model.family.encoder:  # whose batches have many widths
         flops = cell.optim.trained_rows * cell.data.length * flops_per_token(cell)
         compiled = worth_compiling(device, flops)

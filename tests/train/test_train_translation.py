@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from together import run
 
-from gpas_cli.errors import InvalidExperiments
+from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.parse_cell import cell_from
@@ -64,6 +64,11 @@ def test_every_layer_of_both_stacks_is_watched(pairs: Path) -> None:
     assert len(series["gate"]) == len(series["grad_norm"]) == 4
     assert None not in series["block_cosine"]
     assert len(series["block_cosine"]) == 4
+
+
+def test_compiled_layers_are_refused(pairs: Path) -> None:
+    with pytest.raises(GpasError, match="compile: on is not for encoder-decoder"):
+        run(pairs, ["compiled", values(), {"compile": "on"}, [], 10**6], ALONE)
 
 
 def test_parameters_are_counted() -> None:
