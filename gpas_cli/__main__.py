@@ -1,7 +1,5 @@
 """`gpas` and `python -m gpas_cli`: run the command line, turn errors into one message and an exit code."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -4,8 +4,6 @@
 0.2: they are listed, so that reading one fails with an explanation, and never deleted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@ values that a string may have, or with `From` the attribute that fills it. It st
 form would misread the new one; new fields may come at any time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import types

@@ -12,8 +12,6 @@ type `Malformed`, and fields that this version does not know are kept in `unread
 To add a kind, add a dataclass, its entry in KINDS, and its row in docs/reference/journal.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -1,7 +1,5 @@
 """The type of the file system a path is on: whether other hosts may share it, and who keeps its locks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # Those known to keep their locks in the kernel that mounts them.

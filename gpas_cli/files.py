@@ -1,7 +1,5 @@
 """Replace files atomically, open files where the path may be a FIFO or a device, parse JSON. Standard library only."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Limit how often something is done, such as reports of progress. Standard library only."""
 
-from __future__ import annotations
-
 import time
 
 

@@ -1,7 +1,5 @@
 """Explain errors of files: what is full or read-only, who owns the file, how several users can share a project."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

@@ -1,7 +1,5 @@
 """The processor's name, and the cores that this process may use."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

@@ -4,8 +4,6 @@ Reading checks that every field is there and has its type, and nothing more. Wha
 class was written by a newer version: it is kept in `Record.unread`, nested fields included, and written again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

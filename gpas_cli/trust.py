@@ -19,8 +19,6 @@ Shell completion never executes plugin files. Schemes of installed packages are 
 package already means trusting it.
 """
 
-from __future__ import annotations
-
 import grp
 import os
 import shlex

@@ -12,8 +12,6 @@ listed(["a", "b", "c"], 2)     a, b and 1 more
 printable(escape + "[1m")      \\x1b[1m
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

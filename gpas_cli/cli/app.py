@@ -5,8 +5,6 @@ the commands that share a module. Importing all of them takes longer than most c
 imports only the one that is run, and none to list them.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

@@ -3,8 +3,6 @@
 gpas status --where norm=s<TAB>    bash asks about "--where", "norm", "=", "s", and replaces the last "s"
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout

@@ -1,7 +1,5 @@
 """Text and JSON output of commands, and their questions."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Where the commands that draw put their figures: files, the terminal, JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arguments and options that several commands share, with their completion in the shell."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Draw the figures of the papers, and say which cells are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypedDict

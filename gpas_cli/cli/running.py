@@ -3,8 +3,6 @@
 A run ends with its JSON document, the --notify command and an exit code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """What a command shows while it computes, and views that are drawn again and again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The findings of `gpas doctor` about this machine and this project. Changes nothing."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.metadata
 import os

@@ -10,8 +10,6 @@ With `across`, the effect at the second label is subtracted from that at the fir
 the mean effect lies between `low` and `high`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

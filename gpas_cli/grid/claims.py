@@ -1,7 +1,5 @@
 """Read `claims:`, the statements that `gpas claims` checks, and check the grids and labels that they name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The result of expansion: a cell with its name and its labels for tables and conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Expand a declared grid into cells: product, conditional axes, exclusions, overrides, recipes, checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product

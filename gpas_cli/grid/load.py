@@ -1,7 +1,5 @@
 """Read experiments.yaml and the plugin files that it names as `Experiments`, and report all its problems at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -10,8 +10,6 @@ The first and the last number are as written. Numbers between them are rounded t
 labels, names and keys of cells are the same on every machine. If all numbers are whole, they are integers.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

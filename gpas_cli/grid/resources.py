@@ -5,8 +5,6 @@ $XDG_CONFIG_HOME/gpas/site.yaml (by default in ~/.config), or the file that GPAS
 none. It has the `resources` of an experiments file, which override it setting by setting. No key contains them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

@@ -11,8 +11,6 @@
 Their cells are cells of the grid, with the keys that they would have if the grid declared the seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Select entries by `--where gate=gpas -w optim.lr=1e-3 -w seed!=2`, by name, or by the start of a key."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A section is a name (`gate: gpas`) or a mapping (`gate: {like: gpas, activation:
 extends what it names.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

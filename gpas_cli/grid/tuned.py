@@ -9,8 +9,6 @@
         pre-gpas: {optim.lr: 0.0015}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rules across grids: includes end, and conditions and tables name axes and labels that exist."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from gpas_cli.errors import Problem, nearest

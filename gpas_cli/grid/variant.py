@@ -7,8 +7,6 @@ objective, depth schedule, optimizer, learning rate and its schedule, precision,
 and vocabulary, the text and the length of its rows, the batch, the number of updates, and what later stages read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

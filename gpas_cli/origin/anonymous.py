@@ -11,8 +11,6 @@ The same name gets the same substitute everywhere. Numbers, times, versions and 
 the code, plugins and files of tasks are checked and not changed, because results are tied to their content.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

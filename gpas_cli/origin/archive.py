@@ -14,8 +14,6 @@ table of the archive has neither. The same content gives the same bytes: files a
 no time, owner or permissions of their own.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Two cells, or two attempts, compared: their settings, results, curves, code and environment."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The origin of one number of a table: its seeds and their runs, its cost, and the command that makes it again."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The provenance of a number: every attempt at its stage, what it ran on, and how the cell differs from its base."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

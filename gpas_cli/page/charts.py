@@ -1,8 +1,6 @@
 """The interactive figures as plain data: means with their deviations, thinned to what a screen can show; and how much
 fits on a page, so that the page of many cells can still be opened and sent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

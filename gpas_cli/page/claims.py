@@ -1,7 +1,5 @@
 """Verdicts on claims as the page shows them: the documents of `gpas claims --json`, and the texts made of them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Data is JSON inside the HTML. All text comes from files that others may have written.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The page while a grid runs: content that is collected again when it is requested and out of date."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

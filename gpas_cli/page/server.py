@@ -1,7 +1,5 @@
 """Serve the page on this machine: read-only, for anyone who knows its address."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import ipaddress

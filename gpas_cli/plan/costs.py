@@ -1,7 +1,5 @@
 """The cost and the memory of a plan: by size of network, by stage, and on common GPUs if a machine has too few."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The FLOPs of a training update are those of `spec.cost`; a forward pass takes a third of them.
 """
 
-from __future__ import annotations
-
 import heapq
 import socket
 import statistics

@@ -1,7 +1,5 @@
 """The plan of a `gpas run`: the action for each cell, the jobs to start, and their estimated cost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

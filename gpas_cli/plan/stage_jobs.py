@@ -1,7 +1,5 @@
 """The jobs that cells need: one per stage, even if several cells share it, after the jobs that it depends on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

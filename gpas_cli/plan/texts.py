@@ -1,8 +1,6 @@
 """The texts of cells to run: their availability, warnings about how the runs will use them, and the jobs that
 tokenise them beforehand."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Such cells exist after a grid was edited, or a cell was varied on the command li
 from the submissions that claim them, or from the database.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

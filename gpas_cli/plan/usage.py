@@ -1,7 +1,5 @@
 """Resource usage: running and queued cells, their cost so far, and the estimated end."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Check, when experiments.yaml is read, what `gpas_cli.grid` does not know: metrics, curves and published tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpas_cli.errors import GpasError, Problem

@@ -4,8 +4,6 @@ Training losses are smoothed by the mean over the last 5 % of the updates, and t
 recorded updates. A network that never gets there has infinitely many updates and a speed-up of 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Labels of cells: row and column titles, and the facts by which published numbers are looked up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The quantities that runs record over updates or by layer: what figures draw and claims compare."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

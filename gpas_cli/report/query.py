@@ -5,8 +5,6 @@ The curves of the attempts at a stage are joined: at a step that several have, t
 directories are gone are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Without SQLAlchemy, so that tables can be built without a database.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

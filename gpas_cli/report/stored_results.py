@@ -1,7 +1,5 @@
 """Results of stages, read from the database as plain SQL: `store.peek` and SQLAlchemy both run it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

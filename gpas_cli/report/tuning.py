@@ -6,8 +6,6 @@ a method whose best value lies at an end of its values gets further ones beyond 
 (Jamieson and Talwalkar 2016. There the rounds are parts of one training; a part of a schedule favours low rates.)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

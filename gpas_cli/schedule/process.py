@@ -1,7 +1,5 @@
 """The process of an attempt: its identity, its environment, its libraries, its cancellation, the record of its exit."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

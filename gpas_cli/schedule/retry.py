@@ -13,8 +13,6 @@ After `retries` attempts in a row without progress a stage is given up. The batc
 same whatever the micro-batch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace

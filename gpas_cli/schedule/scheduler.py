@@ -3,8 +3,6 @@
 One scheduler object per status scan (`state.view`): it queries its queue once and answers for every claim.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Progress reports during a run, and its final summary."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The status of one attempt, from the files in its directory."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ A request is valid until `gpas retry` claims the stage again and removes it. It 
 two hosts differ.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

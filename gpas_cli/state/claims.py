@@ -6,8 +6,6 @@ runs/<key[:2]>/<key>/claim.json   {submitter, host, pid, time} if this submitter
                                   with {submission, index, after} if that element of a SLURM job array does
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -12,8 +12,6 @@ The rules by which checkpoints are deleted, each with what it adds:
 Checkpoints of stages that are missing, queued, running, interrupted or unknown are always kept.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

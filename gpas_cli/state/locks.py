@@ -3,8 +3,6 @@
 The lock belongs to the open file, so a child that inherits the descriptor keeps the lock after its parent has died.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -4,8 +4,6 @@ A stage that has a result there and none here is copied with all its attempts, u
 imported.json of a copy says where it comes from. A result that is here already is kept, and compared with the other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

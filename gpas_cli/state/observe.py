@@ -11,8 +11,6 @@ Evidence, strongest first:
 Without evidence a stage does not count as ended: its state is `unknown`, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path

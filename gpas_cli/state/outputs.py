@@ -1,7 +1,5 @@
 """Outputs of a training stage: its checkpoints, and the text that they were trained on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace

@@ -5,8 +5,6 @@ and tables show their results until a later attempt has one: of several results 
 until it is withdrawn, even if the command that made it is killed. It has no effect once a later attempt has a result.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -8,8 +8,6 @@ The samples are small, so numpy is not used; sums are exact (`math.fsum`). scipy
 longer than most commands.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ rows, so that memory does not depend on the length of the journal. If the journa
 rows are deleted and it is read again from the start.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

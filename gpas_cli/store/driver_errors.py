@@ -4,8 +4,6 @@ Every engine of `session` passes its errors through this module, so that no quer
 disk is full, a file is locked or a server is down.
 """
 
-from __future__ import annotations
-
 import sqlite3
 
 from sqlalchemy import URL, Engine, event

@@ -1,7 +1,5 @@
 """Who started, cancelled, retried, ran again or forgot what, and when: a line per command in runs/.history.jsonl."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

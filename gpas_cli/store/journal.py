@@ -10,8 +10,6 @@ cut invalidates only the lines that it touches.
 JSON has no NaN, so non-finite floats are the strings "nan", "inf" and "-inf", which `float()` accepts.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import math

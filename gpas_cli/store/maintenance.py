@@ -3,8 +3,6 @@
 A check compares the rows with the run directories, attempt by attempt.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Write the tables of the database as Parquet files, for pandas, polars, DuckDB or R."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Run directories decide every state; this only saves the import and the ingesting
 they have. Whatever is wrong with the file, the caller does both and reports it.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

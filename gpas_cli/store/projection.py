@@ -3,8 +3,6 @@
 Applying the changes of consecutive stretches of a journal gives the same rows as applying all changes at once.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ checkpoints/   one folder per checkpoint (`gpas_cli.checkpoints`)
 `gpas forget` renames NNN to .forgotten-NNN: no reader sees the attempt any more, and its number is not used again.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -13,8 +13,6 @@ above every number), and `Real` converts it back: in the columns called `value`,
 was reported, NULL always means NaN.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

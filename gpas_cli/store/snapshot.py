@@ -7,8 +7,6 @@ may be able to change it afterwards (`gpas_cli.trust`). An empty file `__pycache
 writing byte code there, or reading it: byte code can be made to differ from its source.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 It prints lines of JSON: {"doing": ...} for each phase of the measurement, then the result.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

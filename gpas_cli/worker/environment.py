@@ -1,7 +1,5 @@
 """Facts about the machine and its software, recorded with each attempt. Variables come from an allow-list."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

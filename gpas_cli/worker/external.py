@@ -3,8 +3,6 @@
 The stage has the key that it has in a grid, so that neither scores again what the other has scored.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -9,8 +9,6 @@ have all been started already, by `worker.ranks`, srun or torchrun, and the rank
 environment (`worker.rendezvous`). Rank 0 writes the journal.
 """
 
-from __future__ import annotations
-
 import signal
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ inherits the locks of the attempt and of its slots from the parent. If the paren
 their standard input, save and exit.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

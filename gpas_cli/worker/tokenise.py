@@ -1,7 +1,5 @@
 """The job that tokenises one corpus, like `gpas data prepare` but as an attempt. Needs no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from gpas_cli.data.corpora import SPLITS

@@ -1,7 +1,5 @@
 """`gpas bench`: measure how fast cells train on this machine."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, TypedDict, cast
 
 import typer

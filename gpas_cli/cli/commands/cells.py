@@ -1,7 +1,5 @@
 """`gpas cancel`, `retry`, `rerun` and `forget`: stop cells, run them again, or retire their results."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, TypedDict

@@ -1,7 +1,5 @@
 """`gpas claims`: what the results say about the papers' claims and the user's own."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

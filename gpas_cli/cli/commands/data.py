@@ -1,7 +1,5 @@
 """`gpas data`: tokenise text ahead of the jobs that read it, inspect the token caches, and import tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`gpas db` and `gpas sync`: maintain the results database, which can always be rebuilt from the run directories."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path

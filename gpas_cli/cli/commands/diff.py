@@ -1,7 +1,5 @@
 """`gpas diff`: what differs between two cells."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """`gpas doctor`: check this machine and this project."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`gpas figure`: plot curves of a grid or the scaling of its loss, or draw the figures of the papers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gpas gc`: what grids occupy on disk, and the deletion of checkpoints that no longer serve a purpose."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`gpas history`: who started, cancelled, retried, ran again or forgot what, and when."""
 
-from __future__ import annotations
-
 from typing import Annotated, TypedDict
 
 import typer

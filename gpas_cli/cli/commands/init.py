@@ -1,7 +1,5 @@
 """`gpas init`: make a project."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gpas plan`: what a run would do and cost."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

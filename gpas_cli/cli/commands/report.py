@@ -1,7 +1,5 @@
 """`gpas report` and `gpas serve`: tables, figures and every cell on a page, in a file or live in a browser."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

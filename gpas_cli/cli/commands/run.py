@@ -1,7 +1,5 @@
 """`gpas run grid`: run every cell of a grid that has no result; `gpas train`: run one cell in the foreground."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """`gpas run claims`: run further seeds until claims are decided."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 

@@ -1,7 +1,5 @@
 """`gpas run tuned`: find the best learning rate of each method of a grid."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`gpas schema`: the JSON Schema of what a command prints with --json."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from typing import Annotated, cast

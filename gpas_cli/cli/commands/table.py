@@ -1,7 +1,5 @@
 """`gpas table`: results in the layout of the paper; with --missing, the cells without a number and what fills them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`gpas theory`: the papers' theoretical results, computed and shown beside the printed ones."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence

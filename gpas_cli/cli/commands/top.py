@@ -1,7 +1,5 @@
 """`gpas top`: resource usage, live."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Annotated, NotRequired, TypedDict

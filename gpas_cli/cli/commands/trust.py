@@ -1,7 +1,5 @@
 """`gpas trust`: allow plugins and jobs in folders of other users."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`gpas why`: where a cell's number comes from."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypedDict

@@ -1,7 +1,5 @@
 """Verdicts on claims and the evidence of the sequential test, for a terminal of any width; the JSON of a campaign."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

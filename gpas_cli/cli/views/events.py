@@ -1,7 +1,5 @@
 """Journal events as lines of text, for `gpas logs` and `gpas train`, and the marks of losses and spikes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The origin of a number of a table, and scores at tasks, as text for the terminal and for JSON."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypedDict

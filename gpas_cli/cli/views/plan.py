@@ -1,7 +1,5 @@
 """The plan of a run as text and tables for the terminal, and as JSON."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ device-hour is at least half of the best part's, so that parts of equal promise 
 until the cheap ones are decided, which may decide the claim.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """The claims of a file and of the papers, and their selection by name, grid, source and size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache

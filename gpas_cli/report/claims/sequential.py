@@ -4,8 +4,6 @@ The evidence is a function of the recorded numbers alone: of the seeds in ascend
 has no number yet. It is therefore the same after an interruption, and no seed is counted twice.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The verdict on a claim and on its parts: data that `evaluate` makes, and its JSON document."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Hashable, Mapping

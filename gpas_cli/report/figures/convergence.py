@@ -1,7 +1,5 @@
 """Smoothed training losses, the final loss of their base, and the update at which each method reaches it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

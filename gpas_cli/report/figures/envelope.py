@@ -1,7 +1,5 @@
 """A metric over an axis of numbers, such as the learning rate: a line per method, with its best value marked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 All maps share their colours. `report.figures.plot` imports this module together with matplotlib.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Sequence

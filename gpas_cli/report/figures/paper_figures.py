@@ -15,8 +15,6 @@ the paper's grid; `y`, the title of the y axis. Keys of a panel:
 layers.
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Needs matplotlib (the extra `figures`), which is imported only when a figure is 
 file, without dates or random ids.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

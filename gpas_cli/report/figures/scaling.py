@@ -3,8 +3,6 @@
 Along the papers' sizes, tokens grow with parameters: these are laws of a family of trainings, not of parameters alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

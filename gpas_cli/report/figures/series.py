@@ -4,8 +4,6 @@ Colours distinguish schemes and whatever else varies, line styles gates, so that
 colour. This module does not need matplotlib.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The ticks of axes: round numbers on logarithmic ones, written as 0.6 and not as 6 x 10^-1; whole layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

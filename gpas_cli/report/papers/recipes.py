@@ -6,8 +6,6 @@ the paper, `code` only in the published code, and `unstated` in neither. `except
 for one that does not hold there, and `not_here` what no setting of ours expresses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,7 +1,5 @@
 """The text of each cell of a `Table`, in the style of an output format."""
 
-from __future__ import annotations
-
 import math
 import re
 

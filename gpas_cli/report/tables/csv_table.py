@@ -4,8 +4,6 @@ A column is known by the part of the line that it belongs to and by its name, so
 columns of several tables are the union of theirs; a line leaves those of other tables empty.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The entries of each table cell, and their status: the number that each contributes, or why there is none."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

@@ -3,8 +3,6 @@
 They have scores only: no rank, no difference from a base, no mean over seeds, and no published number beside them.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

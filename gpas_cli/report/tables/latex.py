@@ -4,8 +4,6 @@ A part has as many columns as have room in MOST_CHARACTERS; a column and the pub
 where they fit. Names of rows that take more than half of a line are wrapped.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

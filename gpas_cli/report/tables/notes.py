@@ -1,7 +1,5 @@
 """Notes below a table: what a reader must know besides the numbers, one sentence each."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ to the paper's recipe are taken: of those that differ in a setting of which the 
 recipe) all, and the best is shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

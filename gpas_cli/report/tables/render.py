@@ -1,7 +1,5 @@
 """One `Table` -> Markdown, LaTeX, HTML, CSV, JSON. The same table gives the same text on every machine."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 never truncated. Widths are in characters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

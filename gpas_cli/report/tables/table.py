@@ -6,8 +6,6 @@ columns    one per label of the column axis, or one per downstream task
 a cell     mean and standard deviation over seeds, paired difference from the base, published numbers, status
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A `Sheet` as a rich renderable, for a terminal of any width."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

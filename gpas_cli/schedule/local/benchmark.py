@@ -3,8 +3,6 @@
 Results are written to `runs/.bench/<host>-<shape>.json`; `plan.estimate` reads them for shapes that have not run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

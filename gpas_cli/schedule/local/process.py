@@ -9,8 +9,6 @@ A slot is an accelerator, or a core if there is none: a lock file `runs/.slots/<
 its descriptor, so that a job which outlives the process that started it still occupies its slot.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

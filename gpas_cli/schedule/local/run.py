@@ -4,8 +4,6 @@ Stages that another living `gpas run` has claimed are followed, and run here if 
 others. If this process dies, its jobs continue, and the next `gpas run` follows them.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The scheduler of this machine: `gpas run` starts the jobs as processes and waits for them."""
 
-from __future__ import annotations
-
 from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.schedule.scheduler import Run, RunRequest, Scheduler
 

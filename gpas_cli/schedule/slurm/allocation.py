@@ -8,8 +8,6 @@ SIGKILL alone is no evidence that memory ran out (`MemoryWatch`): either the ker
 out-of-memory killer has ended in this task's control group, or this task's jobs were near SLURM's limit for the node.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import socket

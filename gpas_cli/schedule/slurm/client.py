@@ -1,7 +1,5 @@
 """SLURM's command-line programs, run with a time limit: whether they can be used, and what a refusal says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -9,8 +9,6 @@ submitted like the job of a cell, with the partition, account, options, setup, e
 Probes that are still queued after the wait, or when this process ends, are cancelled.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The script that `gpas doctor --nodes` runs on a compute node. Prints one line of JSON; needs only Python."""
 
-from __future__ import annotations
-
 import fcntl
 import importlib.metadata
 import json

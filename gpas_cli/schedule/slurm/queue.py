@@ -18,8 +18,6 @@ No source reports an element that `scancel` removed while it waited (SLURM 22.05
 known, which `_removed` interprets.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -3,8 +3,6 @@
 Each query covers all jobs, and raises SlurmError.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

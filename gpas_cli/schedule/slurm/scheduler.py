@@ -3,8 +3,6 @@
 With --wait, it stays: it fills the queue as room permits and resubmits interrupted jobs until all have ended.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections import Counter

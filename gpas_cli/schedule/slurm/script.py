@@ -5,8 +5,6 @@ ignores the warning signals until Python has installed its handlers: an earlier 
 would report the job as failed.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping, Sequence

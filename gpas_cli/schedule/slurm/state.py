@@ -4,8 +4,6 @@ The run directory takes precedence (`state.observe`). SLURM is queried only for 
 whether its job is still queued or running. If SLURM does not answer, only the age of the evidence changes.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress

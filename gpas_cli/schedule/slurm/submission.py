@@ -13,8 +13,6 @@ Beside them, elements record which of them failed and why (`failed-INDEX.json`),
 (`avoid-NODE.json`), and that the rest is held back after SAME_CAUSE_CELLS failures of the same cause (`breaker.json`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ This process may die at any instant. The claims that it holds itself lapse with 
 valid as long as the queue has, or may yet have, the array of that name.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import time

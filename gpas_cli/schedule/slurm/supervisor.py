@@ -8,8 +8,6 @@ it, on another node if this one is faulty. A job that SLURM starts again makes a
 Exit codes: 0 some cell has its result or there was nothing to do, 75 saved, to be run again, 1 failed, 130 cancelled.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """The stages that measure a trained network: tasks, texts, importance and statistics of layers, quantised weights."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The stages that train: pretraining, the first stage of every cell, finetuning, and finetuning on tasks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
