@@ -20,8 +20,8 @@ from typing import Any
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
+from gpas_cli.state.attempt import JobExit
 from gpas_cli.state.claims import Claim, claim_path
-from gpas_cli.state.exits import JobExit
 from gpas_cli.store.journal import encode
 from gpas_cli.store.records import Author, ExitRecord, ProcessRecord, attempt_of
 from gpas_cli.store.rundir import AttemptDir, stage_dir

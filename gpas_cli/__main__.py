@@ -18,8 +18,7 @@ def main() -> None:
     # Cells are many objects without cycles: the default thresholds cost 15 % of a command on 10,000 cells.
     gc.set_threshold(1_000_000, 50, 50)
     try:
-        from gpas_cli.cli.app import make_app
-        from gpas_cli.cli.bash_words import whole_words
+        from gpas_cli.cli.app import make_app, whole_words
 
         try:
             with whole_words():

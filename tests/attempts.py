@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.events import Event
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Cadence, Resources

@@ -19,7 +19,7 @@ from attempts import attempt_at, make_attempt
 from gpas_cli.__main__ import main
 from gpas_cli.cli import console, selection
 from gpas_cli.events import Event, Layers, Outcome, Started, Step, event_of
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs

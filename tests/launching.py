@@ -15,8 +15,7 @@ from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.run import LocalRun
-from gpas_cli.schedule.scheduler import RunRequest
-from gpas_cli.schedule.summary import Reporter, RunSummary
+from gpas_cli.schedule.scheduler import Reporter, RunRequest, RunSummary
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import StageStatus

@@ -10,7 +10,7 @@ from attempts import make_attempt
 from shipped import EXPERIMENTS
 
 from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.variant import TinyText, one_seed, shrink
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs

@@ -3,10 +3,17 @@
 Each sub-command is the function of its name, or the Typer application `app`, in the module of its name; `TOGETHER` has
 the commands that share a module. Importing all of them takes longer than most commands, so the program
 imports only the one that is run, and none to list them.
+
+In bash, completion is asked about pieces, because bash splits the command line at `=` and `:` too, and replaces only
+the last one: of `gpas status --where norm=s<TAB>` it names "--where", "norm", "=", "s", and replaces the last "s".
 """
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -199,3 +206,42 @@ def make_app(asked: str | None = None) -> typer.Typer:
         else:
             app.command(name, rich_help_panel=known[name])(getattr(module, name))
     return app
+
+
+_BREAKS = "=:"
+
+
+def rejoined(words: list[str], current: int) -> tuple[list[str], int, str]:
+    """Return the words of the command line, the number of the current one, and its part that bash does not replace."""
+    joined: list[str] = []
+    here = 0
+    glued = False  # The next piece belongs to the word before it.
+    for number, piece in enumerate(words):
+        broken = bool(piece) and not piece.strip(_BREAKS)
+        if joined and (glued or broken):
+            joined[-1] += piece
+        else:
+            joined.append(piece)
+        glued = broken
+        if number == current:
+            here = len(joined) - 1
+            kept = joined[-1] if broken else joined[-1].removesuffix(piece)
+    if current >= len(words):
+        return [*joined, ""], len(joined), ""
+    return joined[: here + 1], here, kept
+
+
+@contextmanager
+def whole_words() -> Iterator[None]:
+    """Within, a request of bash for completions is one about whole words; its answers are what bash inserts."""
+    if os.environ.get("_GPAS_COMPLETE") != "complete_bash":
+        yield
+        return
+    words, current, kept = rejoined(os.environ["COMP_WORDS"].split("\n"), int(os.environ["COMP_CWORD"]))
+    os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(current)}
+    answers = StringIO()
+    try:
+        with redirect_stdout(answers):
+            yield
+    finally:
+        print("\n".join(answer.removeprefix(kept) for answer in answers.getvalue().splitlines()))

@@ -1,14 +1,30 @@
-"""Where the commands that draw put their figures: files, the terminal, JSON."""
+"""Where the commands that draw put their figures: files, the terminal, JSON; and the figures of the papers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypedDict
 
-from gpas_cli.cli.console import say
-from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import Figure
-from gpas_cli.report.figures.plot import check_formats
+import typer
+
+from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.selection import experiments, recorded_of
+from gpas_cli.documents import DocumentJson, filled
+from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.grid.declared import Entry
+from gpas_cli.report.figures.figure import Figure, PlotJson, as_json
+from gpas_cli.report.figures.paper_figures import (
+    FigureSpec,
+    PaperFigure,
+    Request,
+    declared_figures,
+    make,
+    named,
+    request,
+)
+from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.terminal_plot import Plot
+from gpas_cli.words import count, listed
 
 _FILES = (".svg", ".png")  # of the files for a path without a suffix
 
@@ -43,3 +59,127 @@ class Output:
             if one.is_empty:
                 raise GpasError(f"{one.title}: no such curve has been recorded")
             say(Plot(one))
+
+    def draw(self, plots: Sequence[Figure], paths: Sequence[Path], title: str = "", words: str = "") -> None:
+        """Print plots, write them to files below a title, and say so with further words."""
+        self.print(plots)
+        if paths:
+            save(Sheet(tuple(plots), title), paths, self.size)
+            say(f"Wrote {' and '.join(map(str, paths))}{words}.", soft_wrap=True)
+
+
+_FOLDER = Path("figures")
+_PAPER_FILES = (".pdf", ".svg", ".png")
+_SHOWN = 4  # cells that a message names
+
+
+class _PaperFigureJson(TypedDict):
+    """A figure of a paper. Without any panel, `problem` is why."""
+
+    name: str
+    paper: str
+    number: str
+    title: str
+    heading: str
+    grid: Annotated[str, "the grid whose cells it shows"]
+    note: Annotated[str, "how the cells differ from the paper's, such as toy size; empty if they do not"]
+    panels: list[PlotJson]
+    missing: Annotated[list[str], "cells without a result"]
+    unrecorded: Annotated[list[str], "cells with a result that have not recorded the curve"]
+    command: Annotated[str, "runs the missing cells; empty if none is missing"]
+    problem: str
+    files: Annotated[list[str], "the pictures written"]
+
+
+class PaperFiguresJson(DocumentJson):
+    """`gpas figure --paper NAME --json`."""
+
+    figures: list[_PaperFigureJson]
+
+
+def draw_figures(
+    names: Sequence[str],
+    grid: str,
+    toy: bool,
+    output: Output,
+    bounds: Callable[[Entry], Sequence[float]],
+) -> None:
+    """Draw the named figures of the papers, each as PDF, SVG and PNG, and say which cells are missing.
+
+    bounds: returns those of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
+    """
+    asked = named(names)
+    chosen = [spec for spec in asked if spec.toy or not toy]
+    if missing := [spec.name for spec in asked if spec not in chosen]:
+        words = f"no grid at quickstart size has the cells of {listed(missing, 8)}"
+        if not chosen:
+            raise GpasError(f"{words}; leave out --toy")
+        say(f"Left out: {words}.")
+    paths = _paths(chosen, output)
+    made = list(_made(_requests(chosen, grid, toy), bounds))
+    for figure in made:
+        if figure.panels and paths:
+            heading = figure.heading if output.title is None else output.title or figure.note
+            save(Sheet(figure.panels, heading), paths[figure.name], output.size)
+        say(_conclusion(figure, paths), soft_wrap=True)
+        output.print(figure.panels)
+    if output.as_json:
+        print_json(PaperFiguresJson(schema=1, figures=[_json(figure, paths) for figure in made]))
+    if any(not figure.panels for figure in made):
+        raise typer.Exit(Exit.INCOMPLETE)
+
+
+def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
+    """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
+    asked = output.places(_FOLDER)
+    if not asked:
+        return {}
+    named_files = [path for path in asked if path.suffix]
+    if named_files and len(chosen) > 1:
+        raise GpasError(f"{named_files[0]} is one file, and {count(len(chosen), 'figure')} are drawn: name a folder")
+    check_formats(named_files)
+    folders = [path for path in asked if not path.suffix]
+    return {
+        spec.name: [
+            *named_files,
+            *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in _PAPER_FILES),
+        ]
+        for spec in chosen
+    }
+
+
+def _requests(chosen: Sequence[FigureSpec], grid: str, toy: bool) -> list[Request]:
+    if grid and toy:
+        raise GpasError("--grid and --toy exclude each other")
+    if grid and grid not in experiments().grids:
+        raise GpasError(f"no grid '{grid}'; {nearest(grid, experiments().grids)}")
+    return [request(spec, experiments(), spec.toy if toy else grid) for spec in chosen]
+
+
+def _made(requests: Sequence[Request], bounds: Callable[[Entry], Sequence[float]]) -> Iterator[PaperFigure]:
+    entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
+    with recorded_of(entries) as known:
+        for one in requests:
+            yield make(one, known, bounds)
+
+
+def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
+    """Return what was drawn or why not, and which cells are missing and run by which command."""
+    words = [figure.heading + "."]
+    if figure.panels and paths:
+        words = [f"Wrote {', '.join(map(str, paths[figure.name]))}: {figure.heading}."]
+    if figure.problem:
+        words.append(f"Not drawn: {figure.problem}.")
+    if figure.missing:
+        words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
+        words.append(f"Run: {figure.command}")
+    if not figure.panels and not figure.note and declared_figures()[figure.name].toy:
+        words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
+    if figure.unrecorded:
+        words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")
+    return "\n  ".join(words)
+
+
+def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
+    files = paths.get(figure.name, []) if figure.panels else []
+    return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)

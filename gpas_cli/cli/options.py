@@ -9,7 +9,7 @@ import typer
 from gpas_cli.cli.console import STATE
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 
 
 def offer(*sources: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:

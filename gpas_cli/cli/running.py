@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, NotRequired, get_type_hints
 
 import typer
@@ -28,15 +27,13 @@ from gpas_cli.data import stdlib
 from gpas_cli.data.stdlib import write_sample
 from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, filled, plain
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site, site_path
 from gpas_cli.grid.select import names_in
 from gpas_cli.grid.variant import ShrunkSetting, TinyText, changes, one_seed, shrink
 from gpas_cli.plan.plan import Plan, plan
-from gpas_cli.project import Project
 from gpas_cli.report.tables.table_place import RETRIED
-from gpas_cli.schedule.scheduler import Scheduler, scheduler_named
-from gpas_cli.schedule.summary import Item, RunSummary, Submitted, exit_code
+from gpas_cli.schedule.scheduler import Item, RunSummary, Scheduler, Submitted, exit_code, scheduler_named
 from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.store.snapshot import current_code
@@ -133,13 +130,24 @@ class ShrunkCells:
     def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None) -> None:
         whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
         self.left_out = len(chosen) - len(whole)
-        self.project = _project()
-        self.entries = shrink(whole, _text(self.project), catalogue())
+        here = project()
+        root = here.config.parent
+        self.folder = root / ".gpas" / "shrunk" / current_code()
+        # The project of shrunk cells shares only the experiments file with this one.
+        own: dict[str, Any] = {
+            "runs": self.folder / "runs",
+            "cache": self.folder / "cache",
+            "database": str(self.folder / "gpas.db"),
+        }
+        self.project = replace(here, **own)
+        names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
+        text = TinyText(*(str((self.folder / name).relative_to(root)) for name in names))
+        self.entries = shrink(whole, text, catalogue())
         self.changes: list[ShrunkSetting] = changes(whole, self.entries)
 
     def write_text(self) -> None:
         """Write the text that the cells read. Raises DataError if the standard library's source is not installed."""
-        write_sample(_folder(self.project))
+        write_sample(self.folder)
 
     def plan(self) -> Plan:
         """Return the plan of running the cells, as if their text were written."""
@@ -153,38 +161,17 @@ class ShrunkCells:
         text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
         seeds = f" {count(self.left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
         say(text + (seeds if self.left_out else ""))
-        say(f"Results are in a folder of their own, {_folder(self.project)}.")
+        say(f"Results are in a folder of their own, {self.folder}.")
 
     def json(self) -> ShrunkJson:
         """Return what was shrunk, for `--json`."""
-        return {
-            "folder": str(_folder(self.project)),
-            "left_out": self.left_out,
-            "settings": self.changes,
-        }
+        return {"folder": str(self.folder), "left_out": self.left_out, "settings": self.changes}
 
 
 def require_local(executor: str) -> None:
     """Raise GpasError if shrunk cells are asked to run elsewhere than on this machine."""
     if executor not in ("auto", "local"):
         raise GpasError(f"--shrink runs on this machine; leave out --executor {executor}")
-
-
-def _project() -> Project:
-    """Return the project of shrunk cells, which shares only the experiments file with this one."""
-    here = project()
-    folder = here.config.parent / ".gpas" / "shrunk" / current_code()
-    return replace(here, runs=folder / "runs", cache=folder / "cache", database=str(folder / "gpas.db"))
-
-
-def _folder(here: Project) -> Path:
-    return here.runs.parent
-
-
-def _text(here: Project) -> Any:
-    folder = _folder(here).relative_to(here.config.parent)
-    names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
-    return TinyText(*(str(folder / name) for name in names))
 
 
 def _shown(values: Sequence[Any], most: int = _MOST_VALUES) -> str:
@@ -247,13 +234,9 @@ def finish(
 def _document(summary: RunSummary | None, submitted: Submitted | None, code: Exit) -> RunJson:
     endings = vars(summary).items() if summary else ()
     cells = [_cell(item, ending) for ending, items in endings for item in items]
-    return {
-        "schema": 1,
-        "exit_code": code.value,
-        "counts": dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells)),
-        "cells": cells,
-        "submitted": submitted_json(submitted) if submitted else None,
-    }
+    counts = dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells))
+    sent = submitted_json(submitted) if submitted else None
+    return RunJson(schema=1, exit_code=code.value, counts=counts, cells=cells, submitted=sent)
 
 
 def one_line(run: RunJson) -> str:

@@ -18,8 +18,7 @@ from gpas_cli.state.status import CellStatus
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Experiments
-    from gpas_cli.grid.entry import Entry
+    from gpas_cli.grid.declared import Entry, Experiments
     from gpas_cli.report.recorded import Recorded
     from gpas_cli.spec.parse_cell import Catalogue
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from gpas_cli.cli.console import LiteralConsole, console
 from gpas_cli.cli.selection import experiments, project
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.tuned import companions
+from gpas_cli.grid.companions import companions
 from gpas_cli.period import Period
 
 LOG_SECONDS = 5.0  # between two lines, if standard error is not a terminal

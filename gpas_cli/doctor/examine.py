@@ -17,7 +17,7 @@ import psutil
 
 from gpas_cli import file_systems
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry, counted
+from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.load import Check
 from gpas_cli.processor import usable_cores
 from gpas_cli.project import CONFIG_NAME, Project

@@ -9,14 +9,12 @@
     settings   layers of settings: merging, labels, names of cells, positions of problems
     expand     declared grid -> a list of `Entry`: a checked cell with its name and labels
     variant    variants of declared cells: settings on the command line, cells shrunk to a smoke test
-    seeds      seeds added beside the file, and the file that has them
-    tuned      the best settings of methods beside the file, and the grids of these cells
+    companions seeds added and the best settings of methods, in files beside the experiments file
     select     entries by `--where` conditions, names and key prefixes
 
 All problems of a file are reported at once, each at its line and column.
 """
 
-from gpas_cli.grid.declared import Experiments, Grid, TableSpec
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry, Experiments, Grid, TableSpec
 
 __all__ = ["Entry", "Experiments", "Grid", "TableSpec"]

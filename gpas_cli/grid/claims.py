@@ -141,7 +141,7 @@ class _Reader:
             high=high,
             by=tuple(_checked_axis(parts["by"], name, labels) for name in parts["by"].texts()),
             over=_checked_axis(parts["over"], parts["over"].text("seed"), labels),
-            best=_several(parts["best"], _checked_axis(parts["best"], parts["best"].text(), labels), labels),
+            best=_best(parts["best"], labels),
             across=_across(parts["across"], labels),
             test=_choice(parts["test"], _TESTS, PAIRED_T),
             published=parts["published"].text_mapping(),
@@ -190,8 +190,9 @@ def _checked_axis(part: Part, name: str, labels: AxisLabels | None) -> str:
     return name
 
 
-def _several(part: Part, name: str, labels: AxisLabels | None) -> str:
+def _best(part: Part, labels: AxisLabels | None) -> str:
     """Return the axis `best`, which has several labels to choose from."""
+    name = _checked_axis(part, part.text(), labels)
     if labels is not None and len({identity(label) for label in labels.get(name, ())}) == 1:
         part.report(f"{name} has one label, {spelled(labels[name][0])}; the best of an axis is one of several")
     return name

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, Experiments, Grid, Override, Value
+from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Value
 from gpas_cli.grid.document import Label, Mark, Node, mapping
-from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import ALL, overlaid

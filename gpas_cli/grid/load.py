@@ -7,15 +7,14 @@ from typing import TypeVar
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.grid.claims import read_claims
+from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_path
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.expand import cell_problems
 from gpas_cli.grid.read import read_grid
 from gpas_cli.grid.readers import Part, root_of
 from gpas_cli.grid.resources import read_resources, read_site
-from gpas_cli.grid.seeds import read_seeds, seeds_path
 from gpas_cli.grid.settings import children
-from gpas_cli.grid.tuned import read_tuned, tuned_path
 from gpas_cli.grid.validate import valid_grids
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpas_cli.errors import GpasError, UnknownCell, closest, nearest
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, resolve, same, spelled
-from gpas_cli.grid.entry import Entry
 from gpas_cli.spec import parse
 from gpas_cli.words import listed
 

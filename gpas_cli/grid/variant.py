@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, Mark, Node, mapping, parse_document, resolve, spelled
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import Draft, Expansion
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.readers import Part
@@ -73,17 +72,10 @@ def with_resources(entries: Sequence[Entry], words: Sequence[str]) -> list[Entry
     settings = Part(mapping(nodes, place), ("resources",), problems, place)
     settings.instance(Resources)
 
-    def changed(base: Resources) -> Resources:
-        return overlaid(base, settings) if nodes else base
-
-    made = [
-        replace(
-            entry,
-            resources=changed(entry.resources),
-            kind_resources={kind: changed(base) for kind, base in entry.kind_resources.items()},
-        )
-        for entry in entries
-    ]
+    made = [] if nodes else list(entries)
+    for entry in entries if nodes else ():
+        of_kinds = {kind: overlaid(base, settings) for kind, base in entry.kind_resources.items()}
+        made.append(replace(entry, resources=overlaid(entry.resources, settings), kind_resources=of_kinds))
     if problems:
         raise InvalidExperiments(list(dict.fromkeys(problems)))
     return made
@@ -124,9 +116,8 @@ def _placed(node: Node, mark: Mark) -> Node:
 
 def _variant(expansion: Expansion, entry: Entry, settings: Node, nodes: Mapping[str, Node]) -> Entry | None:
     if entry.declared is None:
-        raise GpasError(
-            f"{entry.id} is not declared in {expansion.experiments.path.name}; only declared cells can be varied"
-        )
+        where = expansion.experiments.path.name
+        raise GpasError(f"{entry.id} is not declared in {where}; only declared cells can be varied")
     grid = expansion.experiments.grids[entry.declared.grid]
     labels = {name: label(node, name) for name, node in nodes.items()}
     changes = ", ".join(f"{name}={spelled(value)}" for name, value in labels.items())
@@ -226,15 +217,8 @@ def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[P
     problems.extend(replace(problem, where=f"{entry.id}, shrunk") for problem in found)
     if cell is None:
         return None
-    return replace(
-        entry,
-        cell=cell,
-        cadence=_CADENCE,
-        watch=Monitoring(),
-        resources=Resources(compile="off"),
-        kind_resources={},
-        declared=None,
-    )
+    alone = replace(entry, resources=Resources(compile="off"), kind_resources={}, declared=None)
+    return replace(alone, cell=cell, cadence=_CADENCE, watch=Monitoring())
 
 
 def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
@@ -247,7 +231,8 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     tiny = {
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
-        "objective": {**values["objective"], **_objective(cell)},
+        # A BPE has no mask token of its own.
+        "objective": {**values["objective"], **({"mask_token": ""} if isinstance(cell.objective, Masked) else {})},
         "data": {**values["data"], **_data(cell.data, text)},
         "optim": {**values["optim"], **_optim(cell)},
         "depth": {**values["depth"], **_depth(cell.depth)},
@@ -263,7 +248,8 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
     tiny: dict[str, Any] = {}
     values = cell.to_mapping()
     if cell.parameters("finetune") is not None:
-        tiny["finetune"] = {**values["finetune"], **_finetune(text)}
+        own = {"data": text.records, "validation": "", "length": 4 * _ROW_TOKENS}
+        tiny["finetune"] = {**values["finetune"], **own, "epochs": 1, "batch": _BATCH_ROWS, "warmup": 0}
     if section := cell.parameters("glue"):
         tiny["glue"] = {**values["glue"], **_GLUE, "lr": list(section.lr[:2])}
     if cell.parameters("texts") is not None:
@@ -284,11 +270,6 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
     if cell.parameters("layers") is not None:
         tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS, **of_network}
     return tiny
-
-
-def _objective(cell: Cell) -> dict[str, Any]:
-    """Return the settings of an objective for a BPE, which has no mask token of its own."""
-    return {"mask_token": ""} if isinstance(cell.objective, Masked) else {}
 
 
 def _data(data: Data, text: TinyText) -> dict[str, Any]:
@@ -336,17 +317,6 @@ def _depth(depth: Depth) -> dict[str, Any]:
         return {}
     lengths = depth.lengths if isinstance(depth.lengths, str) else "equal"
     return {"lengths": lengths} | ({"full_steps": 1} if depth.full_steps else {})
-
-
-def _finetune(text: TinyText) -> dict[str, Any]:
-    return {
-        "data": text.records,
-        "validation": "",
-        "length": 4 * _ROW_TOKENS,
-        "epochs": 1,
-        "batch": _BATCH_ROWS,
-        "warmup": 0,
-    }
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -34,12 +34,11 @@ from jinja2 import Template
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.files import open_regular
-from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.companions import companions
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import parse_document
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
-from gpas_cli.grid.tuned import companions
 from gpas_cli.origin.anonymous import Member, anonymised
 from gpas_cli.project import Project
 from gpas_cli.report import papers

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 from sqlalchemy import Engine
 
 from gpas_cli.errors import UnknownCell
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.provenance import Difference, differences
 from gpas_cli.report import query
 from gpas_cli.spec.cell import Stage

@@ -156,17 +156,8 @@ def _published(place: Place) -> tuple[PublishedNumber, ...]:
         table = printed.cell.table
         if table is None or printed.value is None:
             continue
-        found.append(
-            PublishedNumber(
-                source=source,
-                short=str(load(source)["short"]),
-                table=table.name,
-                what=table.what,
-                value=printed.value,
-                delta=printed.delta,
-                as_if=table.as_if,
-            )
-        )
+        where = (source, str(load(source)["short"]), table.name, table.what)
+        found.append(PublishedNumber(*where, printed.value, printed.delta, table.as_if))
     return tuple(found)
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from gpas_cli.grid.declared import Experiments, TableSpec
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry, Experiments, TableSpec
 from gpas_cli.report.figures.curves import Selection, curves
 from gpas_cli.report.figures.figure import Figure, Line, frame, make_figure
 from gpas_cli.report.figures.paper_figures import declared_figures, make, request

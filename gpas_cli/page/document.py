@@ -16,8 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from gpas_cli.documents import plain
-from gpas_cli.page.claims import FILTERS
-from gpas_cli.page.content import Content
+from gpas_cli.page.content import FILTERS, Content
 from gpas_cli.words import count, date_and_time, one_line, printable
 
 ASSETS = Path(__file__).parent / "assets"
@@ -59,24 +58,25 @@ def to_html(content: Content, refresh: float = 0.0, data: str = "") -> Document:
 
 def to_mapping(content: Content) -> dict[str, Any]:
     """Return what changes while cells run: the HTML of the sections, the figures, and the list of cells."""
-    templates = _templates()
+
+    def html(name: str, **values: Any) -> str:
+        return _templates().get_template(f"{name}.html").render(values)
+
     grids = [
         {
             "name": grid.name,
             "anchor": grid.anchor,
             "title": grid.title,
-            "summary": templates.get_template("grid.html").render(grid=grid),
+            "summary": html("grid", grid=grid),
             "charts": grid.charts,
         }
         for grid in content.grids
     ]
     return {
         "made": date_and_time(content.made),
-        "overview": templates.get_template("overview.html").render(content=content),
-        "claims": templates.get_template("claims.html").render(content=content) if content.claims else "",
-        "paper_tables": (
-            templates.get_template("paper_tables.html").render(content=content) if content.paper_tables else ""
-        ),
+        "overview": html("overview", content=content),
+        "claims": html("claims", content=content) if content.claims else "",
+        "paper_tables": html("paper_tables", content=content) if content.paper_tables else "",
         "grids": grids,
         "figures": content.figures,
         "cells": content.cells,

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.estimate import Estimate, Sized, Work, device_hours, estimate
 from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
 from gpas_cli.plan.stage_jobs import StageJob

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpas_cli.errors import Exit
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.plan import machine as machines
 from gpas_cli.plan.costs import (
     CostElsewhere,
@@ -36,10 +36,6 @@ from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.store.snapshot import current_code
 from gpas_cli.words import count
 
-_ACTIONS = (
-    "new", "interrupted", "running", "queued", "done", "diverged", "failed", "cancelled", "unknown", "invalid",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -53,7 +49,7 @@ class Refusal:
 class PlanRow:
     """One cell of a plan.
 
-    `action` is one of ACTIONS: the state of the cell, "new" if it has no attempt, or "invalid" if this machine
+    `action` is the state of the cell, "new" if it has no attempt, or "invalid" if this machine
     cannot complete it; `detail` is the reason. `will_run`: whether `gpas run` would start a job for it.
     `refusals`: why this machine cannot complete it.
     """
@@ -199,10 +195,8 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
     refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
     end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will come from both"
     cells = count(len(before), "cell")
-    made = ", ".join(sorted(set(before.values())))
-    return (
-        f"{cells} would resume after the code has changed (from version {made} to {now}): {next(iter(before))}{end}",
-    )
+    made = f"from version {', '.join(sorted(set(before.values())))} to {now}"
+    return (f"{cells} would resume after the code has changed ({made}): {next(iter(before))}{end}",)
 
 
 def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection[str]) -> bool:
@@ -211,11 +205,7 @@ def _possible(job: StageJob, seen: Mapping[str, StageStatus], wanted: Collection
 
 
 def _row(
-    state: CellStatus,
-    jobs: Mapping[str, StageJob],
-    resume: Mapping[str, int],
-    refusal: Refusal,
-    texts: Texts,
+    state: CellStatus, jobs: Mapping[str, StageJob], resume: Mapping[str, int], refusal: Refusal, texts: Texts
 ) -> PlanRow:
     mine = [stage.key for stage in state.entry.cell.stages if stage.key in jobs]
     entry = state.entry

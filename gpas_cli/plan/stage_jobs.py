@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpas_cli.data.text_usage import TextRequirement
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.store.records import StageRecord, TextDemand

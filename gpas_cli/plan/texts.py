@@ -12,7 +12,7 @@ from gpas_cli.data import disk
 from gpas_cli.data.text_usage import TextRequirement, TextUsage, estimate_usage, requirements, unreadable_reason
 from gpas_cli.data.tokenizer import MaskToken, absent_reason
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.grid.entry import Declared, Entry
+from gpas_cli.grid.declared import Declared, Entry
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, LaterStage, distinct

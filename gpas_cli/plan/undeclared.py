@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpas_cli.errors import GpasError, Problem, UnknownCell
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.select import MIN_PREFIX_DIGITS
 from gpas_cli.plan.stage_jobs import stage_jobs, stage_keys
 from gpas_cli.project import Project

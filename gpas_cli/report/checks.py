@@ -24,7 +24,9 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
         if grid.table is not None:
             kinds = experiments.catalogue.stage_kinds.values()
             yield from _problems(experiments.grids, grid, grid.table, kinds)
-    yield from _claim_problems(experiments)
+    for claim in (claim for sizes in experiments.claims.values() for claim in sizes):
+        for comparison in claim.comparisons:
+            yield from _comparison_problems(experiments, claim, comparison)
 
 
 def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: Iterable[StageKind]) -> Iterator[Problem]:
@@ -64,9 +66,8 @@ def _unreported(grids: Mapping[str, Grid], grid: Grid) -> Iterator[Problem]:
     if scored_as not in reported:
         kinds = listed(sorted({objective.kind for objective in objectives}), 3)
         names = sorted(f"{word}_{name}".removeprefix("_") for word in reported for name in _COMPARED_SCORES)
-        yield _problem(
-            grid, f"no cell reports '{value}': cells of objective {kinds} report {listed(names, 6)}", "value"
-        )
+        message = f"no cell reports '{value}': cells of objective {kinds} report {listed(names, 6)}"
+        yield _problem(grid, message, "value")
 
 
 def _objectives_of(grids: Mapping[str, Grid], grid: Grid) -> set[Objective]:
@@ -96,14 +97,6 @@ def _problem(grid: Grid, message: str, *path: str) -> Problem:
     for part in path:
         node = children(node).get(part, node) if node else None
     return Problem(("grids", grid.name, "table", *path), message, str(node.mark if node else grid.mark))
-
-
-def _claim_problems(experiments: Experiments) -> Iterator[Problem]:
-    """Yield the problems of the metrics, curves and published tables that claims name, with their places."""
-    for sizes in experiments.claims.values():
-        for claim in sizes:
-            for comparison in claim.comparisons:
-                yield from _comparison_problems(experiments, claim, comparison)
 
 
 def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Comparison) -> Iterator[Problem]:

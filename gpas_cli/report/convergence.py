@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.report.query import curves
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.spec.stage import CONVERGENCE

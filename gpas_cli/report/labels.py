@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.declared import Experiments
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.expand import family_of
 from gpas_cli.spec.parse import flat
 

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.declared import Experiments
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring, select

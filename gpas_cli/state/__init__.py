@@ -2,8 +2,7 @@
 
 status       StageStatus and CellStatus: a state, its evidence, its age; the end of a journal -> step, loss, ETA
 observe      run directories -> the status of each stage and cell
-attempt      one attempt -> its status: outcome, exit.json, alive.lock, age
-exits        the exit codes of a job, and the last lines of its log
+attempt      one attempt -> its status: outcome, exit.json, alive.lock, age; exit codes of jobs
 claims       claim.json: which submitter runs a stage next, and which submitters are alive
 claim_set    taking and releasing claims, so that no stage runs twice
 view         what submitters and schedulers report about claims; schedulers by name, built in or from entry points

@@ -1,18 +1,23 @@
-"""The status of one attempt, from the files in its directory."""
+"""The status of one attempt, from the files in its directory; exit codes of jobs, and the last lines of their logs."""
 
+from __future__ import annotations
+
+import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
+from gpas_cli.files import open_regular
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.claims import SILENCE_SECONDS
-from gpas_cli.state.exits import JobExit, last_line
 from gpas_cli.state.locks import Lock
 from gpas_cli.state.status import OUTCOMES, RESULTS, UNREADABLE, StageStatus, checkpoint_step
 from gpas_cli.store.journal import Line, lines_in, raw_tail, tail
@@ -213,3 +218,37 @@ def _last_lines(attempt: AttemptDir) -> Sequence[Line]:
     with suppress(OSError):
         return tail(attempt.journal_path, _PROGRESS_BYTES)
     return ()
+
+
+class JobExit(IntEnum):
+    """Exit codes of the process of an attempt. Any other code means failure."""
+
+    RESULT = 0  # done or diverged
+    FAILED = 1
+    INTERRUPTED = 75  # to be resumed from its checkpoint
+    FAULTY_NODE = 76  # to be resumed on another node: this one does not have the GPUs that the job asked for
+    CANCELLED = 130
+
+    @classmethod
+    def of(cls, outcome: str) -> JobExit:
+        """Return the exit code for an outcome of the journal."""
+        return cls.RESULT if outcome in ("done", "diverged") else cls[outcome.upper()]
+
+
+_END_BYTES = 4096
+
+
+def end_of(log: Path) -> str:
+    """Return the last END_BYTES of a log, "" if it cannot be read."""
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_line(log: Path, ignored: re.Pattern[str] | None = None) -> str:
+    """Return the last line of a log that is neither blank nor matches `ignored`. In a traceback that is the error."""
+    lines = (line.strip() for line in reversed(end_of(log).splitlines()))
+    return next((line for line in lines if line and not (ignored and ignored.match(line))), "")

@@ -3,13 +3,12 @@
 Each decision is made under one lock, held briefly: observe, then claim only unclaimed stages without a result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.permissions import explain
@@ -61,11 +60,7 @@ class ClaimSet:
     """
 
     def __init__(
-        self,
-        runs: Path,
-        retry: Collection[str] = (),
-        scheduler: str = LOCAL,
-        grids: Mapping[str, str] | None = None,
+        self, runs: Path, retry: Collection[str] = (), scheduler: str = LOCAL, grids: Mapping[str, str] | None = None
     ):
         for state in retry:
             if state not in RETRIABLE:
@@ -118,7 +113,7 @@ class ClaimSet:
         self._release(set(self.held))
         self.submitter.close()
 
-    def __enter__(self) -> ClaimSet:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

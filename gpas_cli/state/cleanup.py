@@ -24,7 +24,7 @@ from typing import Annotated
 
 from gpas_cli.checkpoints import FAILED, FINISHED, SUPERSEDED, newest_first
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.permissions import user_name
 from gpas_cli.state import locks
 from gpas_cli.state.claims import claim_path, claims_lock

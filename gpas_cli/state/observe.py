@@ -15,18 +15,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.attempt import conclude, lives
 from gpas_cli.state.claims import CLAIM, read_claim
-from gpas_cli.state.status import (
-    ALIVE,
-    RESULTS,
-    UNREADABLE,
-    CellStatus,
-    StageStatus,
-)
+from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, all_keys, look_in
 
@@ -34,11 +28,7 @@ _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a req
 
 
 def cell_statuses(
-    runs: Path,
-    entries: Iterable[Entry],
-    *,
-    jobs: bool = False,
-    seen: dict[str, StageStatus] | None = None,
+    runs: Path, entries: Iterable[Entry], *, jobs: bool = False, seen: dict[str, StageStatus] | None = None
 ) -> list[CellStatus]:
     """Return the status of each entry, in order.
 
@@ -49,14 +39,10 @@ def cell_statuses(
     seen = {} if seen is None else seen
     alive = SchedulerView(runs, line=jobs)
     states = [_cell_state(runs, entry, seen, alive) for entry in entries]
-    if not jobs:
-        return states
-    return [
-        replace(state, job=alive.job_of(read_claim(runs, state.key)))
-        if state.job is None and state.state in ALIVE
-        else state
-        for state in states
-    ]
+    for place, state in enumerate(states if jobs else ()):
+        if state.job is None and state.state in ALIVE:
+            states[place] = replace(state, job=alive.job_of(read_claim(runs, state.key)))
+    return states
 
 
 def observe_all(runs: Path, keys: Iterable[str]) -> dict[str, StageStatus]:

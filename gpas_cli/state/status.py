@@ -13,7 +13,7 @@ from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Phase, Scoring, Skipped, Spike, Started, Step
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
 from gpas_cli.store.journal import Line, lines_in

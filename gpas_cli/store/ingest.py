@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,7 @@ class Ingested:
     gone: int = 0
 
     def __add__(self, other: Ingested) -> Ingested:
-        return Ingested(
-            self.attempts + other.attempts,
-            self.events + other.events,
-            self.damaged + other.damaged,
-            self.problems + other.problems,
-            self.gone + other.gone,
-        )
+        return Ingested(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Ingested)))
 
 
 def sync(engine: Engine, runs: Path, keys: Iterable[str] | None = None) -> Ingested:
@@ -159,7 +153,9 @@ def _mark_gone(engine: Engine, runs: Path, rest: Iterable[Journal]) -> int:
     if not runs.is_dir():  # for example not mounted: nothing is known about any attempt
         return 0
     missing = [known for known in rest if rundir.is_gone(runs / known.directory)]
-    forgotten = [known.id for known in missing if _is_forgotten(runs, known)]
+    folders = {known.id: runs / known.directory for known in missing}
+    aside = {name: folder.parent / f"{rundir.FORGOTTEN}{folder.name}" for name, folder in folders.items()}
+    forgotten = [name for name, folder in aside.items() if folder.is_dir()]
     gone = [known.id for known in missing if known.gone is None and known.id not in forgotten]
     if forgotten:
         with session.writing(engine) as connection:
@@ -169,8 +165,3 @@ def _mark_gone(engine: Engine, runs: Path, rest: Iterable[Journal]) -> int:
         with session.writing(engine) as connection:
             connection.execute(_MARK_GONE, [{"attempt": attempt, "gone": time.time()} for attempt in gone])
     return len(gone)
-
-
-def _is_forgotten(runs: Path, known: Journal) -> bool:
-    directory = runs / known.directory
-    return (directory.parent / f"{rundir.FORGOTTEN}{directory.name}").is_dir()

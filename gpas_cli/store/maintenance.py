@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
-from gpas_cli.store import driver_errors, journal, owner, rundir, session
+from gpas_cli.store import journal, owner, rundir, session
 from gpas_cli.store.attempt_rows import (
     STRETCH_BYTES,
     Unreadable,
@@ -83,10 +83,8 @@ def _inconsistencies(engine: Engine, runs: Path, since: float = math.inf) -> Ite
     yield from (_Defect(problem, "make it readable, or move it away") for problem in skipped)
     for row in rows.values():
         if rundir.is_gone(runs / row["directory"]):
-            yield _Defect(
-                f"{row['directory']} is in the database but not in {runs}",
-                "restore the directory, or drop its rows with `gpas db rebuild`",
-            )
+            remedy = "restore the directory, or drop its rows with `gpas db rebuild`"
+            yield _Defect(f"{row['directory']} is in the database but not in {runs}", remedy)
 
 
 def _journal(attempt: AttemptDir, row: Mapping[str, Any], since: float) -> Iterator[_Defect]:
@@ -97,17 +95,14 @@ def _journal(attempt: AttemptDir, row: Mapping[str, Any], since: float) -> Itera
         if not _written_after(attempt.journal_path, since):
             yield _Defect(f"{attempt.relative}: {left} bytes are not yet ingested", "run `gpas sync`")
     elif (found.offset, found.events) != (row["journal_offset"], row["journal_events"]):
-        yield _Defect(
-            f"{attempt.relative}: the journal has {found.events} events, the database {row['journal_events']}",
-            rebuild,
-        )
+        numbers = f"the journal has {found.events} events, the database {row['journal_events']}"
+        yield _Defect(f"{attempt.relative}: {numbers}", rebuild)
     elif row["journal_tail"] not in (None, tail_of(attempt, found.offset)):
         yield _Defect(f"{attempt.relative}: the journal has changed since it was read", rebuild)
     if found.lost:
-        yield _Defect(
-            f"{attempt.journal_path}: {found.lost} events are missing ({found.damaged} damaged lines)",
-            "they cannot be recovered; check the attempt's log and the disk",
-        )
+        what = f"{found.lost} events are missing ({found.damaged} damaged lines)"
+        remedy = "they cannot be recovered; check the attempt's log and the disk"
+        yield _Defect(f"{attempt.journal_path}: {what}", remedy)
 
 
 def _written_after(path: Path, moment: float) -> bool:
@@ -171,16 +166,14 @@ def backup(url: str) -> Path:
     """Copy the database to a file beside it, even while it is in use. Raises StoreError, also for one on a server."""
     path = session.file_of(session.parse(url))
     if path is None:
-        where = driver_errors.name_of(session.parse(url))
-        raise StoreError(
-            f"{where}: gpas can only copy SQLite files; back this database up with pg_dump and restore with pg_restore"
-        )
+        remedy = "back this database up with pg_dump and restore with pg_restore"
+        raise StoreError(f"{session.name_of(url)}: gpas can only copy SQLite files; {remedy}")
     if not path.exists():
         raise StoreError(f"{path}: there is no database to back up")
     target = _beside(path, "backup")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with _explained(url):
+        with session.explained(session.parse(url), session.BUSY_SECONDS):
             _copy(path, partial)
         partial.replace(target)
     except OSError as error:
@@ -238,7 +231,7 @@ def _kept_beside(url: str, path: Path | None) -> Iterator[None]:
         return
     kept = _beside(path, "replaced")
     try:
-        with _explained(url):
+        with session.explained(session.parse(url), session.BUSY_SECONDS):
             _copy(path, kept)
         yield
     except BaseException:
@@ -318,14 +311,3 @@ def _beside(path: Path, why: str) -> Path:
     stamp = f"{path.name}.{why}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (f"{stamp}-{n}" if n else stamp for n in itertools.count())
     return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
-
-
-@contextmanager
-def _explained(url: str) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        explanation = driver_errors.explain(session.parse(url), error, session.BUSY_SECONDS)
-        if explanation is None:
-            raise
-        raise explanation from error

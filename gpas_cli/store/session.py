@@ -84,7 +84,9 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
     if path is not None and not path.parent.is_dir():
         raise StoreError(f"{path}: the folder {path.parent} does not exist; create it, or name another with GPAS_DB")
     if path is not None and may_write(path):
-        _make_file(path)
+        # SQLite would create the file without write permission for the group, whatever the umask. It reports errors.
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
     engine = _create_engine(parsed, busy_seconds)
     driver_errors.explain_errors_of(engine, busy_seconds)
     if parsed.get_backend_name() == "sqlite":
@@ -139,9 +141,8 @@ def version_of(connection: Connection) -> str | None:
     taken = sorted(tables & Base.metadata.tables.keys())
     if taken:
         where = driver_errors.name_of(connection.engine.url)
-        raise StoreError(
-            f"{where}: has a table '{taken[0]}' that gpas did not make; name another database with GPAS_DB"
-        )
+        what = f"has a table '{taken[0]}' that gpas did not make"
+        raise StoreError(f"{where}: {what}; name another database with GPAS_DB")
     return None
 
 
@@ -149,15 +150,12 @@ def refuse_other_version(engine: Engine, version: str) -> None:
     """Raise StoreError unless `version` is this program's."""
     where = driver_errors.name_of(engine.url)
     if version > HEAD:
-        raise StoreError(
-            f"{where}: its schema is version {version}, newer than this program's ({HEAD}); update gpas, "
-            f"or name another database with GPAS_DB"
-        )
+        what = f"its schema is version {version}, newer than this program's ({HEAD})"
+        raise StoreError(f"{where}: {what}; update gpas, or name another database with GPAS_DB")
     if version < HEAD:
         how = "it makes a backup first" if engine.dialect.name == "sqlite" else "make a backup with pg_dump first"
-        raise StoreError(
-            f"{where}: its schema is version {version}, this program needs {HEAD}; run `gpas db upgrade` ({how})"
-        )
+        what = f"its schema is version {version}, this program needs {HEAD}"
+        raise StoreError(f"{where}: {what}; run `gpas db upgrade` ({how})")
 
 
 def migrate(engine: Engine) -> None:
@@ -208,19 +206,8 @@ def _create_engine(url: URL, busy_seconds: float) -> Engine:
             execution_options={"gpas_busy_seconds": busy_seconds},
         )
     except (ModuleNotFoundError, NoSuchModuleError) as error:
-        raise StoreError(
-            f"{driver_errors.name_of(url)}: the driver of {url.drivername} is not installed; "
-            f"pip install 'gpas-cli[postgres]', or use sqlite:///path"
-        ) from error
-
-
-def _make_file(path: Path) -> None:
-    """Create an empty file, which is an empty database, with the permissions that the umask allows.
-
-    SQLite would create it without write permission for the group, whatever the umask.
-    """
-    with contextlib.suppress(OSError):  # SQLite reports it
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+        what = f"{driver_errors.name_of(url)}: the driver of {url.drivername} is not installed"
+        raise StoreError(f"{what}; pip install 'gpas-cli[postgres]', or use sqlite:///path") from error
 
 
 def _share_log(path: Path) -> None:
@@ -237,7 +224,7 @@ def _prepare_sqlite(engine: Engine, busy_seconds: float) -> None:
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None  # the driver begins no transactions of its own
-        with _explained(engine.url, busy_seconds):
+        with explained(engine.url, busy_seconds):
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = NORMAL")
 
@@ -264,7 +251,8 @@ def _use_log(engine: Engine) -> None:
 
 
 @contextlib.contextmanager
-def _explained(url: URL, busy_seconds: float) -> Iterator[None]:
+def explained(url: URL, busy_seconds: float) -> Iterator[None]:
+    """Raise StoreError for an error of the driver within the block that has an explanation."""
     try:
         yield
     except sqlite3.Error as error:

@@ -13,22 +13,11 @@ from gpas_cli.processor import cpu_model, usable_cores
 from gpas_cli.store.records import AttemptRecord
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "datasets", "safetensors", "transformers", "lm_eval")
+_SLURM = ("JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "JOB_NODELIST", "JOB_PARTITION", "CLUSTER_NAME", "RESTART_COUNT")
 _VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "NVIDIA_TF32_OVERRIDE",
-    "SLURM_JOB_ID",
-    "SLURM_ARRAY_JOB_ID",
-    "SLURM_ARRAY_TASK_ID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_PARTITION",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_RESTART_COUNT",
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *(f"SLURM_{name}" for name in _SLURM),
 )
 
 

@@ -31,8 +31,8 @@ from gpas_cli.events import Event, Outcome, Started
 from gpas_cli.permissions import advise
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import TOKENISE
+from gpas_cli.state.attempt import JobExit
 from gpas_cli.state.cancellation import request_path
-from gpas_cli.state.exits import JobExit
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.worker import ranks

@@ -28,8 +28,7 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import THREAD_VARIABLES
-from gpas_cli.state.attempt import outcome
-from gpas_cli.state.exits import JobExit
+from gpas_cli.state.attempt import JobExit, outcome
 from gpas_cli.store.journal import Journal, raw_tail
 from gpas_cli.store.records import RankFailure
 from gpas_cli.store.rundir import AttemptDir, read_record, write_record

@@ -29,12 +29,9 @@ def tokenise(attempt: AttemptRecord, emit: Emit, stop: Stop) -> Outcome:
     wanted = TextRequirement(demand.data, demand.vocab, demand.rows)
     reporter = _ProgressReporter(emit, stop)
     try:
-        caches = token_caches(
-            wanted.data, wanted.vocab, Path(attempt.cache), root=Path(attempt.root), notify=reporter.notice
-        )
-        shards = build(
-            caches, wanted.data, wanted.rows, notify=reporter.notice, workers=attempt.threads, watch=reporter.watch
-        )
+        cache, root, notify = Path(attempt.cache), Path(attempt.root), reporter.notice
+        caches = token_caches(wanted.data, wanted.vocab, cache, root=root, notify=notify)
+        shards = build(caches, wanted.data, wanted.rows, notify=notify, workers=attempt.threads, watch=reporter.watch)
     except _Stopped as stopped:
         return Outcome(str(stopped))
     tokens = {f"{split}_tokens": sum(sum_of(own[split]).tokens for own in shards) for split in SPLITS}

@@ -18,7 +18,7 @@ from chaos_kit.plan import Step, append, is_fault
 from chaos_kit.processes import of_folder
 from chaos_kit.project import GRIDS, Command, Project, names_of
 from chaos_kit.witness import Witness
-from gpas_cli.schedule.slurm.state import _OUTCOME_SECONDS
+from gpas_cli.schedule.slurm.queue import _OUTCOME_SECONDS
 from gpas_cli.store import session
 
 STUCK = 600.0  # seconds without an event, an attempt or a queue change after which the round counts as stuck

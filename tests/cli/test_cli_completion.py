@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from face import Face
 
-from gpas_cli.cli.bash_words import rejoined
+from gpas_cli.cli.app import rejoined
 
 SET_UP = {
     "bash": ('eval "$(_GPAS_COMPLETE=source_bash gpas)"', ["--norc", "--noprofile", "-i"]),

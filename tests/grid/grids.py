@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import parse_document
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 

@@ -8,7 +8,7 @@ import math
 import pytest
 from shipped import EXPERIMENTS, cells_of
 
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.optim import Optim
 
 GRIDS = {name: [entry for entry in cells_of(name) if not entry.cell.network] for name in EXPERIMENTS.grids}

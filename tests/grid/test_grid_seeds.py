@@ -6,10 +6,10 @@ import pytest
 from grids import HEAD
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
 from gpas_cli.grid.declared import Experiments
 from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.load import load
-from gpas_cli.grid.seeds import add_seeds, seeds_path, with_seeds
 
 BASE = "    base: {size: quickstart, data: quickstart}\n"
 GRIDS = f"""\
@@ -44,7 +44,7 @@ def complaints(config: Path) -> list[str]:
 
 
 def test_added_seeds_are_cells_of_the_grid(config: Path) -> None:
-    assert add_seeds(config, {"varied": {"pre": [3], "post-gpas": [4, 3]}})
+    add_seeds(config, {"varied": {"pre": [3], "post-gpas": [4, 3]}})
     experiments = load(config)
     assert names(experiments, "varied")[8:] == ["pre-s3", "post-gpas-s3", "post-gpas-s4"]
     added = expand(experiments, ["varied"])[8:]
@@ -98,7 +98,9 @@ def test_in_memory_as_on_disk(config: Path) -> None:
     assert ahead == expand(load(config), ["varied"])
     # Seeds that are there already are not added twice, in memory or on disk.
     assert expand(with_seeds(load(config), new), ["varied"]) == ahead
-    assert not add_seeds(config, new)
+    written = seeds_path(config).stat().st_mtime_ns
+    add_seeds(config, new)
+    assert seeds_path(config).stat().st_mtime_ns == written
 
 
 def test_additions_are_merged_and_the_file_stays_readable(config: Path) -> None:

@@ -5,7 +5,7 @@ from grids import HEAD, cells, grid, read
 from shipped import cells_of
 
 from gpas_cli.errors import GpasError, UnknownCell
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import conditions, find, run_command, run_words, select
 

@@ -7,7 +7,7 @@ import yaml
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts

@@ -6,10 +6,9 @@ import pytest
 from grids import HEAD
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.grid.companions import add_seeds, tuned_path, write_tuned
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.seeds import add_seeds
-from gpas_cli.grid.tuned import tuned_path, write_tuned
 
 GRIDS = """\
   varied:

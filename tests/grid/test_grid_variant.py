@@ -5,7 +5,7 @@ from grids import HEAD, cells, read, whole
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, InvalidExperiments
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import find
 from gpas_cli.grid.variant import vary

@@ -8,8 +8,7 @@ from typing import Any
 
 from gpas_cli.errors import StoreError
 from gpas_cli.page.content import Content
-from gpas_cli.page.live import LivePage
-from gpas_cli.page.server import PageServer
+from gpas_cli.page.server import LivePage, PageServer
 
 
 def content(problem: str = "", cells: tuple[Mapping[str, Any], ...] = ()) -> Content:

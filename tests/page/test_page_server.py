@@ -13,7 +13,7 @@ from launching import until
 from live_source import Source, served
 
 from gpas_cli.errors import GpasError
-from gpas_cli.page.live import IDLE_SHARE as IDLE
+from gpas_cli.page.server import IDLE_SHARE as IDLE
 from gpas_cli.page.server import PageServer
 
 

@@ -23,8 +23,17 @@ from gpas_cli.plan.machine import Machine, machine
 from gpas_cli.plan.stage_jobs import StageJob, stage_jobs
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import JOB, record_exit, token
-from gpas_cli.schedule.scheduler import Finding, RunRequest, Scheduler
-from gpas_cli.schedule.summary import Ending, JobBatch, RunSummary, Submitted, reason_of, summarise
+from gpas_cli.schedule.scheduler import (
+    Ending,
+    Finding,
+    JobBatch,
+    RunRequest,
+    RunSummary,
+    Scheduler,
+    Submitted,
+    reason_of,
+    summarise,
+)
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path, process_path

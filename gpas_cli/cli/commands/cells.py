@@ -15,12 +15,13 @@ from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import evidence, once
 from gpas_cli.documents import CellNameJson, DocumentJson, From, StateJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import with_resources
 from gpas_cli.plan.texts import awaited
+from gpas_cli.report.recorded import stage_keys
 from gpas_cli.report.tables.table_place import RETRIED
+from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
-from gpas_cli.schedule.summary import RunSummary
 from gpas_cli.spec.stage import main_result
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire
@@ -171,14 +172,9 @@ def rerun(
         say(f"{count(len(chosen), 'cell')} would run again")
         finish(RunSummary())
     confirm(f"Run {count(len(chosen), 'cell')} again?", options.yes)
-    run_again(project().runs, _keys([state.entry for state in chosen]))
+    run_again(project().runs, stage_keys([state.entry for state in chosen]))
     note(project().runs, "rerun", [state.entry.id for state in chosen])
     run_entries([state.entry for state in chosen], options)
-
-
-def _keys(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of all stages."""
-    return list(dict.fromkeys(stage.key for entry in entries for stage in entry.cell.stages))
 
 
 def _print_results(states: Sequence[CellStatus]) -> None:
@@ -191,7 +187,7 @@ def _print_results(states: Sequence[CellStatus]) -> None:
 
 
 def _undo(entries: Sequence[Entry]) -> None:
-    withdrawn = run_no_more(project().runs, _keys(entries))
+    withdrawn = run_no_more(project().runs, stage_keys(entries))
     if not withdrawn:
         raise GpasError("nothing to withdraw: no rerun of these cells was requested; `gpas cancel` stops a running one")
     kept = [entry.id for entry in entries if any(stage.key in withdrawn for stage in entry.cell.stages)]
@@ -242,10 +238,8 @@ def forget(
         done = "restored" if undo else "forgotten"
         say(f"{named.get(key, key)}: {done} ({count(len(moved), 'attempt')})")
     if as_json:
-        stages: list[_ForgottenStageJson] = [
-            {"key": key, "directories": [str(attempt.path) for attempt in moved]} for key, moved in folders.items()
-        ]
-        print_json(ForgottenJson(schema=1, stages=stages))
+        stages = [{"key": key, "directories": [one.path for one in moved]} for key, moved in folders.items()]
+        print_json(filled(ForgottenJson, stages=stages))
 
 
 def _key(entry: Entry, kind: str) -> str:

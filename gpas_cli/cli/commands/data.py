@@ -149,13 +149,7 @@ def _prepare(
             view.notice(f"{stem} is damaged and is rebuilt")
     shards = build(caches, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
     return [
-        filled(
-            _PreparedCorpusJson,
-            tokens,
-            source=part.source,
-            folder=str(tokens.folder),
-            splits={split: sum_of(own[split]) for split in splits},
-        )
+        filled(_PreparedCorpusJson, tokens, source=part.source, splits={split: sum_of(own[split]) for split in splits})
         for tokens, part, own in zip(caches, data.parts, shards, strict=True)
     ]
 
@@ -174,14 +168,8 @@ def status(as_json: AsJson = False) -> None:
     for path in () if as_json else unknown:
         say(f"{path} is missing or damaged; see `gpas data check`", soft_wrap=True)
     if as_json:
-        print_json(
-            CachesJson(
-                schema=1,
-                cache=str(here.cache),
-                caches=[filled(_CacheJson, one, name=names.get(one.fingerprint)) for one in found],
-                undescribed=[str(path) for path in unknown],
-            )
-        )
+        caches = [filled(_CacheJson, one, name=names.get(one.fingerprint)) for one in found]
+        print_json(filled(CachesJson, cache=here.cache, caches=caches, undescribed=unknown))
     elif not found and not unknown:
         say(Text.assemble(f"no token cache in {here.cache}; ", ("gpas data prepare", "bold"), " builds one"))
     elif found:
@@ -199,11 +187,7 @@ def check(as_json: AsJson = False) -> None:
     shown = track(found, "reading", console=console(), transient=True, disable=as_json)
     markers = [marker for one in shown for marker in damaged(one)]
     if as_json:
-        print_json(
-            CheckedCachesJson(
-                schema=1, caches=len(found), damaged=list(map(str, markers)), undescribed=list(map(str, unknown))
-            )
-        )
+        print_json(filled(CheckedCachesJson, caches=len(found), damaged=markers, undescribed=unknown))
     else:
         for path in unknown:
             say(f"- {path} is missing or damaged", soft_wrap=True)
@@ -270,13 +254,10 @@ def _table(found: Sequence[CachedCorpus], names: Mapping[str, str]) -> Columns:
         facts = [one.folder.name, text, one.tokenizer[:8], f"{one.vocab}", f"{one.limit or 'all'}"]
         size = byte_size(one.size)
         for split, totals in one.splits.items():
-            totals_text = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), _cut(totals.cut))
+            share = totals.cut  # "?" for a cache that an older version wrote
+            cut = "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"
+            totals_text = (f"{totals.documents:,}", f"{totals.tokens:,}", byte_size(totals.bytes), cut)
             rows.append((*facts, split, *totals_text, "yes" if totals.final else "grows", size))
             facts = [""] * len(facts)
             size = ""
     return Columns((*facts_of, *numbers), rows, right=frozenset(numbers))
-
-
-def _cut(share: float | None) -> str:
-    """Return the fraction of the text that `layout: pad` cuts off; "?" if an older version wrote the cache."""
-    return "?" if share is None else f"{100 * share:.0f} %" if share else "nothing"

@@ -115,7 +115,7 @@ def check(as_json: AsJson = False) -> None:
     if not any(finding.message in problem for finding in findings):
         warn(problem)
     if as_json:
-        print_json(CheckedDatabaseJson(schema=1, findings=[str(finding) for finding in findings]))
+        print_json(CheckedDatabaseJson(schema=1, findings=[*map(str, findings)]))
     else:
         for finding in findings:
             say(f"- {finding}")

@@ -15,7 +15,6 @@ from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
@@ -155,19 +154,17 @@ def _side(text: str, where: Project, grid: str | None = None) -> Iterator[Side]:
     """
     match = _ATTEMPT.fullmatch(text)
     name = match[1] if match else text
-    entry = find_cells([name])[0] if grid is None else _find_elsewhere(name, where, grid)
+    if grid is None:
+        (entry,) = find_cells([name])
+    else:
+        declared = load(where.config)
+        usual = grid if grid in declared.grids else declared.default
+        entry = find_preferring(usual, expand(declared, list(declared.grids)), name)
     with recorded_of([entry], where) as known:
         if known.engine is None:
-            raise GpasError(
-                f"{entry.id} has not been run in {where.config.parent}; `gpas run grid {entry.grid}` runs it"
-            )
+            message = f"{entry.id} has not been run in {where.config.parent}; `gpas run grid {entry.grid}` runs it"
+            raise GpasError(message)
         yield Side(entry, known.engine, where.runs, int(match[2]) if match else None)
-
-
-def _find_elsewhere(name: str, where: Project, grid: str) -> Entry:
-    declared = load(where.config)
-    usual = grid if grid in declared.grids else declared.default
-    return find_preferring(usual, expand(declared, list(declared.grids)), name)
 
 
 def _print(found: Comparison, with_code: bool) -> None:

@@ -89,16 +89,8 @@ def evaluate(
         )
     problem = ingest(here)
     if as_json:
-        print_json(
-            filled(
-                EvaluatedJson,
-                done,
-                origin=found.provenance(),
-                new=done.outcome is not None,
-                missing=_reason(done),
-                metrics=_metrics(done, section),
-            )
-        )
+        made = {"origin": found.provenance(), "new": done.outcome is not None, "metrics": _metrics(done, section)}
+        print_json(filled(EvaluatedJson, done, missing=_reason(done), **made))
     else:
         _print(done, section)
     warn(problem)

@@ -17,9 +17,9 @@ from gpas_cli.cli.selection import experiments, find_cells, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.depth import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.working import working
-from gpas_cli.documents import CellNameJson, DocumentJson
+from gpas_cli.documents import CellNameJson, DocumentJson, filled
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site
 from gpas_cli.plan.costs import described
 from gpas_cli.spec.cell import NETWORK, Cell, Stage
@@ -110,25 +110,24 @@ def explain(cells: Cells, bounds: _Bounds = False, force: _Force = False, as_jso
 
 
 def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
-    runs: list[_EquationJson] = [
-        {"first": first, "last": last, "equation": text}
-        for first, last, text in ([] if entry.cell.network else equations(entry.cell.model))
+    cell, model = entry.cell, entry.cell.model
+    stages = [
+        filled(_StageKeyJson, stage, resources=plain(entry.resources_of(stage)), site=_site(entry, stage))
+        for stage in cell.stages
     ]
-    stages: list[_StageKeyJson] = [
-        {"kind": stage.kind, "key": stage.key, "parents": list(stage.parents),
-         "resources": plain(entry.resources_of(stage)), "site": _site(entry, stage)}
-        for stage in entry.cell.stages
-    ]  # fmt: skip
-    model = entry.cell.model
     shortcut: _ShortcutJson = {
         "std": shortcut_std(model), "large": has_large_shortcut(model),
         "small_sublayers": has_small_sublayers(model), "remark": remark(model),
     }  # fmt: skip
-    made: _ExplainedCellJson = {
-        "key": entry.cell.key, "name": entry.name, "grid": entry.grid, "layers": runs, "shortcut": shortcut,
-        "depth": depth_lines(entry.cell), "stages": stages, "cell": _settings(entry.cell),
-    }  # fmt: skip
-    return made if theory is None else {**made, "bounds": _as_mapping(entry.cell, theory)}
+    bounds = {} if theory is None else {"bounds": _as_mapping(cell, theory)}
+    return filled(
+        _ExplainedCellJson, key=cell.key, grid=entry.grid, name=entry.name,
+        layers=[
+            {"first": first, "last": last, "equation": text}
+            for first, last, text in ([] if cell.network else equations(model))
+        ],
+        shortcut=shortcut, depth=depth_lines(cell), stages=stages, cell=_settings(cell), **bounds,
+    )  # fmt: skip
 
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:

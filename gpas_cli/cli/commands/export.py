@@ -18,7 +18,7 @@ from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.archive import Archive, write_archive
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
 from gpas_cli.store.rundir import AttemptDir
@@ -185,26 +185,22 @@ def _checkpoint(entry: Entry) -> Path:
     """Return the newest checkpoint of the cell's last training stage. Raises GpasError if there is none."""
     stage = entry.cell.trained
     runs = project().runs
-    found = newest_checkpoint(runs, stage.key)
-    if found is not None:
-        return found
-    raise GpasError(
-        f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}; `gpas run grid {entry.grid}` "
-        "trains it"
-    )
+    if (found := newest_checkpoint(runs, stage.key)) is None:
+        what = f"{entry.id} has no checkpoint of its {stage.kind} ({stage.key}) in {runs}"
+        raise GpasError(f"{what}; `gpas run grid {entry.grid}` trains it")
+    return found
 
 
 def _origin(entry: Entry, trained: Path, text: TextFacts) -> TrainingOrigin:
     """Return what the run directories record about the checkpoint `trained`, for the model card."""
     attempt = AttemptDir(trained.parents[1]).read_attempt()
-    commit, dirty = str(attempt.git.get("commit", "")), bool(attempt.git.get("dirty"))
     runs = project().runs
     scoring = [stage.key for stage in entry.cell.stages if not stage.declared.trains]
     return TrainingOrigin(
         name=entry.id,
         code=attempt.code,
-        commit=commit,
-        dirty=dirty,
+        commit=str(attempt.git.get("commit", "")),
+        dirty=bool(attempt.git.get("dirty")),
         text=text,
         evaluation=evaluation_of(runs, entry.cell.trained.key, trained),
         scores=tuple(scores_of(runs, scoring, short_name(trained))),
@@ -215,13 +211,9 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
     measured = written.measured
     code = written.form == "bundled"
     gates = ", gates folded into the weights" if written.folded else ""
-    form = (
-        f"its own code, modeling_gpas.py{gates}: {written.reason}"
-        if code
-        else "plain LLaMA; scales, gates and embedding stages are folded into its weights"
-    )
+    plain = "plain LLaMA; scales, gates and embedding stages are folded into its weights"
     lines = {
-        "form": form,
+        "form": f"its own code, modeling_gpas.py{gates}: {written.reason}" if code else plain,
         "weights": f"{written.parameters:,} in {written.dtype}, after update {written.step} of {written.steps}",
         "random ids": _error(measured.random_error, max_error),
         "held-out": _error(measured.held_out_error, max_error),

@@ -9,23 +9,21 @@ import typer
 
 from gpas_cli.cli.commands.explain import identity_bounds_of
 from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.drawing import Output
+from gpas_cli.cli.drawing import Output, draw_figures
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, complete_grid, complete_where, offer, offer_list
-from gpas_cli.cli.paper_figures import draw_figures
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.convergence import Speed
 from gpas_cli.report.figures.convergence import convergence as convergence_of
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios, recorded_quantities
 from gpas_cli.report.figures.envelope import envelope as envelope_of
 from gpas_cli.report.figures.figure import PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
-from gpas_cli.report.figures.plot import Sheet, save
-from gpas_cli.report.figures.scaling import Law, PowerLaw, Scaling, scaling
+from gpas_cli.report.figures.scaling import Law, PowerLaw, scaling
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed
@@ -239,15 +237,12 @@ def _plot(
     )
     if growth:
         made = with_growth(made)
-    output.print([made])
-    if paths:
-        save(Sheet((made,)), paths, output.size)
-        lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
-        drawn = count(len(made.series), "map") if made.heat_map else count(lines, "line")
-        words = f"Wrote {' and '.join(map(str, paths))}: {drawn} from {count(len(recorded), 'run')}"
-        words += f"; {count(len(gateless), 'cell')} without gates" if gateless else ""
-        words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
-        say(f"{words}.", soft_wrap=True)
+    lines = sum(len(series.runs) for series in made.series) if made.every_run else len(made.series)
+    drawn = count(len(made.series), "map") if made.heat_map else count(lines, "line")
+    words = f": {drawn} from {count(len(recorded), 'run')}"
+    words += f"; {count(len(gateless), 'cell')} without gates" if gateless else ""
+    words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
+    output.draw([made], paths, words=words)
     if output.as_json:
         facts = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
         print_json(filled(FigureJson, **as_json(made), **facts))
@@ -323,10 +318,7 @@ def _draw_envelope(names: Sequence[str] | None, where: Sequence[str] | None, axi
         made, missing = envelope_of(known, axis, spec.value, spec.over, title)
     if made.is_empty:
         raise GpasError(f"none of the {count(len(chosen), 'cell')} has a number yet; `gpas status` shows them")
-    output.print([made])
-    if paths:
-        save(Sheet((made,)), paths, output.size)
-        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+    output.draw([made], paths)
     if output.as_json:
         cells = [entry.id for entry in chosen if entry.id not in missing]
         print_json(filled(FigureJson, **as_json(made), what=spec.value, files=paths, cells=cells, missing=missing))
@@ -365,14 +357,9 @@ def _draw_convergence(
     with recorded_of(chosen) as known:
         made, speeds, missing = convergence_of(known, base, spec.over, title, start)
     if not made:
-        raise GpasError(
-            f"none of the {count(len(chosen), 'cell')} has a training that is done beside that of its base; "
-            "`gpas status` shows them"
-        )
-    output.print(made)
-    if paths:
-        save(Sheet(tuple(made), title), paths, output.size)
-        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+        none = f"none of the {count(len(chosen), 'cell')} has a training that is done beside that of its base"
+        raise GpasError(f"{none}; `gpas status` shows them")
+    output.draw(made, paths, title)
     if output.as_json:
         panels = [as_json(one) for one in made]
         print_json(ConvergenceJson(schema=1, files=[*map(str, paths)], panels=panels, speeds=speeds, missing=missing))
@@ -413,23 +400,15 @@ def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, outp
         made = scaling(chosen, known, published)
     if not made.panels:
         raise GpasError("no cell has a result and no published table has its perplexity; --scaling has nothing to draw")
-    output.print(made.panels)
-    title = "Scaling of the validation loss" if output.title is None else output.title
-    if paths:
-        save(Sheet(made.panels, title), paths, output.size)
-        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+    output.draw(made.panels, paths, "Scaling of the validation loss" if output.title is None else output.title)
     if output.as_json:
         print_json(filled(ScalingJson, made, files=paths, panels=[as_json(panel) for panel in made.panels]))
     else:
-        say(_exponents(made))
+        rows = [(law.source, law.method, law.over, *_exponent(law), str(law.sizes)) for law in made.laws]
+        headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "sizes")
+        say(Columns(headers, rows, right=frozenset(headers[3:])))
     if made.missing:
         say(f"{count(len(made.missing), 'cell')} of {len(chosen)} without a result.")
-
-
-def _exponents(made: Scaling) -> Columns:
-    rows = [(law.source, law.method, law.over, *_exponent(law), str(law.sizes)) for law in made.laws]
-    headers = ("numbers", "method", "loss over", "exponent", "95 % interval", "sizes")
-    return Columns(headers, rows, right=frozenset(headers[3:]))
 
 
 def _exponent(law: Law) -> tuple[str, str]:

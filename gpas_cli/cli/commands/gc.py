@@ -14,7 +14,7 @@ from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experimen
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.undeclared import undeclared
 from gpas_cli.state.cleanup import StageUse, needed_by, remove, size_of, stage_use
 from gpas_cli.state.observe import statuses

@@ -31,15 +31,11 @@ def init(
         raise GpasError(f"{target} exists; --force replaces it")
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(packaged(CONFIG_NAME), target)
-    _ignore(directory / ".gitignore")
+    ignore = directory / ".gitignore"
+    lines = ignore.read_text().splitlines() if ignore.exists() else []
+    if missing := [line for line in _IGNORED if line not in lines]:
+        ignore.write_text("\n".join([*lines, *missing]) + "\n")
     say(f"Wrote {target}.")
     enter = (f"cd {shlex.quote(str(directory))}", "bold") if directory.resolve() != Path.cwd() else None
     steps = [*((enter, ", then ") if enter else ()), ("gpas plan", "bold"), ", then ", ("gpas run grid", "bold"), "."]
     say(Text.assemble("Next: ", *steps), soft_wrap=True)
-
-
-def _ignore(path: Path) -> None:
-    lines = path.read_text().splitlines() if path.exists() else []
-    missing = [line for line in _IGNORED if line not in lines]
-    if missing:
-        path.write_text("\n".join([*lines, *missing]) + "\n")

@@ -19,7 +19,7 @@ from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
 from gpas_cli.documents import Time
 from gpas_cli.files import open_regular
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.view import SchedulerView, facts_of, log_of
@@ -148,12 +148,16 @@ class AttemptLog:
 
     def new_lines(self, *, whole: bool) -> Iterator[str]:
         """Yield the new lines: a heading, events, the output of the process, and the outcome at the end."""
-        yield from self._heading()
+        if not self.headed and not self.raw:
+            yield f"==> {self.kind} {self.attempt.key}, attempt {self.attempt.number}: {self.attempt.path}"
+        self.headed = True
         outcome: list[str] = []
-        for found in self._found():
-            yield from outcome  # not the last one: the job was started again in the same directory
-            outcome = self._lines(found) if found.kind == "outcome" else []
-            yield from () if outcome else self._lines(found)
+        for lines, offset, _ in stretches(self.attempt.journal_path, self.journal):
+            self.journal = offset
+            for found in lines:
+                yield from outcome  # not the last one: the job was started again in the same directory
+                outcome = self._lines(found) if found.kind == "outcome" else []
+                yield from () if outcome else self._lines(found)
         yield from self._printed(whole)
         yield from outcome
 
@@ -169,16 +173,6 @@ class AttemptLog:
             if len(found) >= number or from_start:
                 return found[max(0, len(found) - number) :]
             span *= 8
-
-    def _heading(self) -> Iterator[str]:
-        if not self.headed and not self.raw:
-            yield f"==> {self.kind} {self.attempt.key}, attempt {self.attempt.number}: {self.attempt.path}"
-        self.headed = True
-
-    def _found(self) -> Iterator[Line]:
-        for found, offset, _ in stretches(self.attempt.journal_path, self.journal):
-            self.journal = offset
-            yield from found
 
     def _lines(self, found: Line) -> list[str]:
         if self.raw:

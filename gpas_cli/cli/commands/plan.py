@@ -11,7 +11,7 @@ from gpas_cli.cli.running import Shrink, ShrunkCells, plan_for, print_site, requ
 from gpas_cli.cli.selection import project, varied_entries, without_runs
 from gpas_cli.cli.views.plan import document, grids_of, render
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.machine import MEMORY_GB, named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan

@@ -1,7 +1,7 @@
 """`gpas run grid`: run every cell of a grid that has no result; `gpas train`: run one cell in the foreground."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,12 +38,20 @@ from gpas_cli.cli.views.progress import (
     results_so_far,
 )
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report.tables.table_place import RETRIED
-from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named, stop_on_signals
-from gpas_cli.schedule.summary import Item, RunSummary, Submitted
+from gpas_cli.schedule.scheduler import (
+    Item,
+    RunRequest,
+    RunSummary,
+    Scheduler,
+    Submitted,
+    choose,
+    scheduler_named,
+    stop_on_signals,
+)
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
@@ -227,8 +235,10 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     grids = list(dict.fromkeys(entry.grid for entry in ended))
     varied = any(SEPARATOR in entry.name for entry in ended)
     named = words if varied else grids
-    table = (". Table: ", (f"gpas table {shlex.join(named)}{_paper(grids)}", "bold")) if named or not varied else (".",)
-    say(Text.assemble((counts or "nothing to do", "bold"), *table))
+    tables = [experiments().grids[name].table for name in grids]
+    paper = " --paper" if any(table and table.published for table in tables) else ""
+    shown = (". Table: ", (f"gpas table {shlex.join(named)}{paper}", "bold")) if named or not varied else (".",)
+    say(Text.assemble((counts or "nothing to do", "bold"), *shown))
     if varied:
         say("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
         say("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
@@ -244,24 +254,12 @@ def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
     """Print why cells have no result. Return all cells by how they ended."""
     lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
     for name in (*OUTCOMES[1:], "skipped"):
-        for line in _reasons(lists[name]):
-            say(f"{name}: {line}")
+        by_reason: dict[str, list[str]] = {}
+        for item in lists[name]:
+            by_reason.setdefault(item.reason, []).append(item.entry.id)
+        for reason, ids in by_reason.items():
+            say(f"{name}: {listed(ids, _NAMED)}{reason and f': {reason}'}")
     return lists
-
-
-def _paper(grids: Sequence[str]) -> str:
-    """Return the option of `gpas table` that shows published numbers, if one of `grids` has some."""
-    tables = [experiments().grids[name].table for name in grids]
-    return " --paper" if any(table and table.published for table in tables) else ""
-
-
-def _reasons(items: Sequence[Item]) -> Iterator[str]:
-    """Yield a line for each reason, with the cells that it applies to."""
-    by_reason: dict[str, list[str]] = {}
-    for item in items:
-        by_reason.setdefault(item.reason, []).append(item.entry.id)
-    for reason, ids in by_reason.items():
-        yield f"{listed(ids, _NAMED)}: {reason}" if reason else listed(ids, _NAMED)
 
 
 _PROFILED_UPDATES = 5
@@ -291,7 +289,10 @@ def train(
 
     Example: [bold]gpas train pre-gpas-s1 optim.lr=3e-3 --profile[/bold]
     """
-    words = [cell, *_settings(settings or [])]
+    for argument in settings or ():
+        if "=" not in argument:
+            raise typer.BadParameter(f"'{argument}' is not a setting such as optim.lr=3e-3; `gpas train` runs one cell")
+    words = [cell, *(settings or ())]
     (entry,) = find_cells(words)
     _refuse(cell_statuses(project().runs, [entry])[0])
     watch = replace(
@@ -303,13 +304,6 @@ def train(
     summary = _run(replace(entry, watch=watch))
     _print_end(summary, again=shlex.join(["gpas", "train", *words]))
     finish(summary, notify)
-
-
-def _settings(words: Sequence[str]) -> Sequence[str]:
-    for argument in words:
-        if "=" not in argument:
-            raise typer.BadParameter(f"'{argument}' is not a setting such as optim.lr=3e-3; `gpas train` runs one cell")
-    return words
 
 
 def _refuse(state: CellStatus) -> None:

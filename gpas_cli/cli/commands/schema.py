@@ -35,7 +35,7 @@ DOCUMENTS = {
     "theory coordinates": "cli.commands.theory:CoordinatesJson",
     "table": "report.tables.render:TableJson",
     "figure": "cli.commands.figure:FigureJson",
-    "figure paper": "cli.paper_figures:PaperFiguresJson",
+    "figure paper": "cli.drawing:PaperFiguresJson",
     "figure convergence": "cli.commands.figure:ConvergenceJson",
     "figure scaling": "cli.commands.figure:ScalingJson",
     "claims": "report.claims.verdict:ClaimsJson",

@@ -40,7 +40,7 @@ from gpas_cli.cli.views.states import (
 )
 from gpas_cli.cli.working import watch
 from gpas_cli.documents import DocumentJson, From, StateJson, filled
-from gpas_cli.grid.entry import Entry, counted
+from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.select import select
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import CellStatus, by_run, started_grids
@@ -249,7 +249,8 @@ class View:
             yield grid_table(states, _ends(states))
             yield Text("")
         listed = self._picked(states)
-        shown = self._cut(listed, max(_LEAST, console().height - grids - _OTHER_LINES) if on_terminal else _LISTED)
+        usual = max(_LEAST, console().height - grids - _OTHER_LINES) if on_terminal else _LISTED
+        shown = listed[: usual if self.limit is None and (self.brief or self.watched) else self.limit]
         if self.brief or self.sort:
             none = f"no cell is {' or '.join(self.states)}" if self.states else "nothing is running or needs attention"
             wrapped = not ((self.brief or self.watched) and on_terminal)
@@ -261,7 +262,9 @@ class View:
         if len(listed) > len(shown):
             yield Text(rest(listed[len(shown) :]), style="dim")
         yield from map(Text, _text_lines(states))
-        yield Text.from_markup(_headline(states, "" if several else _ends(states).get(states[0].entry.grid, "")))
+        end = "" if several else _ends(states).get(states[0].entry.grid, "")
+        cells = counted(state.entry for state in states)
+        yield Text.from_markup(f"[bold]{cells}[/bold]: {totals(states)}{end and f'; ends about {end}'}")
         if self.brief:
             how = "`gpas status GRID` lists the cells of a grid" if several else "`gpas status --all` lists every cell"
             yield Text(how, style="dim")
@@ -287,23 +290,11 @@ class View:
 
     def _picked(self, states: Sequence[CellStatus]) -> list[CellStatus]:
         """Return the cells to list; each run once if they are not grouped by grid."""
-        wanted = replace(
-            self,
-            states=self.states or (_LIVELY if self.brief else ()),
-            sort=self.sort or ("state" if self.brief else None),
-        )
+        usual = (_LIVELY, "state") if self.brief else ((), None)
+        wanted = replace(self, states=self.states or usual[0], sort=self.sort or usual[1])
         if not wanted.sort:
             return wanted.fitting(states)
         return wanted.fitting(once(by_run(states) if self.brief else states))
-
-    def _cut(self, listed: list[CellStatus], usual: int = _LISTED) -> list[CellStatus]:
-        return listed[: usual if self.limit is None and (self.brief or self.watched) else self.limit]
-
-
-def _headline(states: Sequence[CellStatus], ends: str) -> str:
-    """Return the number of cells in each state, as markup."""
-    cells = counted(state.entry for state in states)
-    return f"[bold]{cells}[/bold]: {totals(states)}{f'; ends about {ends}' if ends else ''}"
 
 
 @cache

@@ -1,7 +1,7 @@
 """`gpas table`: results in the layout of the paper; with --missing, the cells without a number and what fills them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, TypedDict
 
@@ -15,8 +15,7 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.grid.declared import Grid, TableSpec
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
@@ -33,13 +32,20 @@ from gpas_cli.report.papers.layouts import (
 )
 from gpas_cli.report.result import METRICS
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.csv_table import together
 from gpas_cli.report.tables.external import select_networks
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
-from gpas_cli.report.tables.render import PrintedTableJson, TableJson, TablesJson, printed_json, render, table_json
+from gpas_cli.report.tables.render import (
+    PrintedTableJson,
+    TableJson,
+    TablesJson,
+    printed_json,
+    render,
+    table_json,
+    together,
+)
+from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
-from gpas_cli.report.tables.terminal import Drawn
 from gpas_cli.schedule.scheduler import choose, scheduler_named
 from gpas_cli.spec.stage import CONVERGENCE
 
@@ -139,10 +145,12 @@ def table(
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
     names = list(dict.fromkeys(names)) or [experiments().default]
-    made = [
-        _make(_spec(name, paper, best), varied_entries([name, *settings], where), external or (), value or (), form)
-        for name in names
-    ]
+    made = []
+    for name in names:
+        chosen = varied_entries([name, *settings], where)
+        declared = experiments().grids[name].table_spec
+        spec = declared.tuned(best) if best else declared
+        made.append(_make(spec if paper else replace(spec, published={}), chosen, external or (), value or (), form))
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -172,12 +180,6 @@ def _print_papers(
         _print_missing([section for section in sections if not section.alone], form)
     else:
         print_paper_tables(sections, form)
-
-
-def _spec(name: str, paper: bool, best: str) -> TableSpec:
-    spec = experiments().grids[name].table_spec
-    spec = spec.tuned(best) if best else spec
-    return spec if paper else replace(spec, published={})
 
 
 def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str) -> Table:
@@ -345,14 +347,10 @@ def _served_parts(
 
     names: the grids to choose from, by default all. where: conditions on their cells.
     """
-    grids = _grids(names, where)
-    return [(part, serving(part.cells_of or part, grids)) for part in parts]
-
-
-def _grids(names: Sequence[str], where: Sequence[str] | None) -> Mapping[str, tuple[Grid, Sequence[Entry]]]:
     declared = experiments().grids
     chosen = select(expand(experiments(), list(names or declared)), where or ())
-    return {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
+    grids = {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
+    return [(part, serving(part.cells_of or part, grids)) for part in parts]
 
 
 def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:

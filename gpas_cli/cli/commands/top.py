@@ -222,17 +222,10 @@ def _name(room: Activity, state: CellStatus) -> str:
 
 def _document(room: Activity) -> TopJson:
     """Return the document. Times are unix times; hours are device hours."""
-    running = [
-        filled(
-            _RunningCellJson,
-            run,
-            run.state,
-            run.spent,
-            run.state.progress,
-            **{**job_json(run.state.job), "node": run.node or None},
-        )
-        for run in room.running
-    ]
+    running = []
+    for run in room.running:
+        job = {**job_json(run.state.job), "node": run.node or None}
+        running.append(filled(_RunningCellJson, run, run.state, run.spent, run.state.progress, **job))
     queued = [filled(_QueuedCellJson, state, **job_json(state.job)) for state in room.queued]
     return filled(TopJson, room, time=time.time(), running=running, queued=queued)
 

@@ -24,7 +24,7 @@ from gpas_cli.cli.views.number import (
 from gpas_cli.cli.views.states import evidence
 from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
 from gpas_cli.origin.provenance import AttemptProvenance, Difference, Provenance, trace_number
 from gpas_cli.report import query
@@ -153,9 +153,8 @@ def why(names: _Names, as_json: AsJson = False) -> None:
     stages, problem = _stages(found) if found else ([], "")
     problems = list(dict.fromkeys(filter(None, [*problems, problem])))
     if as_json:
-        print_json(
-            filled(WhyJson, numbers=numbers, stages=[_json(stage) for stage in stages], problem="; ".join(problems))
-        )
+        origins = [_json(stage) for stage in stages]
+        print_json(filled(WhyJson, numbers=numbers, stages=origins, problem="; ".join(problems)))
         return
     for problem in problems:
         warn(problem)

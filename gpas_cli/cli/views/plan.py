@@ -178,12 +178,8 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
     if not planned.elsewhere:
         return []
     unfit = (one.warning() for cost in planned.elsewhere for one in cost.too_large)
-    lines = (
-        *unfit,
-        basis(planned.elsewhere),
-        f"for one of them, also with --price and --mfu: gpas plan {words} --gpu H100:"
-        f"{planned.elsewhere[0].machine.number}",
-    )
+    command = f"gpas plan {words} --gpu H100:{planned.elsewhere[0].machine.number}"
+    lines = (*unfit, basis(planned.elsewhere), f"for one of them, also with --price and --mfu: {command}")
     return [
         Text("GPU-hours on GPUs that this machine does not have, with the longest job in brackets:"),
         _on_gpus(planned.elsewhere),
@@ -278,17 +274,10 @@ def _training(one: SizeCost) -> tuple[str, str, str]:
 
 def _by_size(planned: Plan) -> Columns:
     """Return a table with a row per size: what its jobs cost, and what a cell trains on unless no job trains one."""
+    tokens = _tokens(planned.sizes)
     headers: tuple[str, ...] = (
-        "size",
-        "parameters",
-        "cells",
-        "batch",
-        "updates",
-        _tokens(planned.sizes),
-        "jobs",
-        "longest",
-        "total",
-    )
+        "size", "parameters", "cells", "batch", "updates", tokens, "jobs", "longest", "total",
+    )  # fmt: skip
     rows: list[tuple[str, ...]] = [
         (one.size, abbreviated(one.parameters), f"{one.cells}", *_training(one), f"{one.jobs}",
          _rounded_hours(one.hours) if one.jobs else "",
@@ -317,8 +306,8 @@ def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
     rows = [
         (one.size, abbreviated(one.parameters), f"{one.cells}", *_training(one),
          f"{one.devices}", f"{100 * first.machine.share(one.parameters):.0f} %",
-         *(_on_gpu(cost.sizes[number]) for cost in costs))
-        for number, one in enumerate(first.sizes) if one.jobs
+         *(f"{_gpu_hours(own.gpu_hours)} ({_rounded_hours(own.hours)})" for own in on_each))
+        for one, *on_each in zip(first.sizes, *(cost.sizes for cost in costs), strict=True) if one.jobs
     ]  # fmt: skip
     blank = [""] * 7
     rows.append(("GPU-hours", *blank, *(_gpu_hours(cost.estimate.gpu_hours) for cost in costs)))
@@ -334,10 +323,6 @@ def _on_gpus(costs: Sequence[CostElsewhere]) -> Columns:
 def _tokens(sizes: Sequence[SizeCost]) -> str:
     """Return the header of the tokens that cells train on."""
     return "tokens with padding" if any(one.padded for one in sizes) else "tokens per cell"
-
-
-def _on_gpu(size: SizeCost) -> str:
-    return f"{_gpu_hours(size.gpu_hours)} ({_rounded_hours(size.hours)})"
 
 
 def _gpu_hours(hours: float) -> str:

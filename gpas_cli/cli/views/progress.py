@@ -25,15 +25,15 @@ from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
 from gpas_cli.documents import From, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import recorded
 from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import build
-from gpas_cli.report.tables.terminal import Drawn
-from gpas_cli.schedule.summary import Reporter, RunSnapshot, Submitted
+from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
 from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read

@@ -164,13 +164,8 @@ def ends(use: GridUsage) -> str:
 
 def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
-    return filled(
-        CellStatusJson,
-        state,
-        state.progress,
-        **job_json(state.job),
-        state=called(state.state, state.metrics),
-    )
+    found = called(state.state, state.metrics)
+    return filled(CellStatusJson, state, state.progress, **job_json(state.job), state=found)
 
 
 def job_json(job: SchedulerJob | None) -> SlurmJobJson:

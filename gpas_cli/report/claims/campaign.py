@@ -13,10 +13,9 @@ from typing import Protocol
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import EACH_RUN, Claim
-from gpas_cli.grid.declared import Experiments
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.expand import expand, family_of
-from gpas_cli.grid.seeds import add_seeds, seeds_path, with_seeds
 from gpas_cli.grid.select import select
 from gpas_cli.project import Project
 from gpas_cli.report.claims.evaluate import evaluate

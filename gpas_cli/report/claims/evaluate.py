@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.claims.measure import Group, groups
 from gpas_cli.report.claims.sequential import has_added_seeds, judged
 from gpas_cli.report.claims.verdict import Part, Verdict
@@ -142,9 +142,7 @@ def _needed(part: Part, mean: float) -> Needed | None:
     known = [one for one in found if one is not None]
     if not known:
         return None  # without a spread, it is unknown for every bound
-    return Needed(
-        _most(one.further for one in known), _most(one.fewest for one in known), _most(one.most for one in known)
-    )
+    return Needed(*(_most(getattr(one, name) for one in known) for name in ("further", "fewest", "most")))
 
 
 def _most(numbers: Iterable[int | None]) -> int | None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.claim import Comparison, Feature
-from gpas_cli.grid.document import Label, identity, spelled
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.document import Label, identity, same, spelled
 from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.labels import stage_kinds, usual_label
 from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
@@ -233,9 +233,7 @@ def groups(comparison: Comparison, known: Recorded, losses: Losses) -> list[Grou
     axis, first, second = comparison.across
     plain = replace(comparison, across=None)
     near, far = (
-        _plain(
-            plain, [one for one in entries if axis in one.axes and identity(one.axes[axis]) == identity(label)], known
-        )
+        _plain(plain, [one for one in entries if axis in one.axes and same(one.axes[axis], label)], known)
         for label in (first, second)
     )
     others = {tuple(group.labels.items()): group for group in far}
@@ -311,10 +309,8 @@ def _bases(comparison: Comparison, subjects: Sequence[Entry], candidates: Sequen
     for entry in candidates:
         key = tuple(identity(entry.axes[axis]) for axis in shared)
         if key in found and found[key].cell.key != entry.cell.key:
-            raise GpasError(
-                f"{comparison.mark}: {found[key].id} and {entry.id} are both bases for the same seed; "
-                "name one of them in `against`"
-            )
+            both = f"{found[key].id} and {entry.id} are both bases for the same seed"
+            raise GpasError(f"{comparison.mark}: {both}; name one of them in `against`")
         found[key] = entry
     keys = {entry.id: tuple(identity(entry.axes[axis]) for axis in shared if axis in entry.axes) for entry in subjects}
     return {name: found[key] for name, key in keys.items() if key in found}
@@ -327,10 +323,9 @@ def _refuse_repeated(comparison: Comparison, subjects: Sequence[Entry]) -> None:
         first = seen.setdefault(seed, entry)
         if first is not entry:
             axes = [axis for axis in entry.axes if entry.axes[axis] != first.axes.get(axis)]
-            raise GpasError(
-                f"{comparison.mark}: {first.id} and {entry.id} are both subjects with {comparison.over} "
-                f"{spelled(entry.axes.get(comparison.over))}; add {' or '.join(axes)} to `by`, or to `subject`"
-            )
+            seed_words = f"{comparison.over} {spelled(entry.axes.get(comparison.over))}"
+            both = f"{first.id} and {entry.id} are both subjects with {seed_words}"
+            raise GpasError(f"{comparison.mark}: {both}; add {' or '.join(axes)} to `by`, or to `subject`")
 
 
 def _effect(comparison: Comparison, own: Measured, base: Measured | None) -> float | None:

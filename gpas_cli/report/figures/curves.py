@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, same
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.figures.series import PART, CellCurve, Points, by_layer, over_updates
 from gpas_cli.report.labels import facts
 from gpas_cli.report.quantities import QUANTITIES, Quantity

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import CellCurve, Series, make_series
 from gpas_cli.report.labels import stage_kinds, usual_label
@@ -107,5 +107,4 @@ def _best(series: Series, axis: str, what: Metric) -> Line | None:
         return None
     x, y = min(means, key=lambda point: sign * point[1])
     words = f"{series.title}: best {what.shown(y)} at {axis} {x:g}"
-    look: dict[str, Any] = {"colour": series.colour, "style": series.style, "shade": series.shade}
-    return Line(words, ((x, y),), form="best", in_legend=False, **look)
+    return Line(words, ((x, y),), (), series.colour, series.style, series.shade, form="best", in_legend=False)

@@ -1,6 +1,7 @@
 """A plot as data: series of runs and further lines, with the titles of its axes. `report.figures.plot` draws it.
 
-This module does not need matplotlib; `as_json` returns a plot as a document.
+This module does not need matplotlib; `as_json` returns a plot as a document. Ticks are round numbers on logarithmic
+axes, written as 0.6 and not as 6 x 10^-1, and whole layers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gpas_cli.words import one_line
 
 _MOST_BARS = 4  # beside each other at a layer
 _NORMAL_COLOUR = 6
+_NORMAL_STEPS = 10  # points of its curve in a standard deviation
 
 
 class _MeanJson(TypedDict):
@@ -173,7 +175,9 @@ def make_figure(
         return Figure(one_line(title), x, "number of layers", make_series(runs), heat_map=quantity.axis)
     if quantity.bins:
         x = f"output, in standard deviations ({_when(runs)})"
-        lines = (_normal(),) if runs else ()
+        values = [i / _NORMAL_STEPS for i in range(int(-BINS_END * _NORMAL_STEPS), int(BINS_END * _NORMAL_STEPS) + 1)]
+        points = tuple((x, math.exp(-x * x / 2) / math.sqrt(2 * math.pi)) for x in values)
+        lines = (Line("normal distribution", points, colour=_NORMAL_COLOUR, style=1),) if runs else ()
         return Figure(one_line(title), x, "density", make_series(runs), every_run=every_run, lines=lines)
     if selection.map:
         return Figure(one_line(title), "update", "layer", make_series(runs), heat_map=y, log=quantity.log)
@@ -197,13 +201,6 @@ def make_figure(
         level=1.0 if ratio_to else None,
         note=f"losses of different objectives ({objectives}) cannot be compared" if mixed else "",
     )
-
-
-def _normal() -> Line:
-    steps = 10
-    values = [i / steps for i in range(int(-BINS_END * steps), int(BINS_END * steps) + 1)]
-    points = tuple((x, math.exp(-x * x / 2) / math.sqrt(2 * math.pi)) for x in values)
-    return Line("normal distribution", points, colour=_NORMAL_COLOUR, style=1)
 
 
 def _when(runs: Sequence[CellCurve]) -> str:
@@ -251,10 +248,81 @@ def with_growth(figure: Figure) -> Figure:
 
 def _law(series: Series) -> Line | None:
     points = [(x, aggregate.mean) for x, aggregate in series.mean()]
-    if not all(x > 0 and y > 0 for x, y in points):
-        return None
-    law = better(points)
+    law = better(points) if all(x > 0 and y > 0 for x, y in points) else None
     if law is None:
         return None
     fitted = tuple((x, law.at(x)) for x, _ in points)
     return Line(f"{series.title}: {law.words}", fitted, colour=series.colour, style=1, shade=series.shade)
+
+
+_LEAST_TICKS = 4  # on a logarithmic axis
+# Multiples of powers of ten, the coarsest first.
+_STEPS: tuple[tuple[float, ...], ...] = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), tuple(range(1, 10)))
+_ROUNDEST = "125347689"  # first digits of ticks, the preferred ones first
+_CLOSEST = 0.08  # of a logarithmic axis between two ticks
+_MOST_LAYERS = 12  # with a number in a plot of usual width
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between `low` and `high` for a logarithmic axis: the fewest that show the scale."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _STEPS:
+        # Powers of whole numbers, so that 3e-5 is not 3.0000000000000004e-05.
+        ticks = [tick for power in decades for step in steps if low <= (tick := float(f"{step}e{power}")) <= high]
+        if len(ticks) >= _LEAST_TICKS:
+            return apart(ticks[:: math.ceil(len(ticks) / (3 * _LEAST_TICKS))], _CLOSEST * math.log(high / low))
+    return linear_ticks(low, high, _LEAST_TICKS + 2)
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """Return at most so many round numbers between `low` and `high`, equally spaced."""
+    rough = (high - low) / max(1, most)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{i * step:.6g}") for i in range(first, last + 1)]
+
+
+def apart(ticks: Sequence[float], least: float) -> list[float]:
+    """Return the ticks whose logarithms differ by `least`, preferring those that begin with 1, 2 or 5."""
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda tick: _ROUNDEST.index(f"{tick:e}"[0])):
+        if all(abs(math.log(tick / other)) >= least for other in kept):
+            kept.append(tick)
+    return sorted(kept)
+
+
+def readable(value: float) -> str:
+    """Return a tick's number: 0.003, 20, 150,000, 10⁻⁶, 2×10⁶."""
+    if value == 0 or 1e-4 < abs(value) < 1e6:
+        return f"{value:,g}"
+    factor, power = f"{value:e}".split("e")
+    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if float(factor) == 1 else f"{float(factor):g}\N{MULTIPLICATION SIGN}10{raised}"
+
+
+def is_log(figure: Figure) -> bool:
+    """Return whether y is logarithmic: all values are positive."""
+    return figure.log and all(y > 0 for y in figure.values())
+
+
+def log_axis(axis: Any, name: str) -> None:
+    """Make an axis ("x" or "y") of matplotlib logarithmic, with round ticks between its limits."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    getattr(axis.axes, f"set_{name}scale")("log")
+    axis.set_major_locator(FixedLocator(log_ticks(*sorted(getattr(axis.axes, f"get_{name}lim")()))))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: readable(value))
+
+
+def layer_axis(axes: Any, figure: Figure, beyond: float) -> None:
+    """Label layers with integers, and the final norm, behind a vertical line at `beyond`, with its name."""
+    step = math.ceil(figure.layers / _MOST_LAYERS)
+    ticks: list[float] = list(range(1, figure.layers + 1, step))
+    labels = [f"{tick:g}" for tick in ticks]
+    if any(run.final_norm is not None for series in figure.series for run in series.runs):
+        axes.axvline(figure.layers + 0.75, color="0.6", linewidth=0.6, linestyle=":")
+        ticks.append(beyond)
+        labels.append("final\nnorm")
+    axes.set_xticks(ticks, labels)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from gpas_cli.report.figures.figure import Figure
+from gpas_cli.report.figures.figure import Figure, log_ticks, readable
 from gpas_cli.report.figures.series import Series
-from gpas_cli.report.figures.ticks import log_ticks, readable
 
 _SHADES = "viridis"
 _MAP_WIDTH = 1.6  # inches, at least, of one of several

@@ -25,9 +25,8 @@ from typing import Any
 import yaml
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
@@ -170,9 +169,8 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
     """Return the cells that a figure needs: of the paper's grid, or of another one."""
     grid = grid or spec.grid
     if grid not in experiments.grids:
-        return Request(
-            spec, grid, problem=f"experiments.yaml declares no grid '{grid}'; `gpas init` writes one that does"
-        )
+        problem = f"experiments.yaml declares no grid '{grid}'; `gpas init` writes one that does"
+        return Request(spec, grid, problem=problem)
     declared = expand(experiments, [grid])
     own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]
     others = _variants(spec, own)
@@ -311,13 +309,11 @@ def _with_bounds(blank: PaperFigure, request: Request, bounds: _Bounds | None) -
     if bounds is None:
         return replace(blank, problem="its bounds are computed, not recorded: run `gpas figure --paper spike-2`")
     lines = []
-    layers = 0
     for i, method in enumerate(request.spec.methods):
         cells = [entry for entry in request.entries if has_labels(entry, method["cells"])]
         if cells:
-            values = bounds(cells[0])
-            layers = max(layers, len(values))
-            points = tuple((float(n), value) for n, value in enumerate(values, 1))
+            points = tuple((float(n), value) for n, value in enumerate(bounds(cells[0]), 1))
             lines.append(Line(method["title"], points, colour=i, form="joined"))
+    layers = max((len(line.points) for line in lines), default=0)
     panel = Figure("", "layer", _BOUND_AXIS, log=True, layers=layers, lines=tuple(lines))
     return replace(blank, panels=(panel,))

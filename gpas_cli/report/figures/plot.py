@@ -15,9 +15,8 @@ from typing import Any
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.files import replace_file
 from gpas_cli.report.figures import heat_map
-from gpas_cli.report.figures.figure import Figure, Line
+from gpas_cli.report.figures.figure import Figure, Line, is_log, layer_axis, log_axis
 from gpas_cli.report.figures.series import Series
-from gpas_cli.report.figures.ticks import is_log, layer_axis, log_axis
 
 _FORMATS = (".pdf", ".svg", ".png")
 _PLOT_SIZE = (6.4, 4.0)  # inches, of a single plot of many lines

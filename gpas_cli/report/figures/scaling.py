@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Annotated, Any
 
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import spelled
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report import papers
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.labels import facts, row_title, scheme_titles
@@ -153,9 +153,8 @@ def _loss(entry: Entry, known: Recorded) -> tuple[float, float] | None:
     if result is None or result.gone or result.outcome != "done" or "loss" not in result.metrics:
         return None
     optim = entry.cell.optim
-    return result.metrics["loss"], result.metrics.get(
-        "train_tokens", optim.steps * optim.batch * entry.cell.data.length
-    )
+    tokens = optim.steps * optim.batch * entry.cell.data.length
+    return result.metrics["loss"], result.metrics.get("train_tokens", tokens)
 
 
 def _ours(entries: Sequence[Entry], known: Recorded) -> list[_Point]:
@@ -193,15 +192,14 @@ def _methods(entries: Sequence[Entry]) -> dict[str, str]:
     """Return the title of each cell's method by its id, with the labels of further axes that vary: "Pre-LN + GPAS,
     precision bf16"."""
     titles = scheme_titles(entries)
-    axes = dict.fromkeys(
-        axis for entry in entries for axis in entry.axes if axis not in ("size", "norm", "gate", "seed")
-    )
-    varying = [axis for axis in axes if len({entry.axes.get(axis) for entry in entries}) > 1]
+    axes = dict.fromkeys(axis for entry in entries for axis in entry.axes)
+    further = [axis for axis in axes if axis not in ("size", "norm", "gate", "seed")]
+    varying = [axis for axis in further if len({entry.axes.get(axis) for entry in entries}) > 1]
     found = {}
     for entry in entries:
         scheme = row_title(("norm", "gate"), (entry.axes["norm"], entry.axes["gate"]), titles)
-        further = [f"{axis} {spelled(entry.axes[axis])}" for axis in varying if axis in entry.axes]
-        found[entry.id] = ", ".join([scheme, *further])
+        labels = [f"{axis} {spelled(entry.axes[axis])}" for axis in varying if axis in entry.axes]
+        found[entry.id] = ", ".join([scheme, *labels])
     return found
 
 
@@ -230,10 +228,7 @@ def _panel(source: str, x: str, points: Sequence[_Point], over: str, laws: Seque
     if set(norms) <= SCHEMES.keys():
         norms = list(SCHEMES)  # each has its colour in every figure
     for (method, own), law in zip(_by_method(points), laws, strict=True):
-        look: dict[str, Any] = {
-            "colour": norms.index(own[0].norm),
-            "style": 0 if own[0].gated else 1,
-        }
+        look: dict[str, Any] = {"colour": norms.index(own[0].norm), "style": 0 if own[0].gated else 1}
         pairs = tuple(sorted((getattr(point, over), point.loss) for point in own))
         lines.append(Line(method, pairs, form="points", in_legend=law.law is None, **look))
         if law.law is not None:

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import label_title, row_title, scheme_titles
 from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.norm import SCHEMES

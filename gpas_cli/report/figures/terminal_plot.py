@@ -15,9 +15,8 @@ from rich.style import Style
 from rich.text import Text
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.figure import Figure, Line
+from gpas_cli.report.figures.figure import Figure, Line, apart, is_log, linear_ticks, log_ticks, readable
 from gpas_cli.report.figures.series import Points
-from gpas_cli.report.figures.ticks import apart, is_log, linear_ticks, log_ticks, readable
 from gpas_cli.words import printable
 
 _PLOT_LINES = 18  # without axes and legend
@@ -92,7 +91,10 @@ class _Frame:
     def rows(self, curves: Sequence[_Curve]) -> Iterator[Text]:
         """Yield the plot line by line, with its axes."""
         yield Text(printable(self.figure.y), "dim")
-        labels = self._y_labels()
+        low, high = self.y
+        lines = {round((high - tick) / (high - low) * _PLOT_LINES - 0.5): tick for tick in self.ticks}
+        shown = zip(lines, _shown(lines.values(), self.figure), strict=True)
+        labels = {max(0, min(_PLOT_LINES - 1, line)): readable(value) for line, value in shown}
         margin = max(map(len, labels.values()))
         for i, row in enumerate(self._canvas(curves).split("\n")):
             yield Text.assemble(
@@ -101,13 +103,6 @@ class _Frame:
         yield Text(f"{'':>{margin}} └{'─' * self.width}", "dim")
         yield Text(f"{'':>{margin}}  {self._x_labels()}", "dim")
         yield Text(f"{'':>{margin}}  {printable(self.figure.x):>{self.width}}", "dim")
-
-    def _y_labels(self) -> dict[int, str]:
-        """Return the labels of ticks by line, counted from the top."""
-        low, high = self.y
-        lines = {round((high - tick) / (high - low) * _PLOT_LINES - 0.5): tick for tick in self.ticks}
-        shown = _shown(lines.values(), self.figure)
-        return {max(0, min(_PLOT_LINES - 1, line)): readable(value) for line, value in zip(lines, shown, strict=True)}
 
     def _x_labels(self) -> str:
         line = [" "] * self.width

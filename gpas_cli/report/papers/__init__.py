@@ -27,8 +27,6 @@ Place = tuple[str, int, int]  # published table, row and column
 
 SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
 UNCHANGED = {"gate": "none", "embed": "plain", "parametrisation": "standard", "depth": "full", "budget": "steps"}
-# What says which experiment a number belongs to; of these, a row has what its source states.
-IDENTITY = ("family", "norm", "init", "data")
 # With `as_if` only the direction of effects is compared.
 _NOT_COMPARED = ("size", "family", "init", "std", "data", "text", "steps")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
@@ -100,9 +98,16 @@ class PublishedTable:
         return max((len(str(value).partition(".")[2].removesuffix("0")) for value in values), default=0)
 
     def cell(self, labels: CellLabels) -> PublishedCell | None:
-        """Return the published cell of ours with these labels, None if there is none."""
-        column, row = self._column(labels), self._row(labels)
-        return None if column is None or row is None else PublishedCell(self, self.rows.index(row), column)
+        """Return the published cell of ours with these labels, None if there is none; of several rows that match, the
+        one with the most labels.
+        """
+        own = self.in_own_words(labels)
+        wanted = self.as_if or own.get(self.axis)
+        columns = [i for i, label in enumerate(self.columns) if _same(label, wanted)] if self.axis else [0]
+        fitting = [row for row in self.rows if row.fits(own, _NOT_COMPARED if self.as_if else ())]
+        if not columns or not fitting:
+            return None
+        return PublishedCell(self, self.rows.index(max(fitting, key=lambda row: len(row.labels))), columns[0])
 
     def value(self, labels: CellLabels) -> float | None:
         """Return the printed number of the cell with these labels, None if there is none."""
@@ -114,18 +119,6 @@ class PublishedTable:
         if not self.sizes or "shape" not in labels:
             return labels
         return {**labels, "size": self.sizes.get(labels["shape"])}
-
-    def _column(self, labels: CellLabels) -> int | None:
-        if not self.axis:
-            return 0
-        wanted = self.as_if or self.in_own_words(labels).get(self.axis)
-        return next((i for i, label in enumerate(self.columns) if _same(label, wanted)), None)
-
-    def _row(self, labels: CellLabels) -> PublishedRow | None:
-        """Return the matching row; of several, the one with the most labels."""
-        cell = self.in_own_words(labels)
-        fitting = [row for row in self.rows if row.fits(cell, _NOT_COMPARED if self.as_if else ())]
-        return max(fitting, key=lambda row: len(row.labels), default=None)
 
 
 @dataclass(frozen=True)

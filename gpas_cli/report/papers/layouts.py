@@ -138,12 +138,9 @@ def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
 
 def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
     source = name.partition(SEPARATOR)[0]
-    if "texts" in data:
-        lines = [
-            PrintedLine(row, tuple(PublishedCell(None, text=text) for text in texts))
-            for row, texts in data["texts"].items()
-        ]
-    else:
+    texts: Mapping[str, Any] = data.get("texts", {})
+    lines = [PrintedLine(row, tuple(PublishedCell(None, text=one) for one in own)) for row, own in texts.items()]
+    if not lines:
         lines = [line for band in data.get("bands") or [data] for line in _lines(source, data, band)]
     return PrintedPart(
         name=name,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_labels, load
 
@@ -51,7 +51,7 @@ class _Recipe:
         found: dict[str, tuple[Any, str]] = {}
         for origin, settings in (("code", self.code), ("paper", self.settings)):
             for name, values in settings.items():
-                value = self._of_column(values, labels)
+                value = self._of_column(values, labels) if isinstance(values, list) else values
                 if value is not None:
                     found[name] = (value, origin)
         for exception in self.exceptions:
@@ -60,8 +60,6 @@ class _Recipe:
         return {name: (value, origin) for name, (value, origin) in found.items() if value is not None}
 
     def _of_column(self, values: Any, labels: CellLabels) -> Any:
-        if not isinstance(values, list):
-            return values
         axis, columns = self.columns["axis"], self.columns["labels"]
         return next((value for value, at in zip(values, columns, strict=True) if has_labels(labels, {axis: at})), None)
 

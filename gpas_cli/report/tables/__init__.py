@@ -6,10 +6,8 @@ table         entries + results -> `Table`: data, not text; of several metrics, 
 paper_table   a paper's table -> `Table`: in its order and notation, with our numbers or without
 table_place   a cell of a table, by the words that name it, and the cells without a number
 notes         what a reader must know of a table
-sheet         `Sheet`: a table as lines of text with notes, and how its columns fit into a width
+sheet         `Sheet`: a table as lines of text with notes, how its columns fit a width, its drawing in a terminal
 cell_text     a `Table` -> a `Sheet`: the text of its cells
-render        a `Table` as Markdown, HTML, JSON
+render        a `Table` as Markdown, HTML, JSON, CSV
 latex         a `Sheet` as LaTeX
-csv_table     `Table`s as CSV, with one header for several
-terminal      a `Sheet` in a terminal
 """

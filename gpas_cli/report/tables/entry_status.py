@@ -8,9 +8,8 @@ from itertools import chain
 from statistics import fmean
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.declared import TableSpec
+from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import RowKey, measured_labels
 from gpas_cli.report.result import PARTIAL, Result
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, called
@@ -68,18 +67,15 @@ def entry_status(
     Raises GpasError when the entry has no stage that reports the metric.
     """
     if metric.stage not in [stage.kind for stage in entry.cell.stages]:
-        raise GpasError(
-            f"{entry.id}: {metric.name} comes from the stage '{metric.stage}', which this cell does not have"
-        )
+        what = f"{metric.name} comes from the stage '{metric.stage}'"
+        raise GpasError(f"{entry.id}: {what}, which this cell does not have")
     for position, stage in enumerate(entry.cell.stages):
         known = results.get(stage.key)
         if known is not None and known.outcome == PARTIAL:
             state, progress = states.get(stage.key, ("missing", None))
             value = known.metrics.get(name) if stage.kind == metric.stage else None
             scored = state if value is None else "done"
-            return EntryStatus(
-                entry, seed, scored, stage.key, value=value, progress=progress, result=known, stderr=known.stderr(name)
-            )
+            return EntryStatus(entry, seed, scored, stage.key, value, progress, known, known.stderr(name))
         result = known if known is not None and is_supported(known, states) else None
         withheld = known if result is None else None
         if result is not None and result.outcome == "diverged":
@@ -149,10 +145,8 @@ def _refuse_mixture(alike: Sequence[Entry], spec: TableSpec) -> None:
         if {**entry.axes, **dict.fromkeys(free)} == usual:
             continue
         if differing := sorted({axis for axis, _ in entry.axes.items() ^ first.axes.items()} - {*free}):
-            raise GpasError(
-                f"table '{spec.title}': {first.id} and {entry.id} are in the same table cell but differ in "
-                f"{', '.join(differing)}; add it to the rows, or select cells with --where"
-            )
+            both = f"{first.id} and {entry.id} are in the same table cell but differ in {', '.join(differing)}"
+            raise GpasError(f"table '{spec.title}': {both}; add it to the rows, or select cells with --where")
     seen: dict[object, str] = {}
     for entry in alike:
         if (other := seen.setdefault(tuple(entry.axes.get(axis) for axis in free), entry.id)) != entry.id:

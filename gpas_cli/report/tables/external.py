@@ -134,10 +134,7 @@ def _origin(row: ExternalRow) -> str:
 def _mismatch(network: ExternalNetwork, tasks: Sequence[str], wanted: Mapping[str, Sequence[int]]) -> str:
     """Return why a network that was scored with other settings is not shown, and how to score it with the cells'."""
     differing = [name for name in SCORING if wanted[name] != [network.settings[name]]]
-    parts = [
-        f"{name} {network.settings[name]}, cells {' and '.join(str(value) for value in wanted[name])}"
-        for name in differing
-    ]
+    parts = [f"{name} {network.settings[name]}, cells {' and '.join(map(str, wanted[name]))}" for name in differing]
     text = f"{network.name} is not shown, because it was scored with other settings: {'; '.join(parts)}"
     if any(len(values) > 1 for values in wanted.values()):
         return text

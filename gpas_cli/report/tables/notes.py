@@ -341,11 +341,8 @@ def _compared(table: Table) -> Iterator[Note]:
         shown_cells = [cell for _, i, cell in _shown_cells(table) if table.columns[i].metric.name == name]
         missing = [s.entry.id for cell in shown_cells for s in cell.statuses if s.state == "unrecorded"]
         if missing:
-            yield Note(
-                "compared",
-                f"{count(len(missing), 'run')} did not record {name}: {listed(missing, _NAMED)}; without --paper, the "
-                "table shows their perplexity over all tokens",
-            )
+            runs = f"{count(len(missing), 'run')} did not record {name}: {listed(missing, _NAMED)}"
+            yield Note("compared", f"{runs}; without --paper, the table shows their perplexity over all tokens")
     for source, wanted, name in pairs:
         if not name.endswith(wanted):  # relative_NAME is the ratio of two
             short = load(source)["short"]

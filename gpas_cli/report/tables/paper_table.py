@@ -11,8 +11,7 @@ recipe) all, and the best is shown.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpas_cli.grid.declared import Grid, TableSpec
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
@@ -328,10 +327,8 @@ def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: st
         return [entry for variant in variants for entry in variant], ""
     first = variants[0][0].axes
     axes = {axis for one in variants for axis in {**first, **one[0].axes} if first.get(axis) != one[0].axes.get(axis)}
-    reason = (
-        f"{len(variants)} cells of {entries[0].grid} match it and differ in {listed(sorted(axes - {over}), _NAMED)}"
-    )
-    return [], f"{reason}; select one with --where"
+    match = f"{len(variants)} cells of {entries[0].grid} match it"
+    return [], f"{match} and differ in {listed(sorted(axes - {over}), _NAMED)}; select one with --where"
 
 
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import TypeVar
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.declared import TableSpec
+from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
-from gpas_cli.grid.entry import Entry
 from gpas_cli.report.labels import (
     RowKey,
     facts,
@@ -279,10 +278,9 @@ class _Builder:
 
     def _externals(self, networks: Sequence[ExternalNetwork], columns: Sequence[Column]) -> Externals:
         if self.spec.columns != "task":
-            raise self._error(
-                "networks that were not trained here have scores at tasks, and its columns are "
-                f"'{self.spec.columns}'; --external is for grids with `table: {{columns: task}}`"
-            )
+            what = "networks that were not trained here have scores at tasks"
+            remedy = "--external is for grids with `table: {columns: task}`"
+            raise self._error(f"{what}, and its columns are '{self.spec.columns}'; {remedy}")
         sections = [
             replace(section, max_length=entry.cell.model.family.row_length(section.max_length))
             for entry in self.entries

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpas_cli.errors import UnknownCell, nearest
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
-from gpas_cli.grid.entry import Entry
 from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus

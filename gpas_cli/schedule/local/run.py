@@ -21,8 +21,7 @@ from gpas_cli.schedule import process
 from gpas_cli.schedule.local.process import Process, Slots, Spawner
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import End, Step, end_of, given_up, halved_micro_batch, next_step, ran_out_of_memory
-from gpas_cli.schedule.scheduler import RunRequest
-from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
+from gpas_cli.schedule.scheduler import Ending, RunRequest, RunSnapshot, RunSummary, Submitted, reason_of, summarise
 from gpas_cli.state.attempt import attempts_without_progress, conclude, lives
 from gpas_cli.state.cancellation import read_request, request, request_path, requested
 from gpas_cli.state.claim_set import CLAIMABLE, ClaimSet
@@ -169,9 +168,9 @@ class LocalRun:
         it ended so."""
         end = end_of(status)
         rows = halved_micro_batch(attempt) if end is End.MEMORY else 0
-        in_vain = (
-            min(task.attempts, attempts_without_progress(self.project.runs, task.job.key)) if end is End.KILLED else 0
-        )
+        in_vain = 0
+        if end is End.KILLED:
+            in_vain = min(task.attempts, attempts_without_progress(self.project.runs, task.job.key))
         step = next_step(end, in_vain, task.job.resources.retries, rows=rows)
         if step is Step.GIVE_UP:
             self._end(task, given_up(status, in_vain))
@@ -179,11 +178,9 @@ class LocalRun:
         if step not in (Step.AGAIN, Step.REDUCE):
             return False
         how = f"signal {status.signal}" if status.signal else status.cause or "its exit was not recorded"
-        why = (
-            f"ran out of memory; it starts again with {rows} rows at a time"
-            if rows
-            else f"was killed ({how}); it starts again"
-        )
+        why = f"ran out of memory; it starts again with {rows} rows at a time"
+        if not rows:
+            why = f"was killed ({how}); it starts again"
         task.phase = "waiting"
         task.status = status
         task.process = None
@@ -206,9 +203,8 @@ class LocalRun:
         self._stops_carried_out = self._stops
         if first:
             for task in self._in("waiting"):
-                self._end(
-                    task, replace(task.status, cause="not started, because the command was stopped"), skipped=True
-                )
+                cause = "not started, because the command was stopped"
+                self._end(task, replace(task.status, cause=cause), skipped=True)
             for task in self._in("followed"):
                 cause = f"still {task.status.state} under another command; no longer waited for"
                 self._end(task, replace(task.status, cause=cause), skipped=True)
@@ -257,9 +253,8 @@ class LocalRun:
                     return False
                 task.process = self._spawner.start(task.job, lease, reduce=ran_out_of_memory(task.status))
         except OSError as error:
-            self._end(
-                task, StageStatus(state="failed", evidence="this run", cause=f"could not be started: {advise(error)}")
-            )
+            cause = f"could not be started: {advise(error)}"
+            self._end(task, StageStatus(state="failed", evidence="this run", cause=cause))
             return False
         finally:
             lease.close()

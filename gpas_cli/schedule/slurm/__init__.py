@@ -2,13 +2,11 @@
 
 client       run sbatch, squeue, sacct, scontrol, scancel with a time limit; whether they are there
 reports      what squeue, scontrol and sacct report about jobs, and what SLURM's job states mean
-queue        one cached query for the jobs of all submissions; SLURM's report during one scan of states
+queue        one cached query for the jobs of all submissions; run directory + claim + queue -> the state of a stage
 submission   runs/.slurm/<name>/, recorded before sbatch is called; the name is the array's job name
 script       resources -> sbatch text, by submitit
-arrays       stage jobs -> job arrays
-submit       claims -> submissions -> sbatch
+submit       claims -> job arrays -> submissions -> sbatch
 scheduler    SlurmScheduler: the protocol; cancellation; `gpas run --wait`
-state        run directory + claim + queue -> the state of a stage
 supervisor   the program of an array element, which supervises its attempts and their jobs
 allocation   one start of an array element: its attempts, the files that its tasks exchange, its memory
 findings     findings of `gpas doctor` about the cluster's configuration and its nodes

@@ -31,7 +31,7 @@ from gpas_cli.schedule.slurm.client import SlurmError, seconds
 from gpas_cli.schedule.slurm.submission import last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
-from gpas_cli.state.exits import end_of
+from gpas_cli.state.attempt import end_of
 from gpas_cli.store.journal import tail
 from gpas_cli.store.rundir import all_attempts
 from gpas_cli.words import listed

@@ -18,15 +18,23 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.plan.texts import with_texts
 from gpas_cli.project import Project
 from gpas_cli.schedule.process import Cancelling
-from gpas_cli.schedule.scheduler import Finding, ProfileUse, RunRequest, Scheduler
+from gpas_cli.schedule.scheduler import (
+    Ending,
+    Finding,
+    ProfileUse,
+    RunRequest,
+    RunSnapshot,
+    RunSummary,
+    Scheduler,
+    Submitted,
+    reason_of,
+    summarise,
+)
 from gpas_cli.schedule.slurm import client, script, submission
-from gpas_cli.schedule.slurm.arrays import ranges
 from gpas_cli.schedule.slurm.findings import findings
-from gpas_cli.schedule.slurm.queue import SlurmView
+from gpas_cli.schedule.slurm.queue import SlurmView, state_of
 from gpas_cli.schedule.slurm.reports import Job, used_by_profile
-from gpas_cli.schedule.slurm.state import state_of
-from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs
-from gpas_cli.schedule.summary import Ending, RunSnapshot, RunSummary, Submitted, reason_of, summarise
+from gpas_cli.schedule.slurm.submit import ArraySubmitter, held_jobs, ranges
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.cancellation import request, requested
 from gpas_cli.state.claim_set import CLAIMABLE

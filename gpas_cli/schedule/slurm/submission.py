@@ -30,8 +30,8 @@ from gpas_cli.errors import GpasError
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
+from gpas_cli.state.attempt import last_line
 from gpas_cli.state.claims import Submitter, read_claim
-from gpas_cli.state.exits import last_line
 from gpas_cli.store.records import (
     BreakerRecord,
     ElementFailure,

@@ -37,10 +37,9 @@ from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
 from gpas_cli.state import locks
-from gpas_cli.state.attempt import alive_path, attempts_without_progress, conclude
+from gpas_cli.state.attempt import JobExit, alive_path, attempts_without_progress, conclude, last_line
 from gpas_cli.state.cancellation import request, request_path, requested
 from gpas_cli.state.claims import read_claim
-from gpas_cli.state.exits import JobExit, last_line
 from gpas_cli.store.records import ElementRecord, RankExit, element_of
 from gpas_cli.store.rundir import AttemptDir, attempts, read_record, write_record
 from gpas_cli.worker.ranks import GPUS, outlive_log, recorded_failure

@@ -29,9 +29,8 @@ def _discard_unfinished(earlier: Iterable[AttemptDir]) -> None:
     Attempts that may still be alive are skipped: those whose lock is held and, if the state of the lock is unknown,
     those whose checkpoints have changed within the last SETTLED_SECONDS seconds.
     """
-    for attempt in earlier:
-        if _is_over(attempt):
-            discard(attempt.checkpoints)
+    for attempt in filter(_is_over, earlier):
+        discard(attempt.checkpoints)
 
 
 def _is_over(attempt: AttemptDir) -> bool:
@@ -50,22 +49,16 @@ def _run_paths(stage: StageContext) -> RunPaths:
     earlier = [attempt for attempt in deciding(stage.runs, stage.attempt.key) if attempt.number < here.number]
     if stage.world.leads:
         _discard_unfinished(earlier)
-    return RunPaths(
-        checkpoints=here.checkpoints,
-        earlier=[attempt.checkpoints for attempt in earlier],
-        cache=stage.cache,
-        root=stage.root,
-        code=stage.attempt.code,
-    )
+    before = [attempt.checkpoints for attempt in earlier]
+    return RunPaths(here.checkpoints, before, cache=stage.cache, root=stage.root, code=stage.attempt.code)
 
 
 @contextmanager
 def _all_recipients(stage: StageContext) -> Iterator[Emit]:
     """Yield an `Emit` for the journal and the sinks that the attempt asks for."""
     attempt = stage.attempt
-    subject = Subject(
-        attempt.grid, attempt.name, attempt.key, stage.directory.number, stage.directory.path, attempt.cell
-    )
+    here = stage.directory
+    subject = Subject(attempt.grid, attempt.name, attempt.key, here.number, here.path, attempt.cell)
     # Only the first process has a journal and reports to others.
     with opened(attempt.watch, subject, stage.root, stage.emit, leads=stage.world.leads) as emit:
         yield emit

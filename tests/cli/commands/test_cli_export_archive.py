@@ -16,8 +16,7 @@ from test_cli_schema import check
 
 from gpas_cli.errors import Exit
 from gpas_cli.events import Outcome, Warned
-from gpas_cli.grid.seeds import add_seeds
-from gpas_cli.grid.tuned import write_tuned
+from gpas_cli.grid.companions import add_seeds, write_tuned
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
 CODE = "0123456789abcdef"

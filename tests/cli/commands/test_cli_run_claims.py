@@ -10,8 +10,8 @@ from face import EXPERIMENTS, Face, Said
 
 from gpas_cli.cli.commands import run_claims
 from gpas_cli.errors import Exit
+from gpas_cli.grid.companions import seeds_path
 from gpas_cli.grid.load import load
-from gpas_cli.grid.seeds import seeds_path
 
 CLAIMS = """\
 claims:

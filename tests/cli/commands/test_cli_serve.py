@@ -18,7 +18,7 @@ from face import FOUR, Face, tiny
 from gpas_cli.cli.commands.report import PageSource
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import Exit
-from gpas_cli.page.live import LivePage
+from gpas_cli.page.server import LivePage
 
 
 @pytest.fixture

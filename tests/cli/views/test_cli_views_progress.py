@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from gpas_cli.cli.views.progress import make_reporter
-from gpas_cli.schedule.summary import RunSnapshot
+from gpas_cli.schedule.scheduler import RunSnapshot
 
 BOARD = RunSnapshot(running=(), followed=(), waiting=(), ended={}, slots=1, starved=False, stopping=False)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from gpas_cli.cli.views.events import event_marks, line
 from gpas_cli.cli.views.progress import make_train_reporter, numbers, view
 from gpas_cli.events import Spike, event_of
-from gpas_cli.schedule.summary import RunSnapshot
+from gpas_cli.schedule.scheduler import RunSnapshot
 from gpas_cli.state.status import Progress, StageStatus
 
 RUNNING = Progress(

@@ -14,8 +14,8 @@ from shipped import EXPERIMENTS, everything
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.claims import read_claims
+from gpas_cli.grid.declared import Declared, Entry
 from gpas_cli.grid.document import Mark, Node, read_document
-from gpas_cli.grid.entry import Declared, Entry
 from gpas_cli.grid.readers import root_of
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.campaign import Candidate, candidates, chances, chosen

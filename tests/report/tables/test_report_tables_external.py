@@ -11,9 +11,9 @@ from gpas_cli.events import Score
 from gpas_cli.grid import Entry
 from gpas_cli.report.result import ExternalNetwork
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.external import Externals
 from gpas_cli.report.tables.notes import notes
+from gpas_cli.report.tables.render import to_csv
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, build
 

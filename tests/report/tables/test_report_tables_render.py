@@ -20,14 +20,12 @@ from gpas_cli.report.papers.layouts import numbers, printed
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import Result, recorded_metric
 from gpas_cli.report.tables.cell_text import number, sheet
-from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.latex import MOST_CHARACTERS, latex_escape, to_latex
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import published_table
-from gpas_cli.report.tables.render import FORMATS, render, to_json
-from gpas_cli.report.tables.sheet import PLAIN, THEMES, Note
+from gpas_cli.report.tables.render import FORMATS, render, to_csv, to_json
+from gpas_cli.report.tables.sheet import PLAIN, THEMES, Drawn, Note
 from gpas_cli.report.tables.table import Table, build, by_metrics
-from gpas_cli.report.tables.terminal import Drawn
 
 SIZES = ("71m", "130m", "250m")
 NORMS = ("pre", "sandwich", "deepnorm")

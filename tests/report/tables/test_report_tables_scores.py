@@ -12,8 +12,8 @@ from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.result import PARTIAL, Result
-from gpas_cli.report.tables.csv_table import to_csv
 from gpas_cli.report.tables.notes import notes
+from gpas_cli.report.tables.render import to_csv
 from gpas_cli.report.tables.table import Table, TableCell, build
 from gpas_cli.report.tables.table_place import find_place, place_name
 from gpas_cli.spec.downstream import _POSTER, metrics_of

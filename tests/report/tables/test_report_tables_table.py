@@ -10,7 +10,7 @@ import pytest
 from report_cells import OPTIM, entry, quickstart, result, spec, valued
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.notes import gains, notes
@@ -387,7 +387,7 @@ def test_comparable_numbers_need_no_note() -> None:
 
 
 def test_tables_need_neither_torch_nor_the_database() -> None:
-    names = ("tables.table", "tables.render", "tables.terminal", "figures.figure")
+    names = ("tables.table", "tables.render", "tables.sheet", "figures.figure")
     modules = ", ".join(f"gpas_cli.report.{name}" for name in names)
     code = f"import sys, {modules}; print(sorted({{'torch', 'sqlalchemy', 'matplotlib', 'numpy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

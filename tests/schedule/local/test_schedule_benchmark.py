@@ -10,7 +10,7 @@ from rich.console import Console
 
 from gpas_cli.cli.commands.bench import render
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.entry import Entry
+from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan import estimate as estimate_module

@@ -28,7 +28,7 @@ from gpas_cli import file_systems
 from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
-from gpas_cli.schedule.summary import exit_code
+from gpas_cli.schedule.scheduler import exit_code
 from gpas_cli.state import claims, locks
 from gpas_cli.state.claims import SILENCE_SECONDS
 from gpas_cli.state.observe import observe

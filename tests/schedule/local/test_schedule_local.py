@@ -33,8 +33,7 @@ from gpas_cli.events import Outcome
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.scheduler import cancel
-from gpas_cli.schedule.summary import RunSnapshot, exit_code
+from gpas_cli.schedule.scheduler import RunSnapshot, cancel, exit_code
 from gpas_cli.spec.run import Resources
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import alive_path

@@ -19,11 +19,10 @@ from gpas_cli.events import Outcome
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.slurm import client, queue, reports, submission
-from gpas_cli.schedule.slurm.arrays import Array, ArrayIndex, arrays, levels
-from gpas_cli.schedule.slurm.queue import Queue, SlurmView
+from gpas_cli.schedule.slurm.queue import Queue, SlurmView, state_of
 from gpas_cli.schedule.slurm.reports import Job
 from gpas_cli.schedule.slurm.script import _CHECKED, _UNCHECKED, parameters, text
-from gpas_cli.schedule.slurm.state import state_of
+from gpas_cli.schedule.slurm.submit import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.supervisor import _Child
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
