@@ -53,7 +53,8 @@ def test_published_tables_of_a_source_and_of_a_grid(face: Face) -> None:
     assert [table["name"] for table in of_grid["published"]] == ["poster:1"]
     said = face("table", "shares", "--published-only", expect=2)
     assert "grid 'shares' has no published table beside it; name one: gpas:2" in said.err
-    assert "did you mean 'small'" in face("table", "smal", "--published-only", expect=2).err
+    for options in ((), ("--published-only",)):
+        assert "did you mean 'small'" in face("table", "smal", *options, expect=2).err
 
 
 TABLE_2 = """\
