@@ -50,7 +50,7 @@ def test_every_scheme_and_every_position_of_the_gate(norm: str) -> None:
 
 
 PARTS = [
-    *FAMILIES,
+    *(name for name, family in FAMILIES.items() if not family.encoder),
     {"positions": "learned", "context": CAPACITY},
     {"qk_norm": "head"},
     {"qk_norm": "width"},

@@ -124,6 +124,13 @@ def test_a_file_without_a_usable_scheme_is_refused_with_the_reason(source: str, 
         ("return Wiring(in_norm=Norm(), home='som')", "did you mean 'sum'"),
         ("return Wiring(in_norm=Norm())", "equals the scheme 'pre'; write norm: pre"),
         ("return Pre().wiring(layer, depth)", "equals the scheme 'pre'; write norm: pre"),
+        ("return Wiring(copies=layer)", "has 2 copies of the stream, and layer 1 has 1"),
+        ("return Wiring(copies='a')", "has 'a' copies of the stream"),
+        ("return Wiring(first_value=0.5)", "reads the values of layer 1 in layer 1 itself"),
+        ("return Wiring(qkv_norm='heads')", "has the qkv_norm 'heads'; did you mean 'head'"),
+        ("return Wiring(ffn=Wiring(qkv_norm='head'))", "has an ffn with an ffn or with settings of attention"),
+        ("return Wiring(ffn=Wiring(home='som'))", "did you mean 'sum'"),
+        ("return Wiring(ffn=3)", "not a Wiring"),
     ],
 )
 def test_an_invalid_wiring_is_reported(text: str, message: str) -> None:
