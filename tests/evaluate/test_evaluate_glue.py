@@ -186,13 +186,13 @@ def test_the_head_has_a_row_for_each_label_and_the_gates_do_not_train(
     project: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[dict[str, torch.Tensor]] = []
-    save = checkpoint.save
+    begin = checkpoint.begin
 
-    def kept(folder: Path, key: str, network: Any, *rest: Any) -> Path:
+    def kept(folder: Path, key: str, network: Any, *rest: Any, **more: Any) -> Any:
         saved.append({name: tensor.clone() for name, tensor in network.state_dict().items()})
-        return save(folder, key, network, *rest)
+        return begin(folder, key, network, *rest, **more)
 
-    monkeypatch.setattr(checkpoint, "save", kept)
+    monkeypatch.setattr(checkpoint, "begin", kept)
     run(project, "weights", cell({"tasks": ["sst2"], "lr": [0.01]}))
     first, last = saved[0], saved[-1]
     assert first["lm_head.weight"].shape == (2, SIZE["hidden"])

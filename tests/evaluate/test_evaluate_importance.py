@@ -165,9 +165,10 @@ def test_a_layer_without_effect_has_no_importance(
     assert found["angular_distance/2"][0] == pytest.approx(found["angular_distance"][0])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+# Layers that read the values of layer 1 are not removed, and no layer of an encoder and a decoder is.
+@pytest.mark.parametrize("scheme", sorted(SCHEMES.keys() - {"value-residual"}))
 @pytest.mark.parametrize("gate", [None, "gpas"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"encoder-decoder"}))
 def test_every_architecture_is_measured(room: Path, tmp_path: Path, scheme: str, gate: str | None, family: str) -> None:
     cell = cell_of(norm=scheme, gate=gate, family=family)
     path, _ = save_network(cell, tmp_path)

@@ -80,14 +80,20 @@ def test_the_head_of_the_file_is_comment_and_the_rest_plain_yaml() -> None:
     assert set(yaml.safe_load(TEXT)) <= set(_TOP_LEVEL_KEYS)
 
 
+TRANSLATOR = {
+    "family": "encoder-decoder", "objective": "translation", "data": '{source: pairs, path: "train.{en,de}"}',
+}  # fmt: skip
+
+
 def test_the_examples_at_the_top_of_the_file_are_valid(tmp_path: Path) -> None:
     settings, _, grid = HEAD.replace("\n#", "\n").partition(" A grid of your own\n")
-    sections = re.findall(r"^   (\w+) .*?(\{.*?\})", settings, re.MULTILINE)
+    sections = re.findall(r"^   (\w+) .*?(\{(?:[^{}]|\{[^{}]*\})*\})", settings, re.MULTILINE)
     assert len(sections) >= 14
     text = TEXT + grid.rpartition("\n")[0].replace("\n   ", "\n  ")[1:] + "\n"
     for name, example in sections:
         rest = {"size": "71m", "data": "quickstart"} | {name: example}
         rest |= {"objective": "mlm"} if name == "glue" else {}
+        rest |= TRANSLATOR if name == "translation" else {}
         text += f"  {name}-head: {{base: {{{', '.join(f'{key}: {value}' for key, value in rest.items())}}}}}\n"
     config = tmp_path / "experiments.yaml"
     config.write_text(text)
