@@ -16,7 +16,7 @@ import hashlib
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gpas_cli import __version__
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
+from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never, padded
 from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer
 from gpas_cli.evaluate.tasks.forms import SpanQuestion
 from gpas_cli.spec.downstream import DIGEST_DIGITS
@@ -116,17 +116,13 @@ def _best_spans(scorer: Scorer, windows: Sequence[_Window]) -> list[tuple[float,
     """Return the sum of logits, the first and the last token of the best span of each window."""
     longest = len(windows[0].tokens)
     device = scorer.precision.device
-
-    def padded(rows: Iterable[Sequence[int]]) -> Tensor:
-        return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-
-    mask = padded([1] * len(window.tokens) for window in windows)
-    inside = padded([int(at is not None) for at in window.offsets] for window in windows).bool()
+    tokens = padded([window.tokens for window in windows], device)
+    types = padded([window.types for window in windows], device)
+    mask = padded([[1] * len(window.tokens) for window in windows], device)
+    inside = padded([[int(at is not None) for at in window.offsets] for window in windows], device).bool()
     encoder: Any = scorer.network
     with torch.no_grad(), scorer.precision.compute():
-        logits: Tensor = encoder.answer_logits(
-            padded(window.tokens for window in windows), mask, padded(window.types for window in windows)
-        )
+        logits: Tensor = encoder.answer_logits(tokens, mask, types)
     starts, ends = logits.float().masked_fill(~inside[..., None], -torch.inf).unbind(-1)
     sums = starts[:, :, None] + ends[:, None, :]
     allowed = torch.ones(longest, longest, dtype=torch.bool, device=device).triu().tril(_ANSWER_TOKENS - 1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.answers import answer_scores
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
+from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never, padded
 from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer
 from gpas_cli.evaluate.tasks import GeneratedTask
 from gpas_cli.evaluate.tasks.forms import PROMPT_VERSION
@@ -48,13 +48,11 @@ class _Rereader:
     def next_logits(self, tokens: Sequence[Sequence[int]], read: Read) -> Tensor:
         for row, new in zip(self._rows, tokens, strict=True):
             row.extend(new)
-        longest = max(map(len, self._rows))
         device = next(self.network.parameters()).device
         last = torch.tensor([len(row) - 1 for row in self._rows], device=device)
         # Padding on the right, where causal attention ignores it.
-        padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in self._rows], device=device)
-        rows = torch.arange(len(padded), device=device)
-        return self.network(padded, None, lambda hidden, head: read(hidden[rows, last], head))  # type: ignore[no-any-return]
+        rows = torch.arange(len(self._rows), device=device)
+        return self.network(padded(self._rows, device), None, lambda hidden, head: read(hidden[rows, last], head))  # type: ignore[no-any-return]
 
 
 def generate(

@@ -180,6 +180,12 @@ def _batches(rows: Sequence[_Row], tokens_at_once: int) -> Iterator[Sequence[_Ro
         start += count
 
 
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return rows of numbers as a tensor, (rows, longest), int64, with zeros at the ends of shorter ones."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+
+
 def _padded(rows: Sequence[_Row]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return inputs and targets (rows, time) for `DeviceRows`: targets are IGNORED at padding, 0 elsewhere."""
     shape = (len(rows), len(rows[0].tokens))

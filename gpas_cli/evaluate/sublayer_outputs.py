@@ -72,7 +72,7 @@ class SublayerOutputs:
             shares = [own / own.sum().double() for _, own in sorted(counts.items())]
             numbers = [sums[0] for _, sums in sorted(self._sums[part].items())]
             fourths = [fourth for _, fourth in sorted(self._fourths[part].items())]
-            found[f"{part}_ks"] = [ks_distance(own) for own in shares]
+            found[f"{part}_ks"] = [_ks_distance(own) for own in shares]
             found[f"{part}_excess_kurtosis"] = [float(a / n) - 3 for a, n in zip(fourths, numbers, strict=True)]
             found |= {f"{part}_output/{layer}": own.tolist() for layer, own in enumerate(shares, 1)}
         return found
@@ -88,7 +88,7 @@ def edges() -> Tensor:
     return torch.linspace(-BINS_END, BINS_END, BINS + 1, dtype=torch.float64)
 
 
-def ks_distance(shares: Tensor) -> float:
+def _ks_distance(shares: Tensor) -> float:
     """Return the largest distance of a cumulative distribution from the normal one at the edges of the bins.
 
     shares: (BINS + 2,), float64."""

@@ -14,16 +14,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gpas_cli.data.hub import unavailable
+from gpas_cli.data.hub import first_line
 from gpas_cli.data.pairs import SEPARATOR, TEST, existing, invented, lines_of
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
-from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, ScoringStopped, never
+from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, ScoringStopped, never, padded
 from gpas_cli.model.seq2seq import Translator, Writer
 from gpas_cli.spec.downstream import DIGEST_DIGITS
 from gpas_cli.spec.translation import LANGUAGES, NEWSTESTS, Translation, test_path
@@ -74,10 +75,9 @@ def _newstest(test: str, own: tuple[str, str]) -> list[Path]:
     except (Exception, SystemExit) as error:  # sacrebleu exits where a download is damaged
         cause = error if isinstance(error, Exception) else RuntimeError("the download is damaged")
         what = f"translation.tests: cannot get {test} ({name}, {pair}) with sacrebleu"
-        text = unavailable(what, cause).partition("; it is not in the local hub cache")[0]
         raise DataError(
-            f"{text}. Connect this machine to the network, copy a ~/.sacrebleu here, or name local files: "
-            f"{test}=PATH.{{{own[0]},{own[1]}}}"
+            f"{what}: {type(cause).__name__}: {first_line(cause)}. Connect this machine to the network, copy a "
+            f"~/.sacrebleu here, or name local files: {test}=PATH.{{{own[0]},{own[1]}}}"
         ) from error
 
 
@@ -199,7 +199,7 @@ class Translations:
         self.cut += len(ids) >= self.longest
         return [*ids[: self.longest - 1], self._separator]
 
-    @property
+    @cached_property
     def _separator(self) -> int:
         return self.tokenizer.encode(SEPARATOR)[0]
 
@@ -217,11 +217,9 @@ class Translations:
     def _written(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
         device, beam = self.precision.device, self.section.beam
         lengths = torch.tensor([len(row) for row in rows], device=device)
-        width = max(map(len, rows))
-        padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
         most = [self._most(row) for row in rows]
         with self.precision.compute():
-            memory, seen = self.network.model.encode(padded, lengths)
+            memory, seen = self.network.model.encode(padded(rows, device), lengths)
             memory, seen = memory.repeat_interleave(beam, 0), seen.repeat_interleave(beam, 0)
             writer = Writer(self.network, memory, seen, max(most))
             return beam_search(

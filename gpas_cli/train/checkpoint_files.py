@@ -52,7 +52,7 @@ class Manifest:
 @dataclass
 class Writing:
     """A checkpoint that is being written to a temporary folder. `part`: the file of this process, with the result of
-    writing it: its sha256, and the time at which it was on disk."""
+    writing it: its sha256, and the seconds until it was on disk."""
 
     path: Path
     world: World
@@ -60,7 +60,6 @@ class Writing:
     tensors: Mapping[str, Mapping[str, Any]]
     chunks: Mapping[str, Mapping[str, Any]]
     part: Future[tuple[str, float]]
-    began: float
 
     @property
     def done(self) -> bool:
@@ -81,7 +80,7 @@ class Writing:
         files = {name: digest for found, _ in written for name, digest in found.items()}
         content = {"format": _FORMAT, "facts": dict(self.facts), "files": files, "tensors": tensors}
         self.world.together(lambda: _finish(aside, self.path, content) if self.world.leads else None)
-        return self.part.result()[1] - self.began
+        return self.part.result()[1]
 
 
 def write(
@@ -112,9 +111,9 @@ def write(
         for name, tensor in tensors.items()
     }
     writer = ThreadPoolExecutor(1)
-    written = writer.submit(_timed, _aside(path) / file, own)
+    written = writer.submit(_timed, began, _aside(path) / file, own)
     writer.shutdown(wait=not background)
-    return Writing(path, world, facts, about, chunks, written, began)
+    return Writing(path, world, facts, about, chunks, written)
 
 
 def _aside(path: Path) -> Path:
@@ -125,9 +124,9 @@ def _file_of(world: World) -> str:
     return f"{world.rank:05d}.safetensors"
 
 
-def _timed(path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, float]:
-    """Write tensors, if there are any. Return the sha256 of the file, and the time at which it is on disk."""
-    return _write(path, tensors) if tensors else "", time.perf_counter()
+def _timed(began: float, path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, float]:
+    """Write tensors, if there are any. Return the sha256 of the file, and the seconds since `began`."""
+    return _write(path, tensors) if tensors else "", time.perf_counter() - began
 
 
 def _make(aside: Path) -> None:

@@ -24,7 +24,6 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import vary
 from gpas_cli.report.claims.measure import measure
 from gpas_cli.report.figures.envelope import search_figures
-from gpas_cli.report.figures.plot import Sheet, save
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_of
 from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
@@ -93,7 +92,8 @@ def run_tuned(
 
     Example: [bold]gpas run tuned quickstart --where norm=pre --factors 0.5,1,2,4 --out search.svg[/bold]
     """
-    paths = Output(out, terminal=False, as_json=True).files(Path())
+    output = Output(out, terminal=False, as_json=True)
+    paths = output.files(Path())
     search = Search(grid, where, setting, _factors(factors), options)
     if dry_run:
         first, _ = search.round(*search.plan[0])
@@ -104,8 +104,7 @@ def run_tuned(
     code = search.run()
     say(search.table())
     if paths and code is Exit.DONE:
-        save(Sheet(search_figures(search.methods, setting), f"The search for {setting} in {grid}"), paths)
-        say(f"Wrote {' and '.join(map(str, paths))}.", soft_wrap=True)
+        output.draw(search_figures(search.methods, setting), paths, f"The search for {setting} in {grid}")
     search.finish(code)
 
 
