@@ -95,19 +95,19 @@ def answer_scores(
 
 
 def _windows(place: int, asked: SpanQuestion, tokenizer: Tokenizer, scorer: Scorer) -> Iterator[_Window]:
-    """Yield the windows of a question's passage."""
+    """Yield the windows of a question's passage.
+
+    They are cut here, as tokenizers 0.23.1 and 0.23.2 drop most of a long passage when they truncate a pair.
+    """
     backend = tokenizer.backend
     most = min(_WINDOW, scorer.max_length)
-    own = backend.encode(asked.question, add_special_tokens=False)
-    asked_tokens = min(len(own), _QUESTION_TOKENS, most // 4)
-    question = asked.question[: own.offsets[asked_tokens - 1][1]]
-    room = most - asked_tokens - backend.num_special_tokens_to_add(is_pair=True)
-    backend.enable_truncation(most, stride=max(0, room - _STRIDE), strategy="only_second")
-    try:
-        whole = backend.encode(question, asked.passage)
-    finally:
-        backend.no_truncation()
-    for part in (whole, *whole.overflowing):
+    question = backend.encode(asked.question, add_special_tokens=False)
+    question.truncate(min(_QUESTION_TOKENS, most // 4))
+    passage = backend.encode(asked.passage, add_special_tokens=False)
+    room = most - len(question) - backend.num_special_tokens_to_add(is_pair=True)
+    passage.truncate(room, stride=max(0, room - _STRIDE))
+    for own in (passage, *passage.overflowing):
+        part = backend.post_process(question, own)
         offsets = (at if which == 1 else None for at, which in zip(part.offsets, part.sequence_ids, strict=True))
         yield _Window(place, tuple(part.ids), tuple(part.type_ids), tuple(offsets))
 

@@ -327,7 +327,7 @@ def test_a_network_of_transformers_writes_what_it_writes_by_itself(room: Room, o
     scorer = Scorer(opened.network, opened.precision, max_length=64)
     found = generate(scorer, opened.tokenizer, PROMPTS[3:], most=6, until=NONE)
     for prompt, text in zip(PROMPTS[3:], found, strict=True):
-        row = torch.tensor([opened.tokenizer.encode(prompt)])
+        row = torch.tensor([opened.tokenizer.encode(prompt)], device=opened.precision.device)
         whole = opened.network.inner.generate(row, max_new_tokens=6, do_sample=False, attention_mask=row * 0 + 1)
         assert opened.tokenizer.decode(whole[0, row.shape[1] :].tolist()).strip() == text
 
