@@ -4,7 +4,7 @@
     ├── Stdlib        the running Python's standard library                                 stdlib.py
     ├── Files         .txt, .jsonl and .parquet files under a glob                          files.py
     ├── HfDataset     a `datasets` data set, by name or local                               hub.py
-    ├── C4            allenai/c4, one shard file at a time                                  hub.py
+    ├── C4, HubFiles  allenai/c4, or files of any repository, one file at a time            hub.py
     └── FilePairs, HubPairs, Languages   texts with their translations                      pairs.py
 
 A record is a document as it is stored in its file. Reading records is cheap and sequential; parsing them into documents

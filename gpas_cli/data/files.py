@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import gzip
+import io
 import json
 import re
 import zlib
@@ -34,7 +35,7 @@ from gpas_cli.data.corpora import (
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
 
-_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _MOST_LINE_BYTES = 1 << 28  # a compressed file of kilobytes may hold a line of many gigabytes
 _BATCH_ROWS = 1024  # of a Parquet file, read at once
 _EXAMPLE = "it is a glob: * matches any name, ** any folders"
@@ -121,13 +122,8 @@ class Files(Source):
         for name, path in files.items():
             if _is_divided(files, name):
                 yield from (SourceRecord(f"{name}:{n}", text) for n, text in enumerate(_pieces_of(path), start=1))
-            elif name.endswith(".txt"):
-                yield SourceRecord(name, _whole(path))
-            elif name.endswith(".parquet"):
-                yield from (SourceRecord(f"{name}:{n}", text) for n, text in _column(path, self.text_field))
             else:
-                for number, line in enumerate(read_lines(path), start=1):
-                    yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")
+                yield from records_of(name, path, self.text_field)
 
     def _named(self, words: str, setting: str) -> dict[str, Path]:
         """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if one is of an
@@ -140,12 +136,31 @@ class Files(Source):
             hint = _nearest(self.root, pattern) or _EXAMPLE
             raise DataError(f"{setting}: no file matches '{words}' in {self.root}; {hint}")
         for name, path in files.items():
-            if not name.endswith(_SUFFIXES):
-                raise DataError(
-                    f"{setting}: {path} does not end in {', '.join(_SUFFIXES)}; narrow the glob, or use data.source: "
-                    "hf for .json and .csv files"
-                )
+            check_suffix(name, setting, path)
         return dict(sorted(files.items()))
+
+
+def check_suffix(name: str, setting: str, path: object) -> None:
+    """Raise DataError, beginning with the name of the `setting`, if a file of that name cannot be read."""
+    if not name.endswith(_SUFFIXES):
+        raise DataError(
+            f"{setting}: {path} does not end in {', '.join(_SUFFIXES)}; narrow the glob, or use data.source: hf for "
+            ".json and .csv files"
+        )
+
+
+def records_of(name: str, path: Path, field: str) -> Iterator[SourceRecord]:
+    """Yield the records of one file in order: its lines, its rows with text under `field`, or a .txt as a whole.
+
+    Ids begin with `name`. Raises DataError if the file cannot be read.
+    """
+    if name.endswith(".txt"):
+        yield SourceRecord(name, _whole(path))
+    elif name.endswith(".parquet"):
+        yield from (SourceRecord(f"{name}:{n}", text) for n, text in _column(path, field))
+    else:
+        for number, line in enumerate(read_lines(path), start=1):
+            yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")
 
 
 @dataclass(frozen=True)
@@ -211,15 +226,24 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, decompressed if its name ends in .gz. Raises DataError if it cannot be read."""
+    """Yield the lines of a file, decompressed if it is a .gz or .zst. Raises DataError if it cannot be read."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with _opened(path) as file:
             while line := file.readline(_MOST_LINE_BYTES):
                 if len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
                     raise DataError(f"{path}: a line is longer than {_MOST_LINE_BYTES:,} bytes")
                 yield line
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
+
+
+def _opened(path: Path) -> io.BufferedIOBase:
+    """Open a file of lines. Raises OSError if it cannot be opened or, while it is read, decompressed."""
+    if path.suffix == ".zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def _field_of(line: bytes, field: str, where: str) -> str:

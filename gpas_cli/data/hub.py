@@ -1,4 +1,4 @@
-"""Corpora from the Hugging Face hub: any `datasets` data set, and C4 file by file. Libraries are imported on first use.
+"""Corpora from the Hugging Face hub: any `datasets` data set, or file by file. Libraries are imported on first use.
 
 Training does not use `datasets` streaming: the order that a seed gives has changed between releases, and a shuffled
 stream cannot be resumed exactly. Documents are read once, in stored order, into the token cache.
@@ -6,9 +6,11 @@ stream cannot be resumed exactly. Documents are read once, in stored order, into
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 import socket
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -32,12 +34,13 @@ from gpas_cli.data.corpora import (
     side,
     survey_of,
 )
-from gpas_cli.data.files import TextField, read_lines
+from gpas_cli.data.files import TextField, check_suffix, records_of
 from gpas_cli.errors import DataError, nearest
 
-# The line of a C4 file at which the download of the next one starts, late enough that a short run needs only one file.
-_FETCH_NEXT_LINE = 100_000
+# The record of a file at which the download of the next one starts, late enough that a short run needs only one file.
+_FETCH_NEXT = 100_000
 _CONNECT_SECONDS = 3.0
+_OWN_TEXT = "use your own text: data.source: files or hf with data.tokenizer: bpe"
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -94,7 +97,7 @@ class HfDataset(Source):
         except Exception as error:
             # A data set may run any builder, which may raise any exception.
             raise DataError(
-                f"data.source: {self.name}: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
+                f"data.source: {self.name}: cannot load '{self.path}': {type(error).__name__}: "
                 f"check data.path (name, name:configuration, a folder or a glob of files below {self.root}), "
                 "or use data.source: files"
             ) from error
@@ -130,59 +133,75 @@ class HfDataset(Source):
             raise DataError(f"data.text_field: column '{self.text_field}' of '{self.path}' is not text but {kind}")
 
 
-class C4(Source):
-    """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents.
+class _Repository(Source):
+    """A repository of the hub whose files are downloaded one at a time, as far as a run reads, into the hub's own cache
+    (HF_HOME).
 
-    Files are downloaded one at a time into the hub's own cache (HF_HOME). The revision is pinned in the token cache at
-    first use, so that all jobs of a project read the same text, and later jobs need no network.
+    The revision is pinned in the token cache at first use, so that all jobs of a project read the same text, and later
+    jobs need no network.
     """
 
-    name = "c4"
     endless = True
-    repo = "allenai/c4"
 
-    def __init__(self, cache: Path, files: dict[str, int] | None = None):
-        """`files`: the number of files of each split, by default that of allenai/c4."""
-        self.pin = cache / "sources" / "c4.json"
-        self.files = files or {"train": 1024, "validation": 8}
-
-    @property
-    def parser(self) -> Parser:
-        return TextField("text", keep_blank=True).document
+    def __init__(self, repo: str, text_field: str, pin: Path):
+        self.repo = repo
+        self.text_field = text_field
+        self.pin = pin
 
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
-        """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line."""
-        last_file, _, last_line = after.rpartition(":")
+        """Yield documents with ids such as `en/c4-train.00000-of-01024.json.gz:17`: file and line or row."""
+        last_file = after.rpartition(":")[0]
         names = [name for name in self._names(split) if name >= last_file]
         for name, following in zip(names, [*names[1:], ""], strict=True):
+            passed = name != last_file
             path = download(self.repo, name, self.revision)
-            skipped = int(last_line) if name == last_file else 0
-            for number, line in enumerate(read_lines(path), start=1):
-                if number == _FETCH_NEXT_LINE and following:
+            for number, record in enumerate(records_of(name, path, self.text_field), start=1):
+                if number == _FETCH_NEXT and following:
                     self._fetch_ahead(following)
-                if number > skipped:
-                    yield SourceRecord(f"{name}:{number}", line, f"{path}:{number}")
+                if passed and self._holds(split, record.id):
+                    yield record
+                passed = passed or record.id == after
 
     def survey(self) -> Survey:
         """Return fingerprints of the revision, which determines the bytes of every file of the repository."""
-        fingerprints = (disk.digest([self.repo, self.revision, self.files, split]) for split in SPLITS)
+        fingerprints = (disk.digest([self.repo, self.revision, self._chosen, split]) for split in SPLITS)
         return Survey(*fingerprints)
 
     def known(self, cache: Path) -> Survey | None:
         """Return the survey if the revision has been pinned, else None."""
         return self.survey() if disk.read_json(self.pin) is not None else None
 
-    @cached_property
+    @property
     def revision(self) -> str:
         """The commit that the corpus is read at."""
+        return str(self._pinned["revision"])
+
+    @cached_property
+    def _pinned(self) -> dict[str, Any]:
         known = disk.read_json(self.pin)
         if known is None:
             with disk.locked(self.pin.parent):
                 known = disk.read_json(self.pin)
                 if known is None:
-                    known = {"repository": self.repo, "revision": resolve(self.repo, self._names("validation")[0])}
+                    known = {"repository": self.repo, **self._newest()}
                     disk.write_json(self.pin, known)
-        return str(known["revision"])
+        return known
+
+    @property
+    @abstractmethod
+    def _chosen(self) -> Any:
+        """What is read of the repository, as JSON data."""
+
+    @abstractmethod
+    def _newest(self) -> dict[str, Any]:
+        """Return what is pinned: the `revision`, now. Raises DataError if the hub cannot be reached."""
+
+    @abstractmethod
+    def _names(self, split: str) -> list[str]:
+        """Return the files that have documents of `split`, sorted."""
+
+    def _holds(self, split: str, identity: str) -> bool:
+        return True
 
     def _fetch_ahead(self, name: str) -> None:
         """Start downloading a file that will be read soon. A failure is reported when the file is read."""
@@ -193,9 +212,91 @@ class C4(Source):
 
         Thread(target=fetch, args=(self.revision,), daemon=True, name="gpas-fetch").start()
 
+
+class C4(_Repository):
+    """allenai/c4, English. 1024 training and 8 validation files of about 356,000 and 46,000 documents."""
+
+    name = "c4"
+
+    def __init__(self, cache: Path, files: dict[str, int] | None = None):
+        """`files`: the number of files of each split, by default that of allenai/c4."""
+        super().__init__("allenai/c4", "text", cache / "sources" / "c4.json")
+        self.files = files or {"train": 1024, "validation": 8}
+
+    @property
+    def parser(self) -> Parser:
+        return TextField(self.text_field, keep_blank=True).document
+
+    @property
+    def _chosen(self) -> Any:
+        return self.files
+
+    def _newest(self) -> dict[str, Any]:
+        return {"revision": resolve(self.repo, self._names("validation")[0])}
+
     def _names(self, split: str) -> list[str]:
         count = self.files[split]
         return [f"en/c4-{split}.{number:05d}-of-{count:05d}.json.gz" for number in range(count)]
+
+
+class HubFiles(_Repository):
+    """The .jsonl, .jsonl.gz, .jsonl.zst or .parquet files of a repository that a glob matches, sorted by name.
+
+    `path` is "OWNER/NAME:GLOB"; as in the hub's `allow_patterns`, * matches / too. Documents are split by their ids.
+    The names of the files are pinned together with the revision.
+    """
+
+    name = "hf-files"
+
+    def __init__(self, path: str, text_field: str, cache: Path):
+        repo, _, self.pattern = path.partition(":")
+        super().__init__(repo, text_field, cache / "sources" / f"{self.name}-{disk.digest(path)}.json")
+
+    @property
+    def title(self) -> str:
+        return f"{self.repo}:{self.pattern}"
+
+    @property
+    def parser(self) -> Parser:
+        return TextField(self.text_field).document
+
+    @property
+    def _chosen(self) -> Any:
+        return [self.pattern, self.text_field]
+
+    def _newest(self) -> dict[str, Any]:
+        revision, every = _listed(self.repo)
+        names = sorted(fnmatch.filter(every, self.pattern))
+        if not names:
+            folders = {name.partition("/")[0] for name in every}
+            hint = nearest(self.pattern.partition("/")[0], sorted(folders))
+            raise DataError(f"data.path: no file of {self.repo} matches '{self.pattern}'; {hint}")
+        for name in names:
+            check_suffix(name, "data.path", name)
+        return {"revision": revision, "files": names}
+
+    def _names(self, split: str) -> list[str]:
+        return list(self._pinned["files"])
+
+    def _holds(self, split: str, identity: str) -> bool:
+        return side(identity) == split
+
+
+def _listed(repo: str) -> tuple[str, list[str]]:
+    """Return the commit of `main` and its files. Raises DataError if the hub is unreachable or has no such data set."""
+    from huggingface_hub import HfApi
+
+    try:
+        branches = HfApi().list_repo_refs(repo, repo_type="dataset").branches
+        (commit,) = (branch.target_commit for branch in branches if branch.name == "main")
+        return commit, HfApi().list_repo_files(repo, revision=commit, repo_type="dataset")
+    except Exception as error:
+        # Network and hub raise many classes of exceptions here; all of them mean that the repository is unavailable.
+        raise DataError(
+            f"cannot list the files of {repo} on the Hugging Face hub ({type(error).__name__}: {first_line(error)}); "
+            "run `gpas data prepare` once where there is a network, as the cache of the project keeps the list and the "
+            f"tokens, or {_OWN_TEXT}"
+        ) from error
 
 
 def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> Path:
@@ -207,8 +308,7 @@ def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> P
     except Exception as error:
         # Network, hub and disk raise many classes of exceptions here; all of them mean that the file is unavailable.
         what = f"cannot download {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub"
-        own = "use your own text: data.source: files or hf with data.tokenizer: bpe"
-        raise DataError(unavailable(what, error, own)) from error
+        raise DataError(unavailable(what, error, _OWN_TEXT)) from error
 
 
 def unavailable(what: str, error: Exception, instead: str = "") -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, Notify, Source, Survey, SurveyUnknown, cached_survey
 from gpas_cli.data.files import Files
-from gpas_cli.data.hub import C4, HfDataset
+from gpas_cli.data.hub import C4, HfDataset, HubFiles
 from gpas_cli.data.loader import rows_needed
 from gpas_cli.data.pairs import FilePairs, HubPairs, Languages
 from gpas_cli.data.rows import MixedRows, Rows, open_rows
@@ -28,6 +28,8 @@ def open_source(data: Data, cache: Path, root: Path) -> Source:
         return Files(data.path, data.text_field, root, data.validation)
     if data.source == "hf":
         return HfDataset(data.path, data.text_field, root)
+    if data.source == "hf-files":
+        return HubFiles(data.path, data.text_field, cache)
     if data.source == "pairs":
         return FilePairs(data.path, root, data.validation)
     if data.source == "hf-pairs":
@@ -143,7 +145,8 @@ def prepare(
     """Return the corpus of `data` under a model's vocabulary, from `cache`, after building what is missing there.
 
     `rows`: the rows that the run reads, updates times batch. Required for a source that is too large to tokenise in
-    full (c4), and ignored for others: the run reads exactly the first `rows`, even if another run has cached more.
+    full (c4, hf-files), and ignored for others: the run reads exactly the first `rows`, even if another run has cached
+    more.
     Relative paths in `data` start from `root`. `notify` is called before steps that take time. Many processes may call
     this at once. Raises DataError if text or tokenizer are unavailable, or do not fill one row.
     """

@@ -16,7 +16,7 @@ from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.data import Data
+from gpas_cli.spec.data import ENDLESS, Data
 
 if TYPE_CHECKING:
     from gpas_cli.data.shards import Totals
@@ -106,8 +106,8 @@ def _together(data: Data, parts: Sequence[TextUsage]) -> TextUsage:
 
 def _part_usage(data: Data, rows: float, train: Totals, validation: Totals) -> TextUsage:
     available = train.rows(data)
-    # C4 is tokenised only as far as the longest run reads; there is always more.
-    epochs = 1.0 if data.source == "c4" else rows / max(1, available)
+    # Some texts are tokenised only as far as the longest run reads; there is more.
+    epochs = 1.0 if data.source in ENDLESS and not train.final else rows / max(1, available)
     cut = train.cut if data.layout == "pad" else 0.0
     pieces = _pieces(data, train.documents / max(1, train.tokens))
     return TextUsage(data, epochs, cut, _targets(data, validation), pieces=pieces)
@@ -147,7 +147,7 @@ def estimate_usage(
 
 def _estimate(data: Data, vocab: int, source: Files, rows: float) -> TextUsage | None:
     files = source.files()
-    if any(path.suffix in (".gz", ".parquet") for named in files.values() for path in named.values()):
+    if any(path.suffix in (".gz", ".zst", ".parquet") for named in files.values() for path in named.values()):
         return None
     size, held = (sum(path.stat().st_size for path in files.get(split, {}).values()) for split in SPLITS)
     if not held:

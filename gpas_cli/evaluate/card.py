@@ -128,6 +128,8 @@ def _datasets(data: Data) -> list[str]:
     """Return the data sets on the hub that the text comes from."""
     if data.source == "c4":
         return ["allenai/c4"]
+    if data.source == "hf-files":
+        return [data.path.partition(":")[0]]
     on_hub = data.source == "hf" and _REPOSITORY.fullmatch(data.path) and not data.path.endswith((".json", ".csv"))
     return [data.path] if on_hub else []
 

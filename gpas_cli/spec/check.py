@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -17,6 +18,8 @@ from gpas_cli.spec.optim import ADAM, MuonSettings, Optim, unread_settings
 from gpas_cli.spec.parametrisation import Parametrisation
 from gpas_cli.spec.translation import LANGUAGES, both
 
+_HUB_FILES = re.compile(r"[\w.-]+/[\w.-]+:\S+")
+_HUB_FILES_EXAMPLE = "mlfoundations/dclm-baseline-1.0:*.jsonl.zst"
 # Tokenizers with ids of their own: what a message calls these, and how many there are.
 _IDS = {"t5": ("T5's 32000 pieces", 32_000), "gpt2": ("GPT-2's 50257 ids", 50_257)}
 
@@ -315,6 +318,8 @@ def _check_data(model: Model, data: Data, own: int) -> Iterator[Problem]:
         )
     if data.source in ("files", "hf") and not data.path:
         yield Problem(("data", "path"), f"is required with source: {data.source}")
+    if data.source == "hf-files" and not _HUB_FILES.fullmatch(data.path):
+        yield Problem(("data", "path"), f"'{data.path}' is not OWNER/NAME:GLOB, such as {_HUB_FILES_EXAMPLE}")
     if data.source in ("stdlib", "c4", LANGUAGES) and data.path:
         yield Problem(("data", "path"), f"has no effect with source: {data.source}")
     if data.validation and data.source not in ("files", "pairs"):

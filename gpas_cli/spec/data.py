@@ -11,7 +11,8 @@ from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.parse import setting
 
 MIXTURE = "mixture"  # the source of a text that consists of several corpora
-_CORPUS_SOURCES = ("stdlib", "files", "hf", "c4")
+_CORPUS_SOURCES = ("stdlib", "files", "hf", "hf-files", "c4")
+ENDLESS = ("hf-files", "c4")  # tokenised only as far as runs read
 PAIR_SOURCES = ("pairs", "hf-pairs", "languages")  # documents are a text and its translation
 _SUM_ERROR = 1e-6  # of the weights of a mixture
 
@@ -32,10 +33,11 @@ class Share:
 class Data:
     """Corpus, tokenizer and row layout.
 
-    source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt, .jsonl or
-    .parquet files), `hf` (`path` names a `datasets` data set), `c4`. Of `objective: translation`: `pairs` (`path` is
-    "train.{en,de}", two files whose lines translate each other), `hf-pairs` ("NAME:CONFIGURATION/{en,de}", a data set
-    with a column `translation`), `languages` (an invented pair of languages).
+    source: `stdlib` (the running Python's standard library), `files` (`path` is a glob of .txt, .jsonl or .parquet
+    files), `hf` (`path` names a `datasets` data set), `hf-files` (`path` is "OWNER/NAME:GLOB", .jsonl or .parquet files
+    of a data set on the hub, which are read one after the other as far as a run needs), `c4`. Of `objective:
+    translation`: `pairs` (`path` is "train.{en,de}", two files whose lines translate each other), `hf-pairs`
+    ("NAME:CONFIGURATION/{en,de}", a data set with a column `translation`), `languages` (an invented pair of languages).
     tokenizer: `bpe` trains a byte-level BPE with the model's vocabulary size on the training split; `t5` is T5's,
     `gpt2` GPT-2's, with 50,257 ids, as in Spike No More; anything else is the path of a tokenizer.json.
     validation: a path or glob of local text to evaluate on, for `source: files` only; training then uses all of `path`.

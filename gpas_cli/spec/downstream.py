@@ -396,7 +396,7 @@ def text_name(text: str) -> str:
 class Texts:
     """Perplexities of the trained network on texts other than its own validation text.
 
-    texts: names, or paths of local .txt, .jsonl, .jsonl.gz and .parquet files, relative to experiments.yaml.
+    texts: names, or paths of local .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, from experiments.yaml on.
     max_length: tokens that the network is given at once, 0 for the length of the rows that it was trained on; longer
     documents are divided, and every token is predicted once. limit: score only the first documents of each text, for a
     quick check; 0 scores all.

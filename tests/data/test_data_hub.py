@@ -5,22 +5,28 @@ import json
 import os
 import time
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from shipped import EXPERIMENTS
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import encode, hub, text_documents
 from gpas_cli.data.corpora import cached_survey, side
-from gpas_cli.data.hub import C4, HfDataset
-from gpas_cli.data.prepare import build, prepare, token_caches
+from gpas_cli.data.files import Files, read_lines
+from gpas_cli.data.hub import C4, HfDataset, HubFiles
+from gpas_cli.data.prepare import build, cached, prepare, token_caches
 from gpas_cli.data.text_documents import joined, read_text
+from gpas_cli.data.text_usage import text_usage
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import KNOWN_TEXTS
 
 COMMIT = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 FILES = {"train": 3, "validation": 1}
+REAL = Path(__file__).parents[1] / "real"
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +163,7 @@ def test_a_run_on_c4_sees_its_own_rows_whatever_is_cached(c4: list[str], tmp_pat
 
 
 def test_the_next_file_is_fetched_while_one_is_read(c4: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub, "_FETCH_NEXT_LINE", 20)
+    monkeypatch.setattr(hub, "_FETCH_NEXT", 20)
     documents = C4(tmp_path / "cache").documents("train")
     first = [next(documents) for _ in range(20)]
     names = [f"c4-train.0000{n}-of-00003.json.gz" for n in range(2)]
@@ -211,6 +217,180 @@ def test_a_damaged_file_of_c4_is_named(c4: list[str], tmp_path: Path):
     os.truncate(path, path.stat().st_size - 20)
     with pytest.raises(DataError, match=r"c4-train\.00001-of-00003\.json\.gz: cannot be read"):
         texts(C4(tmp_path / "cache"), "train")
+
+
+# Files of the hub: records with the fields of DCLM-Baseline, and columns of the three parts of SmolLM's corpus.
+
+
+def zstd(lines: list[str]) -> bytes:
+    """Return the lines as a .zst file of two frames, which a reader must join."""
+    import pyarrow
+
+    halves = ("".join(lines[:7]), "".join(lines[7:]))
+    return b"".join(bytes(pyarrow.compress(half.encode(), "zstd", asbytes=True)) for half in halves)
+
+
+def dclm_line(text: str) -> str:
+    others = {
+        "bff_contained_ngram_count_before_dedupe": 0,
+        "language_id_whole_page_fasttext": {"en": 0.98},
+        "metadata": {"WARC-Type": "response"},
+        "previous_word_count": 12,
+        "url": "https://example.org/text",
+        "warcinfo": "isPartOf: CC-MAIN",
+        "fasttext_openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train_prob": 0.03,
+    }
+    return json.dumps({**others, "text": text}) + "\n"
+
+
+DCLM = "mlfoundations/dclm-baseline-1.0"
+SMOLLM = "HuggingFaceTB/smollm-corpus"
+
+
+@pytest.fixture
+def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make two repositories of the hub, and return what is asked of it: files by name, "list REPOSITORY"."""
+    import huggingface_hub
+    import pyarrow
+    from pyarrow import parquet
+
+    hub_folder = tmp_path / "hub"
+    for number, place in enumerate(("02_of_10/local-shard_0", "01_of_10/local-shard_9", "01_of_10/local-shard_0")):
+        path = hub_folder / DCLM / f"global-shard_{place}_of_10" / "shard_00000000_processed.jsonl.zst"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(zstd([dclm_line(text) for text in sentences(30, seed=number)]))
+    (hub_folder / DCLM / "README.md").write_text("DCLM-baseline")
+    columns = {
+        "cosmopedia-v2": {"prompt": ["p"] * 30, "text": sentences(30, seed=7), "token_length": [9] * 30},
+        "fineweb-edu-dedup": {"text": sentences(30, seed=8), "metadata": [{"score": 3.2, "dump": "d"}] * 30},
+        "python-edu": {"blob_id": ["b"] * 30, "repo_name": ["r"] * 30, "length_bytes": [1] * 30},
+    }
+    for name, table in columns.items():
+        (hub_folder / SMOLLM / name).mkdir(parents=True)
+        parquet.write_table(pyarrow.table(table), hub_folder / SMOLLM / name / "train-00000-of-00104.parquet")
+    asked: list[str] = []
+
+    def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> Path:
+        assert (revision, kind) == (COMMIT, "dataset")
+        asked.append(name)
+        return hub_folder / repo / name
+
+    refs = [SimpleNamespace(name=name, target_commit=commit) for name, commit in (("old", "0" * 40), ("main", COMMIT))]
+
+    def files(self: object, repo: str, *, revision: str, repo_type: str) -> list[str]:
+        assert (revision, repo_type) == (COMMIT, "dataset")
+        asked.append(f"list {repo}")
+        found = [path for path in (hub_folder / repo).rglob("*") if path.is_file()]
+        return [path.relative_to(hub_folder / repo).as_posix() for path in found]
+
+    monkeypatch.setattr(hub, "download", download)
+    monkeypatch.setattr(
+        huggingface_hub.HfApi, "list_repo_refs", lambda self, repo, repo_type: SimpleNamespace(branches=refs)
+    )
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", files)
+    return asked
+
+
+def test_files_of_the_hub_are_read_in_the_order_of_their_names(repositories: list[str], tmp_path: Path):
+    source = HubFiles(f"{DCLM}:global-shard_*.jsonl.zst", "text", tmp_path / "cache")
+    every = sorted(chain(source.documents("train"), source.documents("validation")), key=lambda d: place(d.id))
+    assert [d.text for d in every] == sentences(30, seed=2) + sentences(30, seed=1) + sentences(30, seed=0)
+    assert every[30].id == "global-shard_01_of_10/local-shard_9_of_10/shard_00000000_processed.jsonl.zst:1"
+    train = list(source.documents("train"))
+    assert [d.id for d in train] == [d.id for d in every if side(d.id) == "train"]
+    for number in (20, 40, len(train) - 1):
+        repositories.clear()
+        assert list(source.documents("train", train[number].id)) == train[number + 1 :]
+        assert min(repositories) == train[number].id.split(":")[0]  # no earlier file
+
+
+def place(identity: str) -> tuple[str, int]:
+    name, _, line = identity.rpartition(":")
+    return name, int(line)
+
+
+def test_parquet_files_of_the_hub(repositories: list[str], tmp_path: Path):
+    source = HubFiles(f"{SMOLLM}:cosmopedia-v2/*.parquet", "text", tmp_path / "cache")
+    both_splits = [d for split in ("train", "validation") for d in source.documents(split)]
+    assert sorted(d.text for d in both_splits) == sorted(sentences(30, seed=7))
+    python = HubFiles(f"{SMOLLM}:python-edu/*.parquet", "text", tmp_path / "cache")
+    with pytest.raises(
+        DataError, match=r"train-00000-of-00104\.parquet: no column 'text' \(data\.text_field\); valid: blob"
+    ):
+        list(python.documents("train"))
+
+
+def test_files_of_the_hub_are_pinned_at_first_use(repositories: list[str], tmp_path: Path, monkeypatch):
+    path = f"{DCLM}:global-shard_*.jsonl.zst"
+    cache = tmp_path / "cache"
+    assert HubFiles(path, "text", cache).known(cache) is None
+    survey = HubFiles(path, "text", cache).survey()
+    assert repositories == [f"list {DCLM}"]
+    again = HubFiles(path, "text", cache)
+    assert again.known(cache) == again.survey() == survey
+    assert len(list(again.documents("train")) + list(again.documents("validation"))) == 90
+    assert repositories.count(f"list {DCLM}") == 1
+    assert HubFiles(path, "url", cache).survey() != survey
+    monkeypatch.setattr(hub, "_listed", lambda repo: ("0" * 40, ["global-shard_1.jsonl.zst"]))
+    assert HubFiles(path, "text", tmp_path / "other").survey() != survey
+
+
+def test_a_run_reads_no_more_files_of_the_hub_than_it_needs(repositories: list[str], tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("gpas_cli.data.shards.TokenCache.__init__.__defaults__", (4, 10**9))
+    monkeypatch.setattr("gpas_cli.data.tokenizer._TRAINING_BYTES", 500)
+    monkeypatch.setattr(encode, "_GROUP_CHARACTERS", 100)
+    path = f"{DCLM}:global-shard_*.jsonl.zst"
+    data = Data(source="hf-files", path=path, tokenizer="bpe", layout="pack", length=12, eval_tokens=24)
+    short = prepare(data, 320, tmp_path / "cache", root=tmp_path, rows=5)
+    assert len(short.train) == 5
+    assert {name.split("/")[0] for name in repositories[1:]} == {"global-shard_01_of_10"}
+    usual = text_usage(data, 5, cached(data, 320, tmp_path / "cache", root=tmp_path, rows=5) or ())
+    assert usual.epochs == 1
+    rows = 10_000  # more than there are: the text is repeated, and `gpas plan` warns
+    longer = prepare(data, 320, tmp_path / "cache", root=tmp_path, rows=rows)
+    assert 5 < len(longer.train) < rows
+    assert (longer.train.tokens(range(5)) == short.train.tokens(range(5))).all()
+    usage = text_usage(data, rows, cached(data, 320, tmp_path / "cache", root=tmp_path, rows=rows) or ())
+    assert usage.epochs == pytest.approx(rows / len(longer.train))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (f"{SMOLLM}:cosmopedia/*.parquet", "no file of .* matches 'cosmopedia/.*'; did you mean 'cosmopedia-v2'"),
+        (f"{DCLM}:*", r"data\.path: README\.md does not end in \.txt, .*\.jsonl\.zst"),
+    ],
+)
+def test_a_glob_of_no_text_on_the_hub_is_refused(repositories: list[str], tmp_path: Path, path: str, message: str):
+    with pytest.raises(DataError, match=message):
+        HubFiles(path, "text", tmp_path).survey()
+    assert not list(tmp_path.glob("sources/hf-files*"))
+
+
+def test_a_repository_that_cannot_be_listed_is_reported_with_remedies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        DataError, match=r"cannot list the files of a/b .*OfflineMode.*gpas data prepare.*data.source: files"
+    ):
+        HubFiles("a/b:*.parquet", "text", tmp_path).survey()
+
+
+def test_a_real_zst_file_is_read(tmp_path: Path):
+    path = REAL / "dolma" / "test.jsonl.zst"
+    assert list(read_lines(path)) == [b'{"message": "this is a test"}']
+    source = Files(str(path), "message", tmp_path)
+    assert [d.text for d in source.everything()] == ["this is a test"]
+    for size in (3, 20, path.stat().st_size - 1):
+        (tmp_path / "cut.jsonl.zst").write_bytes(path.read_bytes()[:size])
+        with pytest.raises(DataError, match=r"cut\.jsonl\.zst: cannot be read: Truncated"):
+            list(read_lines(tmp_path / "cut.jsonl.zst"))
+
+
+def test_smollm_has_the_published_proportions_of_the_text_that_there_is() -> None:
+    """huggingface/smollm, config_smollm1_135M.yaml: 0.7, 0.15, 0.08, 0.06 and 0.01, two of them without text."""
+    published = {"fineweb-edu-dedup": 0.7, "cosmopedia-v2": 0.15, "open-web-math": 0.06}
+    mixture = EXPERIMENTS.catalogue.corpora["smollm"].mixture
+    assert {s.name: s.weight for s in mixture} == {n: round(w / 0.91, 3) for n, w in published.items()}
 
 
 PAGE = (

@@ -64,8 +64,8 @@ def test_wikitext_is_the_same_in_every_form_of_a_corpus(tmp_path: Path, form: st
     assert found == [line for line in WIKITEXT.decode().split("\n") if line.strip()]
     with pytest.raises(DataError, match="content"):
         list(Files(path.name, "content", tmp_path).everything())
-    renamed = path.rename(tmp_path / "text.jsonl.zst")
-    with pytest.raises(DataError, match=r"does not end in \.txt, \.jsonl, \.jsonl\.gz, \.parquet"):
+    renamed = path.rename(tmp_path / "text.jsonl.xz")
+    with pytest.raises(DataError, match=r"does not end in \.txt, \.jsonl, \.jsonl\.gz, \.jsonl\.zst, \.parquet"):
         list(Files(renamed.name, "text", tmp_path).everything())
 
 

@@ -96,6 +96,7 @@ def test_a_licence_is_the_users_choice() -> None:
         ({"source": "c4"}, ["allenai/c4"]),
         ({"source": "hf", "path": "owner/texts"}, ["owner/texts"]),
         ({"source": "hf", "path": "../texts"}, None),
+        ({"source": "hf-files", "path": "owner/texts:data/*.parquet"}, ["owner/texts"]),
         ({"source": "files", "path": "*.txt", "tokenizer": "bpe"}, None),
     ],
 )

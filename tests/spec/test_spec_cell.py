@@ -134,6 +134,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"data": PADDED, "optim": {**RECIPE, "mean_rows": 5}}, "5 does not divide the batch of 16"),
         ({"optim": {**RECIPE, "mean_rows": 8}}, "has no effect with data.layout: pack"),
         ({"data": {"source": "files"}}, "is required with source: files"),
+        ({"data": {"source": "hf-files", "path": "owner/texts"}}, "'owner/texts' is not OWNER/NAME:GLOB, such as"),
         ({"data": {"like": "quickstart", "tokenizer": "t5"}}, "pieces; set size.vocab: 32000 or data.tokenizer: bpe"),
         ({"data": "c4"}, "unless set, data is c4 and its tokenizer t5"),
         (
