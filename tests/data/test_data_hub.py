@@ -17,9 +17,9 @@ from gpas_cli.data import encode, hub, text_documents
 from gpas_cli.data.corpora import cached_survey, side
 from gpas_cli.data.files import Files, read_lines
 from gpas_cli.data.hub import C4, HfDataset, HubFiles
-from gpas_cli.data.prepare import build, cached, prepare, token_caches
+from gpas_cli.data.prepare import build, prepare, token_caches
 from gpas_cli.data.text_documents import joined, read_text
-from gpas_cli.data.text_usage import text_usage
+from gpas_cli.data.text_usage import estimate_usage
 from gpas_cli.errors import DataError
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import KNOWN_TEXTS
@@ -344,13 +344,15 @@ def test_a_run_reads_no_more_files_of_the_hub_than_it_needs(repositories: list[s
     short = prepare(data, 320, tmp_path / "cache", root=tmp_path, rows=5)
     assert len(short.train) == 5
     assert {name.split("/")[0] for name in repositories[1:]} == {"global-shard_01_of_10"}
-    usual = text_usage(data, 5, cached(data, 320, tmp_path / "cache", root=tmp_path, rows=5) or ())
-    assert usual.epochs == 1
+    usage = estimate_usage(data, 320, tmp_path / "cache", tmp_path, rows=5)
+    assert usage is not None
+    assert usage.epochs == 1
     rows = 10_000  # more than there are: the text is repeated, and `gpas plan` warns
     longer = prepare(data, 320, tmp_path / "cache", root=tmp_path, rows=rows)
     assert 5 < len(longer.train) < rows
     assert (longer.train.tokens(range(5)) == short.train.tokens(range(5))).all()
-    usage = text_usage(data, rows, cached(data, 320, tmp_path / "cache", root=tmp_path, rows=rows) or ())
+    usage = estimate_usage(data, 320, tmp_path / "cache", tmp_path, rows=rows)
+    assert usage is not None
     assert usage.epochs == pytest.approx(rows / len(longer.train))
 
 
