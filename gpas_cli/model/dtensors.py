@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,8 +53,29 @@ def first_row(tensor: Tensor) -> int:
     if not is_shard(tensor):
         return 0
     # FSDP shards the first dimension into parts of equal length; the last ones may be shorter or empty.
-    assert [placement.is_shard(0) for placement in tensor.placements] == [True]
-    return tensor.device_mesh.get_local_rank() * -(-len(tensor) // tensor.device_mesh.size())
+    assert [placement.is_shard(0) for placement in tensor.placements][-1:] == [True]
+    return _place(tensor)[-1] * -(-len(tensor) // tensor.device_mesh.shape[-1])
+
+
+def copy_of(tensor: DTensor) -> tuple[int, int]:
+    """Return which of the equal copies of its shards this process has part of, and how many there are."""
+    return (_place(tensor)[0], tensor.device_mesh.shape[0]) if tensor.device_mesh.ndim > 1 else (0, 1)
+
+
+def _place(tensor: DTensor) -> Sequence[int]:
+    place = tensor.device_mesh.get_coordinate()
+    assert place is not None
+    return place
+
+
+def sum_of_shards(part: Tensor, like: DTensor) -> Tensor:
+    """Replace `part` by its sum over the processes that share a copy of `like`, and return it. Collective.
+
+    The sum is over all processes, so that copies, whose parts are equal, get the same bits.
+    """
+    dist.all_reduce(part)
+    copies = copy_of(like)[1]
+    return part.div_(copies) if copies > 1 else part
 
 
 def reshard(network: object) -> None:
@@ -75,12 +96,12 @@ def joint_norm(tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         return torch.tensor(0.0), torch.zeros(0)
     each = torch._foreach_norm([local(t) for t in tensors])
     norms = torch.stack(each)
-    shards = [norm for norm, t in zip(each, tensors, strict=True) if is_shard(t)]
-    if not shards:
+    sharded = [t for t in tensors if is_shard(t)]
+    if not sharded:
         return torch.linalg.vector_norm(norms), norms
     own = [norm for norm, t in zip(each, tensors, strict=True) if not is_shard(t)]
-    squared = torch.linalg.vector_norm(torch.stack(shards)).square()
-    dist.all_reduce(squared)
+    shards = [norm for norm, t in zip(each, tensors, strict=True) if is_shard(t)]
+    squared = sum_of_shards(torch.linalg.vector_norm(torch.stack(shards)).square(), sharded[0])
     if own:
         squared = squared + torch.linalg.vector_norm(torch.stack(own)).square()
     return squared.sqrt(), norms

@@ -27,7 +27,7 @@ from gpas_cli.spec.norm import Factor
 from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import MATRIX, TABLE, Optim
 from gpas_cli.spec.parse import setting
-from gpas_cli.spec.run import Resources
+from gpas_cli.spec.run import SHARDED, Resources
 
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
@@ -176,11 +176,11 @@ _MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides the gradient
 class DeviceMemory:
     """The predicted memory of one GPU at the peak of an update, in bytes.
 
-    strategy: none (one process), ddp or fsdp. recompute: activations inside a layer are recomputed in the backward
-    pass. micro_batch: rows at once. weights: with the copies in half precision that autocast makes. gathered: the
-    tables, which fsdp gathers for a whole pass. activations: what the forward pass of the micro-batch saves. working:
-    what exists for a part of the update: the logits and the gradients of the head, or the gradients within a layer,
-    with the layers that fsdp gathers or the messages of ddp.
+    strategy: none (one process), ddp, fsdp or hsdp. recompute: activations inside a layer are recomputed in the
+    backward pass. micro_batch: rows at once. weights: with the copies in half precision that autocast makes. gathered:
+    the tables, which a sharded network gathers for a whole pass. activations: what the forward pass of the micro-batch
+    saves. working: what exists for a part of the update: the logits and the gradients of the head, or the gradients
+    within a layer, with the layers that are gathered or the messages of ddp.
     """
 
     strategy: str
@@ -276,7 +276,7 @@ def _copies(cell: CellParts) -> int:
 
 def _saved_copies(cell: CellParts, strategy: str, recompute: bool) -> int:
     """Return the bytes of those copies that are saved for the backward pass. What fsdp gathers needs no copies."""
-    return 0 if recompute or strategy == "fsdp" else _copies(cell)
+    return 0 if recompute or strategy in SHARDED else _copies(cell)
 
 
 def _in_layer(cell: CellParts) -> int:
@@ -299,10 +299,10 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     if recompute:  # the layer's input is saved anyway
         computed += _layer_bytes(model, precision, 1, dropout) - stream * model.size.hidden * model.copies
     backward = tokens * computed
-    if recompute and strategy != "fsdp":
+    if recompute and strategy not in SHARDED:
         backward += _copies(cell) // model.size.layers
     gathered = 0
-    if strategy == "fsdp":
+    if strategy in SHARDED:
         gathered = (1 if model.family.tied else 2) * weight * table
         # Two layers and half the gradients of one; when a layer is done, all its gradients and those on their way.
         # Those of the head are kept until the end.
@@ -311,7 +311,7 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     if strategy == "ddp":
         backward += weight * table + _MESSAGES_BYTES
     head = _head_bytes(precision, table, logits)
-    if recompute and strategy != "fsdp":
+    if recompute and strategy not in SHARDED:
         head += _copies(cell)  # until the forward pass ends
     saved = tokens * activation_bytes(model, precision, recompute=recompute, dropout=dropout)
     return gathered, saved, max(head, backward)
@@ -327,7 +327,9 @@ def predicted(cell: CellParts, resources: Resources, device_bytes: int, devices:
     """Return the memory of each of `devices` GPUs (0: as in `resources`) with `device_bytes` of memory, and how the
     trainer distributes the network over them.
 
-    A network whose weights, gradients and optimizer state leave most of a device free is replicated, any other sharded.
+    A network whose weights, gradients and optimizer state leave most of a device free is replicated, any other sharded:
+    within each node if that leaves most free, because one sum of gradients in an update takes the place of two gathers
+    and a sum between nodes in each micro-batch.
     Activations are recomputed where fewer than EFFICIENT_TOKENS of an update would fit at once.
     """
     devices = devices or resources.processes
@@ -366,7 +368,7 @@ def _on_device(
     cell: CellParts, resources: Resources, device_bytes: int, devices: int, *, recompute: bool
 ) -> DeviceMemory:
     strategy = _strategy(cell, resources, device_bytes, devices)
-    shards = devices if strategy == "fsdp" else 1
+    shards = {"fsdp": devices, "hsdp": max(1, devices // resources.nodes)}.get(strategy, 1)
     weights = _WEIGHT_BYTES[cell.precision] * parameters(cell) // shards
     state = _optimizer_bytes(cell) // shards
     most = most_rows(cell, devices, resources.micro_batch)
@@ -382,4 +384,6 @@ def _strategy(cell: CellParts, resources: Resources, device_bytes: int, devices:
         return "none"
     if resources.strategy != "auto":
         return resources.strategy
-    return "fsdp" if state_bytes(cell) > _STATE_FRACTION * device_bytes else "ddp"
+    needed = state_bytes(cell) / (_STATE_FRACTION * device_bytes)  # devices that share it
+    in_node, left = divmod(devices, resources.nodes)
+    return "ddp" if needed <= 1 else "fsdp" if resources.nodes == 1 or left or needed > in_node else "hsdp"

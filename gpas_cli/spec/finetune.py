@@ -10,7 +10,7 @@ from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, MOST_DROPPED, PRECISIONS, CellParts
 from gpas_cli.spec.optim import ADAM, OPTIMIZERS, SCHEDULES, Optim, Schedule, optimizer_settings, unread_settings
 from gpas_cli.spec.parse import setting, settings_of
-from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.run import SHARDED, Cadence, Resources
 
 COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"
@@ -117,10 +117,10 @@ class Finetune:
 
     def strategy_fault(self, resources: Resources) -> str:
         """Return why a job with these resources cannot train the layers that are drawn, or ""."""
-        if self.method == "lisa" and resources.strategy == "fsdp" and resources.processes > 1:
+        if self.method == "lisa" and resources.strategy in SHARDED and resources.processes > 1:
             return (
                 "finetune.method: lisa trains different layers every few updates, which sharded networks "
-                "(resources.strategy: fsdp) cannot do; set strategy: ddp, or method: full"
+                f"(resources.strategy: {resources.strategy}) cannot do; set strategy: ddp, or method: full"
             )
         return ""
 

@@ -102,12 +102,23 @@ def _variable_fault(text: str) -> str:
     return "" if equals and name.isidentifier() else f"'{text}' is not NAME=VALUE"
 
 
+SHARDED = ("fsdp", "hsdp")  # the strategies that leave each process a part of the network
+
+
 def _spread_fault(processes: int, nodes: int) -> str:
     """Check that every node gets the same number of processes."""
     if processes % nodes == 0:
         return ""
     fitting = " or ".join(str(n) for n in range(1, processes + 1) if processes % n == 0)
     return f"{processes} processes cannot be spread evenly over {nodes} nodes; nodes may be {fitting}"
+
+
+def _strategy_fault(strategy: str, processes: int, nodes: int) -> str:
+    """Check that hsdp has processes to shard over in a node, and nodes to replicate over."""
+    if strategy != "hsdp" or 1 < nodes < processes:
+        return ""
+    where = "the job has one node; set nodes" if nodes == 1 else "each node has one process; set gpus"
+    return f"hsdp shards a network within a node and replicates it over nodes, but {where}, or write strategy: fsdp"
 
 
 _PERIOD = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
@@ -178,9 +189,10 @@ class Resources:
 
     `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for
     trainings that take hours, if a C++ compiler is installed.
-    `ranks`: the number of processes, 0 for one per GPU. Each has a copy (`ddp`) or a shard (`fsdp`) of the network;
-    `auto` shards networks whose state is large for the GPU, and recomputes activations layer by layer (`blocks`) where
-    too few tokens would fit at once.
+    `ranks`: the number of processes, 0 for one per GPU. Each has a copy (`ddp`) or a shard (`fsdp`) of the network, or
+    a shard of the copy of its node (`hsdp`; process r is on node r // (processes / nodes)). `auto` shards networks
+    whose state is large for the GPU, within nodes if it is not for those of one, and recomputes activations layer by
+    layer (`blocks`) where too few tokens would fit at once.
 
     `resume`: whether a run may resume from a checkpoint of another version of the code or of torch (`any-code`, with a
     warning, and a note in tables about the code) or not (`same-code`).
@@ -201,7 +213,7 @@ class Resources:
     micro_batch: int = setting(0, low=0)
     compile: str = setting("auto", choices=("auto", "on", "off"))
     ranks: int = setting(0, low=0, high=4096)
-    strategy: str = setting("auto", choices=("auto", "ddp", "fsdp"))
+    strategy: str = setting("auto", choices=("auto", "ddp", *SHARDED))
     activation_checkpointing: str = setting("auto", choices=("auto", "blocks", "none"))
     partition: str = setting("")
     account: str = setting("")
@@ -243,6 +255,7 @@ class Resources:
         """Contradictions between settings: name of the setting to change -> message."""
         found = {
             "nodes": _spread_fault(self.processes, self.nodes),
+            "strategy": _strategy_fault(self.strategy, self.processes, self.nodes),
             "notice": next(filter(None, (_notice_fault(self.notice, each) for each in _listed(self.time))), ""),
             "mem": _growth_fault("mem", self.mem, self.time, self.retries),
             "time": _growth_fault("time", self.time, self.mem, self.retries),

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gpas_cli.files import fsync, parse_json, replace_file
-from gpas_cli.model.dtensors import first_row, is_shard, local
+from gpas_cli.model.dtensors import copy_of, first_row, is_shard, local
 from gpas_cli.train.parallel import ALONE, World
 
 _MANIFEST = "manifest.json"
@@ -136,19 +136,17 @@ def _make(aside: Path) -> None:
 
 
 def _own(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Return what this process writes: its rows of sharded tensors, and of the others those that fall to it, so that
+    """Return what this process writes: of equal copies, of sharded tensors of its rows, those that fall to it, so that
     every process writes about as many bytes."""
-    loads = [0] * world.size
+    loads = dict[int, list[int]]()  # bytes of each copy, by the number of copies
     found = dict[str, Tensor]()
     for name, tensor in tensors.items():
-        if is_shard(tensor):
-            if len(local(tensor)):  # FSDP leaves the last processes without rows if there are few
-                found[name] = local(tensor).detach()
-            continue
-        writer = loads.index(min(loads))
-        loads[writer] += tensor.nbytes
-        if writer == world.rank:
-            found[name] = tensor.detach()
+        copy, copies = copy_of(tensor) if is_shard(tensor) else (world.rank, world.size)
+        load = loads.setdefault(copies, [0] * copies)
+        writer = load.index(min(load))
+        load[writer] += tensor.nbytes
+        if writer == copy and local(tensor).numel():  # FSDP leaves the last processes without rows if there are few
+            found[name] = local(tensor).detach()
     return found
 
 

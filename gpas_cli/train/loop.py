@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.order import Draw, Ints
 from gpas_cli.errors import GpasError
-from gpas_cli.model.dtensors import first_row, is_shard, local
+from gpas_cli.model.dtensors import first_row, is_shard, local, sum_of_shards
 from gpas_cli.model.llama import Llama, stream_statistics
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.run import SHARDED
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.loss import DeviceRows, summed_loss
@@ -164,12 +165,11 @@ def measure_layers(network: Llama, streams: _Streams, active: ActiveLayers | Non
 def _l2_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Return the l2 norm of each tensor (for a shard, of the whole tensor), shape (tensors,)."""
     norms = torch.stack([torch.linalg.vector_norm(local(tensor).detach(), dtype=torch.float32) for tensor in tensors])
-    shards = [is_shard(tensor) for tensor in tensors]
-    if not any(shards):
+    shards = [tensor for tensor in tensors if is_shard(tensor)]
+    if not shards:
         return norms
-    sharded = torch.tensor(shards, device=norms.device)
-    squared = torch.where(sharded, norms.square(), 0.0)
-    torch.distributed.all_reduce(squared)
+    sharded = torch.tensor([is_shard(tensor) for tensor in tensors], device=norms.device)
+    squared = sum_of_shards(torch.where(sharded, norms.square(), 0.0), shards[0])
     return torch.where(sharded, squared.sqrt(), norms)
 
 
@@ -353,7 +353,7 @@ class Loop:
         """Accumulate gradients and sum them over processes, halving the micro-batch and starting over while it does not
         fit the device of each.
 
-        Raises GpasError if a single row does not fit, or, under fsdp, if the micro-batch does not.
+        Raises GpasError if a single row does not fit, or, in a sharded network, if the micro-batch does not.
         """
         while True:
             self._clear_gradients()
@@ -364,7 +364,7 @@ class Loop:
                 if self.micro_batch == 1:
                     more = "set resources.activation_checkpointing to blocks, or strategy to fsdp on more GPUs"
                     raise GpasError(f"not even one row fits the device's memory; {more}") from error
-                if self.layout.strategy == "fsdp":
+                if self.layout.strategy in SHARDED:
                     # The other processes are waiting inside a layer. The scheduler starts the job again.
                     raise GpasError(f"out of memory: {self.micro_batch} rows at once do not fit the device") from error
                 result = None
@@ -405,7 +405,9 @@ class Loop:
                     self.network, rows, self.precision, weight, self.spec.z_loss, active, self.spec.label_smoothing
                 )
             streams.extend(seen)
-            with gradients.during_backward() if number == len(parts) else nullcontext():
+            last = number == len(parts)
+            self.layout.sum_over_nodes(self.network, last)
+            with gradients.during_backward() if last else nullcontext():
                 (loss * scale.value if scale else loss).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         return total, batch.tokens_read, streams

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, sharded_as, whole
+from gpas_cli.model.dtensors import first_row, is_shard, joint_norm, local, sharded_as, sum_of_shards, whole
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import ADAFACTOR, MATRIX, VECTOR, AdafactorSettings, MuonSettings, Optim, StateTensor, role
@@ -284,6 +283,4 @@ class Adafactor(_Optimizer):
 
 def _summed(parameter: Tensor, part: Tensor) -> Tensor:
     """Return the sum of `part` over the processes that have shards of the parameter."""
-    if is_shard(parameter):
-        dist.all_reduce(part)
-    return part
+    return sum_of_shards(part, parameter) if is_shard(parameter) else part

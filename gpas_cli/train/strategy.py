@@ -1,4 +1,6 @@
-"""Distribute a network over the processes of a world, replicated (ddp) or sharded (fsdp), and sum its gradients.
+"""Distribute a network over the processes of a world, and sum its gradients.
+
+It is replicated (ddp), sharded (fsdp), or sharded within each node and replicated over nodes (hsdp).
 
 Every process divides its summed loss by the weight of the whole batch, and gradients are summed, not averaged: the
 result does not depend on the number of processes.
@@ -7,7 +9,7 @@ result does not depend on the number of processes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import is_shard, local
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import DyT, HyperConnection, LayerNorm, RMSNorm
@@ -24,7 +27,7 @@ from gpas_cli.spec.cost import predicted
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
-from gpas_cli.spec.run import Resources
+from gpas_cli.spec.run import SHARDED, Resources
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.parallel import ALONE, GradientSum, World
 from gpas_cli.train.precision import Precision
@@ -36,8 +39,9 @@ _NORMS = (RMSNorm, LayerNorm, DyT, HyperConnection)
 class ParallelLayout:
     """How a network is distributed.
 
-    `strategy`: none (one process), ddp or fsdp. `recompute`: activations inside a layer are recomputed in the backward
-    pass. `compiled`: layers are compiled, one graph for all with the same wiring. `optimizer`: how much state it keeps.
+    `strategy`: none (one process), ddp, fsdp or hsdp, over `nodes`. `recompute`: activations inside a layer are
+    recomputed in the backward pass. `compiled`: layers are compiled, one graph for all with the same wiring.
+    `optimizer`: how much state it keeps.
     """
 
     world: World = ALONE
@@ -45,13 +49,14 @@ class ParallelLayout:
     recompute: bool = False
     compiled: bool = False
     optimizer: OptimizerKind = ADAM
+    nodes: int = 1
 
     def build(self, model: Model, seed: int, precision: Precision) -> Llama:
         """Return the initialised network, distributed. Collective.
 
         A sharded network is never whole in any process: each draws one matrix at a time and keeps its shard.
         """
-        sharded = self.strategy == "fsdp"
+        sharded = self.strategy in SHARDED
         if sharded:
             network = build(model, device="meta").to(precision.weights)
         else:
@@ -62,7 +67,7 @@ class ParallelLayout:
         if self.recompute:
             _recompute(network)
         if sharded:
-            _shard(network, precision)
+            _shard(network, precision, self.nodes if self.strategy == "hsdp" else 1)
             network.to_empty(device=precision.device)
             initialise(network, model, seed)
         for tensor in network.state_dict().values() if self.strategy == "ddp" else ():
@@ -86,17 +91,28 @@ class ParallelLayout:
         # FSDP sends its own messages during the backward pass.
         return GradientSum(whole, overlap=self.strategy == "ddp")
 
+    def sum_over_nodes(self, network: Llama, wanted: bool) -> None:
+        """Set whether the next backward pass sums the shards' gradients of this update over nodes, or only adds to
+        those of this node."""
+        if self.strategy == "hsdp":
+            network.set_requires_all_reduce(wanted)  # type: ignore[operator]  # FSDP gives its networks the method
+
 
 def choose_layout(
     cell: Cell, resources: Resources, precision: Precision, world: World, *, compiled: bool = False
 ) -> ParallelLayout:
-    """Return the requested layout, or the cheapest one that fits: on GPUs, as `spec.cost.predicted` says."""
+    """Return the requested layout, or the cheapest one that fits: on GPUs, as `spec.cost.predicted` says.
+
+    Raises GpasError if `hsdp` is requested and the processes of `world` are not as many on each node.
+    """
     strategy = "none" if world.alone else resources.strategy.replace("auto", "ddp")
     recompute = resources.activation_checkpointing == "blocks"
     if precision.device.type == "cuda":
         memory = predicted(cell, resources, world.min(_memory(precision.device)), world.size)
         strategy, recompute = memory.strategy, memory.recompute
-    return ParallelLayout(world, strategy, recompute, compiled, cell.optim.kind)
+    if strategy == "hsdp" and (faults := replace(resources, ranks=world.size).faults):
+        raise GpasError("; ".join(f"resources.{name}: {fault}" for name, fault in faults.items()))
+    return ParallelLayout(world, strategy, recompute, compiled, cell.optim.kind, resources.nodes)
 
 
 def _memory(device: torch.device) -> int:
@@ -116,8 +132,10 @@ def _differentiated(network: Llama, active: ActiveLayers | None) -> Iterator[nn.
     yield from (p for p in network.parameters() if p.requires_grad and p not in skipped)
 
 
-def _shard(network: Llama, precision: Precision) -> None:
+def _shard(network: Llama, precision: Precision, replicas: int = 1) -> None:
     """Shard with FSDP2: each layer is a group, the rest another. Gates, of one element each, are replicated.
+
+    With `replicas` the shards lie on as many equal groups of neighbouring processes, each with a whole network.
 
     Under autocast a layer needs its matrices in that dtype only, so they are gathered in it; their gradients are summed
     in float32. Norms, which autocast leaves in float32, are then replicated; embedding and head are gathered as they
@@ -126,7 +144,10 @@ def _shard(network: Llama, precision: Precision) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(precision.device.type, (dist.get_world_size(),))
+    shape: tuple[int, ...] = (dist.get_world_size(),)
+    if replicas > 1:
+        shape = (replicas, shape[0] // replicas)
+    mesh = init_device_mesh(precision.device.type, shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
     gathered = MixedPrecisionPolicy()
     replicated = {p for gate in network.gates() for p in gate.parameters()}
     if precision.autocast:

@@ -127,6 +127,12 @@ MISTAKES = {
         "7:27",
         "resources.finetune: 16 rows cannot be shared evenly by 3 processes; nearest: 2",
     ),
+    "shards in one node": (BASE + "resources: {gpus: 4, strategy: hsdp}", "6:33", "the job has one node; set nodes"),
+    "one shard in a node": (
+        BASE + "resources: {gpus: 2, nodes: 2, strategy: hsdp}",
+        "6:43",
+        "has one process; set gpus",
+    ),
     "nodes": (BASE + "resources: {gpus: 4, nodes: 3}", "6:33", "4 processes cannot be spread evenly over 3 nodes"),
     "table key": (BASE + "table: {row: [norm]}", "6:13", "did you mean 'rows'?"),
     "table best": (BASE + "axes: {seed: [1, 2]}\ntable: {rows: [norm], best: nrm}", "7:33", "no axis 'nrm'; did you"),

@@ -1,15 +1,18 @@
-"""What each of two processes that compute together finds out, for tests/train/test_train_parallel.py."""
+"""What each of several processes that compute together finds out, for tests/train/test_train_parallel.py."""
 
 import math
+from hashlib import sha256
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.run import Resources
 from gpas_cli.train import assemble, loss, strategy
 from gpas_cli.train import loop as training
 from gpas_cli.train.bench import SyntheticBatches
@@ -20,6 +23,9 @@ from gpas_cli.train.precision import Precision
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
 OPTIM = {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 4}
+CELL_OF_EIGHT = cell_from(
+    {"size": SIZE, "gate": "gpas", "data": {"like": "quickstart", "layout": "pad"}, "optim": {**OPTIM, "batch": 8}}
+)
 CELL = cell_from({"size": SIZE, "gate": "gpas", "data": {"like": "quickstart", "layout": "pad"}, "optim": OPTIM})
 
 
@@ -68,6 +74,22 @@ def overflow_in_one(world: World) -> dict[str, Any]:
     weights = torch.cat([p.detach().flatten() for p in loop.network.parameters()])
     scales = [first.loss_scale, then.loss_scale, loop.position.loss_scale]
     return {"skipped": [first.skipped, then.skipped], "scales": scales, "weights": float(weights.double().sum())}
+
+
+def copies_on_nodes(world: World) -> dict[str, Any]:
+    """Return a hash of this process's shards after two updates on two nodes, and how many micro-batches and sums
+    between nodes one update takes."""
+    resources = Resources(ranks=4, nodes=2, strategy="hsdp", micro_batch=1)
+    loop = assemble.assemble(CELL_OF_EIGHT, SyntheticBatches(CELL_OF_EIGHT, padded=True), resources, world)
+    loop.update()
+    with (
+        mock.patch.object(dist, "all_reduce", side_effect=dist.all_reduce) as sums,
+        mock.patch.object(training, "summed_loss", side_effect=training.summed_loss) as passes,
+    ):
+        loop.update()
+    between = [call for call in sums.call_args_list if "group" in call.kwargs]  # the others are over all processes
+    parts = b"".join(local(p.detach()).numpy().tobytes() for p in loop.network.parameters() if is_shard(p))
+    return {"weights": sha256(parts).hexdigest(), "micro_batches": passes.call_count, "sums": len(between)}
 
 
 def _compute_gradients(network: Llama) -> None:

@@ -120,7 +120,7 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("strategy", "rows", "words"),
-    [("none", 4, "not even one row"), ("fsdp", 1, "not even one row"), ("fsdp", 4, "4 rows at once do not fit")],
+    [("none", 4, "not even one row"), ("fsdp", 1, "not even one row"), ("hsdp", 4, "4 rows at once do not fit")],
 )
 def test_a_network_that_does_not_fit_ends_the_job(
     strategy: str, rows: int, words: str, monkeypatch: pytest.MonkeyPatch
@@ -182,10 +182,16 @@ def test_layouts_are_chosen_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("1b", ALONE, 32) == ("none", True)
     assert chosen("7b", eight, 80) == ("fsdp", False)
     assert chosen("7b", eight, 24) == ("fsdp", True)
+    assert chosen("7b", eight, 80, nodes=2) == ("hsdp", False), "27 of 80 GB, on the four of a node"
+    assert chosen("7b", eight, 80, nodes=2, strategy="fsdp") == ("fsdp", False)
+    assert chosen("7b", eight, 40, nodes=2) == ("fsdp", True), "27 of 40 GB"
+    assert chosen("71m", eight, 80, nodes=2) == ("ddp", False)
     assert chosen("1b", two, 80, FP32) == ("ddp", False)
     assert chosen("71m", two, 80, FP32, strategy="fsdp") == ("fsdp", False)
     assert chosen("1b", two, 24, strategy="ddp", activation_checkpointing="none") == ("ddp", False)
     assert chosen("71m", two, 80, activation_checkpointing="blocks") == ("ddp", True)
+    with pytest.raises(GpasError, match="nodes: 8 processes cannot be spread evenly over 3 nodes; nodes may be 1 or"):
+        chosen("7b", eight, 80, FP32, ranks=6, nodes=3, strategy="hsdp")
 
 
 GB = 2**30
@@ -234,7 +240,7 @@ def eight() -> Iterator[None]:
 def mesh(eight: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device mesh that is made of tensors with values."""
     made = device_mesh.init_device_mesh("cpu", (8,))
-    monkeypatch.setattr(device_mesh, "init_device_mesh", lambda *_: made)
+    monkeypatch.setattr(device_mesh, "init_device_mesh", lambda *_, **__: made)
 
 
 def wide_cell(precision: str, size: object = WIDE, **more: Any) -> Cell:

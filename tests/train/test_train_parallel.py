@@ -1,4 +1,6 @@
-"""Two processes compute the same as one: losses, gradients, weights, evaluation, under DDP and FSDP; and reload."""
+"""Two processes compute the same as one: losses, gradients, weights, evaluation, under DDP and FSDP; and reload.
+
+Four do as well, as two nodes of two, under HSDP."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -64,15 +66,19 @@ LAYOUTS = {
     "ddp": {"strategy": "ddp", "micro_batch": 2},
     "fsdp": {"strategy": "fsdp", "micro_batch": 1, "activation_checkpointing": "blocks"},
 }
+NODES = {"ranks": 4, "nodes": 2, "strategy": "hsdp", "micro_batch": 1, "activation_checkpointing": "blocks"}
+ON_NODES = ("pre", "plain", "paths", "bf16", "adafactor", "muon")
 # With whole weights, only the sums of gradients differ from one process: their weights, their layers, their type.
 COMPARED = [("ddp", name) for name in ("pre", "paths", "pure")] + [("fsdp", name) for name in CELLS]
 # Two processes read whole weights as one does, so of those that do, one is enough.
 RESUMED = [("one", "ddp"), ("one", "fsdp"), ("ddp", "fsdp"), ("fsdp", "fsdp"), ("ddp", "one"), ("fsdp", "one")]
 SMALL = ("pre", "paths")
+USUALLY_ON_NODES = ("pre", "adafactor")
 SHORT = {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}
 # One of each kind: layouts, skipped layers, types, optimizers; from whole weights to shards, and back.
 USUAL = [("ddp", "pre"), ("ddp", "paths"), ("fsdp", "pre"), ("fsdp", "bf16"), ("fsdp", "muon"), ("fsdp", "dropout")]
 USUALLY_RESUMED = [("one", "fsdp"), ("fsdp", "one")]
+SWITCHED = [("fsdp", "hsdp"), ("hsdp", "fsdp")]
 
 
 @pytest.fixture
@@ -90,10 +96,12 @@ def train_usual(root: Path) -> None:
     text(root)
     checks = [[check, f"rank_checks:{check}"] for check in ("chosen_kernels", "sharded_series", "overflow_in_one")]
     train_all(root, USUAL, USUALLY_RESUMED, ["muon"], ["paths"], [["short-ddp", CELLS["pre"], SHORT, [], ALL], *checks])
+    train_on_nodes(root, USUALLY_ON_NODES)
 
 
 def train_others(root: Path) -> None:
     train_all(root, COMPARED, RESUMED, OPTIMIZER_CELLS, SMALL, [])
+    train_on_nodes(root, ON_NODES)
     start_missing(
         root,
         [
@@ -102,6 +110,20 @@ def train_others(root: Path) -> None:
             for name in WIDE_CELLS
         ],
     )
+
+
+def train_on_nodes(root: Path, names: Sequence[str]) -> None:
+    """Train cells with four processes on two nodes, and runs that switch between that and shards over two or four."""
+    for name in names:
+        keep(root, [f"one-{name}", CELLS[name], {"micro_batch": 3}, [], ALL])
+    cases = [[f"hsdp-{name}", CELLS[name], NODES, [], ALL] for name in names]
+    halves = [["half-hsdp", CELLS["pre"], NODES, [], 3]]
+    then = [
+        [f"{before}-then-{after}", CELLS["pre"], asked, [f"half-{before}"], ALL]
+        for before, after, asked in (("fsdp", "hsdp", NODES), ("hsdp", "fsdp", LAYOUTS["fsdp"]))
+    ]
+    copies = [["copies", "rank_checks:copies_on_nodes"]]
+    start_missing(root, [*cases, *halves, *then, *copies], 4)
 
 
 def train_all(
@@ -134,9 +156,9 @@ def train_all(
         keep(root, [f"{before}-then-one", CELLS["pre"], {}, [f"half-{before}"], ALL])
 
 
-def start_missing(root: Path, cases: list[list[Any]]) -> None:
-    """Run in two processes those cases that have not been run."""
-    start(root, 2, [case for case in cases if not (root / f"{case[0]}.json").exists()])
+def start_missing(root: Path, cases: list[list[Any]], size: int = 2) -> None:
+    """Run in `size` processes those cases that have not been run."""
+    start(root, size, [case for case in cases if not (root / f"{case[0]}.json").exists()])
 
 
 def keep(root: Path, case: list[Any]) -> None:
@@ -169,8 +191,13 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
             assert mine[name] == pytest.approx(yours[name], rel=tolerance, abs=tolerance), name
 
 
-@pytest.mark.parametrize(("way", "name"), long_but(COMPARED, *USUAL))
-def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "name"),
+    long_but(
+        [*COMPARED, *(("hsdp", name) for name in ON_NODES)], *USUAL, *(("hsdp", name) for name in USUALLY_ON_NODES)
+    ),
+)
+def test_several_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
     # What is read of equal copies has a gradient of roundings, which Adam makes as large as any other.
     wide = {"bf16": 2e-2, "stream": 4e-2, "fp16": 3e-3, "pure": 5e-2, "adafactor": 1e-5, "muon": 5e-4, "hyper": 5e-5}
@@ -184,14 +211,14 @@ def test_two_processes_compute_the_same_as_one(room: Path, way: str, name: str) 
         assert any(tensor.abs().max() > 1e-4 for key, tensor in ours.items() if key.endswith("alpha"))
 
 
-@pytest.mark.parametrize("way", LAYOUTS)
+@pytest.mark.parametrize("way", [*LAYOUTS, "hsdp"])
 def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
     one, two = result_of(room, "one-pre")["layers"], result_of(room, f"{way}-pre")["layers"]
     same([e["values"] for e in two], [e["values"] for e in one], "grad_norm gate", 1e-6)
     assert {len(e["values"]["activation_variance"]) for e in two} == {SIZE["layers"] + 1}
 
 
-@pytest.mark.parametrize(("before", "after"), long_but(RESUMED, *USUALLY_RESUMED))
+@pytest.mark.parametrize(("before", "after"), long_but([*RESUMED, *SWITCHED], *USUALLY_RESUMED, *SWITCHED))
 def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str) -> None:
     first, second, straight = (result_of(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))
     assert (first["outcome"]["outcome"], first["outcome"]["step"]) == ("interrupted", 3)
@@ -248,6 +275,22 @@ def test_shards_are_written_by_all(room: Path) -> None:
         assert sizes[1] < 1.5 * sizes[0], "each process writes about half"
     assert len(list(newest_first([room / "one-pre"])[0].glob("*.safetensors"))) == 1
     assert len(newest_first([room / "fsdp-pre"])) == 2
+
+
+def test_of_equal_shards_one_is_written(room: Path) -> None:
+    folder = newest_first([room / "hsdp-pre"])[0]
+    sizes = sorted(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert len(sizes) == 4
+    assert sizes[3] < 2 * sizes[0], "each process writes about a quarter"
+    (whole,) = newest_first([room / "one-pre"])[0].glob("*.safetensors")
+    assert sum(sizes) < whole.stat().st_size + 4 * 8192, "and nothing twice"
+
+
+def test_the_copies_of_nodes_have_the_same_bits_and_sum_gradients_once_in_an_update(room: Path) -> None:
+    each = result_of(room, "copies")
+    assert [one["weights"] for one in each[:2]] == [one["weights"] for one in each[2:]]
+    assert each[0]["weights"] != each[1]["weights"]
+    assert {(one["micro_batches"], one["sums"]) for one in each} == {(2, 5)}, "of four layers and of the rest"
 
 
 def test_only_the_first_process_emits_events(room: Path) -> None:

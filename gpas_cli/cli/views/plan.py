@@ -18,6 +18,7 @@ from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, StageCost, b
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
+from gpas_cli.spec.run import SHARDED
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
 
@@ -59,14 +60,14 @@ class _JobMemoryJson(TypedDict):
     jobs: int
     gpu: Annotated[str, "the kind of GPU"]
     devices: Annotated[int, "GPUs of a job"]
-    strategy: Annotated[str, ("none", "ddp", "fsdp")]
+    strategy: Annotated[str, ("none", "ddp", *SHARDED)]
     recompute: Annotated[bool, "whether activations are recomputed in the backward pass"]
     micro_batch: Annotated[int, "rows at once"]
     device_bytes: Annotated[int, "what the GPU has"]
     weights: int
     gradients: int
     state: Annotated[int, "of the optimizer"]
-    gathered: Annotated[int, "tables that fsdp gathers for a whole pass"]
+    gathered: Annotated[int, "tables of a sharded network that are gathered for a whole pass"]
     activations: int
     working: Annotated[int, "what exists for some time: logits, gradients within a layer"]
     total: int
@@ -329,13 +330,21 @@ def _gpu_hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 99.95 else f"{hours:.1f}"
 
 
+_LAYOUTS = {
+    "none": "one process",
+    "ddp": "a copy each (ddp)",
+    "fsdp": "sharded (fsdp)",
+    "hsdp": "sharded in each node (hsdp)",
+}
+
+
 def _memory_table(found: Sequence[JobMemory]) -> Columns:
     """Return a table of the predicted memory of each GPU, with a row per size."""
     rows = [
         (one.size, f"{one.devices}", byte_size(one.memory.total), f"{one.memory.micro_batch}",
          byte_size(one.memory.weights + one.memory.gradients + one.memory.state),
          byte_size(one.memory.activations) + (", recomputed" if one.memory.recompute else ""),
-         {"none": "one process", "ddp": "a copy each (ddp)", "fsdp": "sharded (fsdp)"}[one.memory.strategy])
+         _LAYOUTS[one.memory.strategy])
         for one in found
     ]  # fmt: skip
     headers = ("size", "GPUs", "memory of each", "rows at once", "weights and states", "activations", "network")
