@@ -5,11 +5,11 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _KEPT_CHECKPOINTS = 2
-SUPERSEDED, FINISHED, FAILED = RULES = ("superseded", "finished", "failed")  # of `gpas gc`, see `state.pruning`
+SUPERSEDED, FINISHED, FAILED = RULES = ("superseded", "finished", "failed")  # of `gpas gc`, see `state.cleanup`
 _NAME = re.compile(r"step-(\d{8,})(\.safetensors)?")
 
 
@@ -38,9 +38,10 @@ def short_name(checkpoint: Path) -> str:
     return "/".join(checkpoint.parts[-5:])
 
 
-def outdated(folder: Path) -> list[Path]:
-    """Return the checkpoints that may be deleted: all but the newest KEPT_CHECKPOINTS."""
-    return [path for path in newest_first([folder]) if not path.suffix][_KEPT_CHECKPOINTS:]
+def outdated(folder: Path, keep: Collection[int] = ()) -> list[Path]:
+    """Return the checkpoints that may be deleted: all but the newest KEPT_CHECKPOINTS and those after `keep`."""
+    found = [path for path in newest_first([folder]) if not path.suffix][_KEPT_CHECKPOINTS:]
+    return [path for path in found if step_of(path) not in keep]
 
 
 def _inside(folder: Path) -> list[Path]:

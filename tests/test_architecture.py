@@ -41,25 +41,25 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (988, 99),
+    "": (989, 99),
     "cli": (6_429, 245),
     "data": (3_218, 159),
     "doctor": (157, 1),
     "evaluate": (4_427, 167),
-    "grid": (2_359, 103),
+    "grid": (2_360, 103),
     "model": (1_741, 88),
     "origin": (803, 30),
     "page": (679, 28),
-    "plan": (1_282, 52),
-    "report": (5_968, 272),
+    "plan": (1_287, 52),
+    "report": (5_969, 272),
     "results": (214, 9),
     "schedule": (3_198, 110),
-    "spec": (4_271, 242),
-    "state": (1_341, 98),
+    "spec": (4_304, 242),
+    "state": (1_357, 99),
     "statistics": (273, 30),
     "store": (2_026, 151),
-    "train": (2_854, 112),
-    "worker": (958, 36),
+    "train": (2_865, 112),
+    "worker": (961, 36),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500

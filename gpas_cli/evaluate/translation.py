@@ -176,10 +176,11 @@ class Translations:
     def of(
         self,
         sources: Sequence[str],
+        penalty: float,
         progress: Callable[[int, int], None] = lambda done, total: None,
         stop: Callable[[], bool] = never,
     ) -> list[str]:
-        """Return the translations of the sources. Raises ScoringStopped after `stop`."""
+        """Return the translations of the sources with a length penalty. Raises ScoringStopped after `stop`."""
         encoded = [self._encoded(source) for source in sources]
         order = sorted(range(len(sources)), key=lambda number: -len(encoded[number]))
         found = [""] * len(sources)
@@ -188,7 +189,7 @@ class Translations:
         for batch in self._batches(order, encoded):
             if stop():
                 raise ScoringStopped
-            for number, ids in zip(batch, self._written([encoded[number] for number in batch]), strict=True):
+            for number, ids in zip(batch, self._written([encoded[n] for n in batch], penalty), strict=True):
                 found[number] = " ".join(self.tokenizer.decode(ids).split())
             done += len(batch)
             progress(done, len(order))
@@ -214,7 +215,7 @@ class Translations:
             yield order[:rows]
             order = order[rows:]
 
-    def _written(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _written(self, rows: Sequence[Sequence[int]], penalty: float) -> list[list[int]]:
         device, beam = self.precision.device, self.section.beam
         lengths = torch.tensor([len(row) for row in rows], device=device)
         most = [self._most(row) for row in rows]
@@ -224,7 +225,7 @@ class Translations:
             writer = Writer(self.network, memory, seen, max(most))
             return beam_search(
                 writer.next_logits, most, self._separator, self.tokenizer.eos_id, device,
-                beam=beam, penalty=self.section.length_penalty,
+                beam=beam, penalty=penalty,
             )  # fmt: skip
 
 

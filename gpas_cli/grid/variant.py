@@ -265,8 +265,9 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
         tiny["importance"] = {**values["importance"], "eval_tokens": _EVAL_TOKENS, **of_network, **tasks}
     if cell.parameters("quantised") is not None:
         tiny["quantised"] = {**values["quantised"], "eval_tokens": _EVAL_TOKENS}
-    if cell.parameters("translation") is not None:
-        tiny["translation"] = {**values["translation"], "tests": [LANGUAGES], "limit": 4, "longer": 4}
+    if section := cell.parameters("translation"):
+        few = {"tests": [LANGUAGES], "limit": 4, "longer": 4, "length_penalty": section.penalties[0]}
+        tiny["translation"] = {**values["translation"], **few, "average": min(section.average, 2), "average_every": 0}
     if cell.parameters("layers") is not None:
         tiny["layers"] = {**values["layers"], "eval_tokens": _EVAL_TOKENS, **of_network}
     return tiny

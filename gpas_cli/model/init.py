@@ -52,12 +52,18 @@ def _matrix_rules(model: Model) -> list[tuple[str, _Std]]:
     init, layers = model.init, model.base_layers
     small = small_std(model.base_hidden)
     residual = math.sqrt(2 * layers)
+    encoder = rf"layers\.({'|'.join(map(str, range(model.encoder_layers)))})\..*" if model.encoder_layers else ""
+
+    def outputs(std: float) -> list[tuple[str, _Std]]:
+        own = [(encoder + _OUTPUTS, _constant(std / math.sqrt(2 * model.encoder_layers)))] if encoder else []
+        return [*own, (_OUTPUTS, _constant(std / residual))]
+
     hidden = model.parametrisation.width(model.size.hidden) ** -0.5
     body: dict[str, list[tuple[str, _Std]]] = {
         "normal": [(_PROJECTIONS, _constant(init.std))],
-        "scaled": [(_OUTPUTS, _constant(init.std / residual)), (_PROJECTIONS, _constant(init.std))],
+        "scaled": [*outputs(init.std), (_PROJECTIONS, _constant(init.std))],
         "small": [
-            (_OUTPUTS, _constant(small / residual)),
+            *outputs(small),
             *((pattern, _constant(small)) for pattern in (_PROJECTIONS, _HEAD_WEIGHT, _POSITIONS)),
         ],
         "xavier": [(_PROJECTIONS, _xavier(1.0))],
@@ -69,22 +75,14 @@ def _matrix_rules(model: Model) -> list[tuple[str, _Std]]:
     else:
         stds = [(_HEAD_WEIGHT, init.std), (_POSITIONS, init.std), (_EMBEDDING_WEIGHT, init.embed_std)]
         ends = [(pattern, _constant(std)) for pattern, std in stds]
-    if init.preset == "deepnorm" and model.family.encoder:
-        body["deepnorm"] = _deepnet_rules(layers)
+    if encoder:  # Wang et al. 2022, Table 1, of N and M layers
+        gain = 0.87 * (model.encoder_layers**4 * layers) ** (-1 / 16)
+        own = [(encoder + _PROJECTIONS, _xavier(gain)), (_PROJECTIONS, _xavier((12 * layers) ** -0.25))]
+        body["deepnorm"] = [(_QUERY_KEY, _xavier(1.0)), *own]
     rules = body[init.preset]
     if init.preset in ("normal", "scaled", "small"):
         rules = [_scaled(rule, hidden) if rule[0] in (_OUTPUTS, _PROJECTIONS) else rule for rule in rules]
     return [*rules, (_BIASES, _constant(0.0)), *ends]
-
-
-def _deepnet_rules(layers: int) -> list[tuple[str, _Std]]:
-    """Return the rules of DeepNet for an encoder and a decoder of `layers` each (Wang et al. 2022, Table 1, N = M)."""
-    encoder = rf"layers\.({'|'.join(map(str, range(layers)))})\..*{_PROJECTIONS}"
-    return [
-        (_QUERY_KEY, _xavier(1.0)),
-        (encoder, _xavier(0.87 * layers ** (-5 / 16))),
-        (_PROJECTIONS, _xavier((12 * layers) ** -0.25)),
-    ]
 
 
 def initialise(network: nn.Module, model: Model, seed: int) -> None:

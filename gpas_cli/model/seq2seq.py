@@ -134,8 +134,8 @@ class Stacks(Decoder):
 
     def __init__(self, model: Model):
         super().__init__(model)
-        self.encoder_layers = model.stack_layers
-        for place in range(self.encoder_layers, 2 * self.encoder_layers):
+        self.encoder_layers = model.encoder_layers
+        for place in range(self.encoder_layers, model.size.layers):
             self.layers[place] = DecoderBlock(model, place + 1)
         self.encoder_norm = norm_of(model, Norm())
         self.stack_ends = (self.encoder_norm,)

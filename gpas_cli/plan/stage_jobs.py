@@ -1,6 +1,6 @@
 """The jobs that cells need: one per stage, even if several cells share it, after the jobs that it depends on."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,11 @@ class StageJob:
         """The keys of the jobs that must succeed before this one starts."""
         return (*self.parents, self.text) if self.text else self.parents
 
+    def keeping(self, updates: Sequence[int]) -> "StageJob":
+        """Return the job with the checkpoints of these updates kept too."""
+        kept = tuple(sorted({*self.cadence.keep, *updates}))
+        return self if kept == self.cadence.keep else replace(self, cadence=replace(self.cadence, keep=kept))
+
     def record(self) -> StageRecord:
         """Return the record of the job for run directories, including the source code of the plugins that it needs."""
         demand = self.demand
@@ -70,7 +75,7 @@ def stage_jobs(entries: Iterable[Entry]) -> dict[str, StageJob]:
     jobs: dict[str, StageJob] = {}
     for entry in entries:
         for job in _chain(entry, entry.cell, named):
-            jobs.setdefault(job.key, job)
+            jobs[job.key] = jobs[job.key].keeping(job.cadence.keep) if job.key in jobs else job
     return jobs
 
 
@@ -101,7 +106,7 @@ def _as_teacher(entry: Entry, teacher: Cell, named: Mapping[str, Entry]) -> Entr
 
 
 def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
-    return StageJob(
+    job = StageJob(
         kind=stage.kind,
         key=stage.key,
         parents=stage.parents,
@@ -114,3 +119,5 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         resources=entry.resources_of(stage),
         text_resources=entry.text_resources,
     )
+    section = cell.parameters("translation")
+    return job.keeping(section.averaged(cell.optim.updates)) if section and stage.declared.trains else job

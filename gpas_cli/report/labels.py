@@ -53,7 +53,8 @@ def facts(entry: Entry) -> dict[str, Label]:
         **entry.axes,
         "family": _name_in(FAMILIES, model.family),
         "size": _name_in(SIZES, size),
-        "shape": f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}",
+        "shape": f"{size.layers}x{size.hidden}x{size.ffn}x{size.heads}"
+        + (f"x{size.decoder_layers}" if size.decoder_layers else ""),
         "norm": describe_norm(model),
         "gate": describe_gate(model.gate),
         "embed": _name_in(EMBEDS, model.embed),

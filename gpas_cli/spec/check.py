@@ -35,6 +35,8 @@ def canonical_model(model: Model) -> Model:
     if family.positions != "learned":
         family = replace(family, context=Family().context)
     how = model.parametrisation.canonical(model.size.hidden, model.size.heads, model.size.layers)
+    if family.encoder and 2 * (model.size.decoder_layers or 0) == model.size.layers:
+        model = replace(model, size=replace(model.size, decoder_layers=None))
     return replace(model, gate=gate, embed=embed, init=init, family=family, parametrisation=how)
 
 
@@ -171,6 +173,8 @@ def _check_size(model: Model) -> Iterator[Problem]:
 def _check_encoder(model: Model) -> Iterator[Problem]:
     family = model.family
     if not family.encoder:
+        if model.size.decoder_layers is not None:
+            yield Problem(("size", "decoder_layers"), "needs family: encoder-decoder; remove it")
         if family.positions == "sinusoidal":
             yield Problem(("family", "positions"), "sinusoidal needs family: encoder-decoder; write learned or rotary")
         return
@@ -180,10 +184,12 @@ def _check_encoder(model: Model) -> Iterator[Problem]:
             ("norm",),
             f"{model.scheme} has no place for attention to an encoder; nearest: {'post' if last.ffn else 'pre'}",
         )
-    if model.size.layers % 2:
-        yield Problem(
-            ("size", "layers"), f"{model.size.layers} layers cannot be half an encoder's and half a decoder's"
-        )
+    if model.size.layers % 2 and model.size.decoder_layers is None:
+        what = f"{model.size.layers} layers cannot be half an encoder's and half a decoder's"
+        yield Problem(("size", "layers"), f"{what}; write decoder_layers")
+    elif model.encoder_layers < 1:
+        what = f"{model.decoder_layers} of {model.size.layers} layers leave none for the encoder"
+        yield Problem(("size", "decoder_layers"), f"{what}; at most {model.size.layers - 1}")
     if model.parametrisation != Parametrisation():
         yield Problem(("parametrisation",), "has no rule for an encoder beside a decoder; write standard")
     for name in ("input_norm", "token_types", "head_transform"):

@@ -124,7 +124,7 @@ def parameters(cell: CellParts) -> int:
     """Return the number of parameters without norms, gates, biases and learned positions (2 % at 71M)."""
     size = cell.model.size
     tables = 1 if cell.model.family.tied else 2
-    return tables * size.vocab * size.hidden + size.layers * _per_layer(cell)
+    return tables * size.vocab * size.hidden + round(size.layers * _per_layer(cell))
 
 
 def _connections(model: Model) -> int:
@@ -133,12 +133,16 @@ def _connections(model: Model) -> int:
     return 2 * (n * n + 2 * n) * model.size.hidden if n > 1 else 0
 
 
-def _per_layer(cell: CellParts) -> int:
-    """Return the number of parameters in the matrices of a layer."""
+def _per_layer(cell: CellParts) -> float:
+    """Return the number of parameters in the matrices of a layer, the mean of all."""
     size = cell.model.size
     matrices = 3 if cell.model.family.ffn == "swiglu" else 2
-    attention = 6 if cell.model.family.encoder else 4  # the layers of a decoder beside an encoder have two
-    return attention * size.hidden**2 + matrices * size.hidden * size.ffn
+    return _attention_matrices(cell.model) / size.layers * size.hidden**2 + matrices * size.hidden * size.ffn
+
+
+def _attention_matrices(model: Model) -> int:
+    """Return the number of matrices of attention; the layers of a decoder beside an encoder attend twice."""
+    return 4 * (model.size.layers + (model.decoder_layers if model.family.encoder else 0))
 
 
 def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
@@ -219,7 +223,7 @@ def _optimizer_bytes(cell: CellParts) -> int:
 def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     """Yield (role, shape, number) of the matrices and tables that `parameters` counts."""
     size = model.size
-    yield MATRIX, (size.hidden, size.hidden), (6 if model.family.encoder else 4) * size.layers
+    yield MATRIX, (size.hidden, size.hidden), _attention_matrices(model)
     yield MATRIX, (size.ffn, size.hidden), (2 if model.family.ffn == "swiglu" else 1) * size.layers
     yield MATRIX, (size.hidden, size.ffn), size.layers
     yield TABLE, (size.vocab, size.hidden), 1 if model.family.tied else 2

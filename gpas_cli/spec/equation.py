@@ -65,7 +65,7 @@ def equations(model: Model) -> list[tuple[int, int, str]]:
     """Return runs of consecutive layers with equal equations as (first, last, equation); layers count from 1."""
     layers = range(1, model.size.layers + 1)
     runs = []
-    for (_, text), group in groupby(layers, key=lambda layer: (layer > model.stack_layers, equation(model, layer))):
+    for (_, text), group in groupby(layers, key=lambda layer: (layer > model.encoder_layers, equation(model, layer))):
         members = list(group)
         runs.append((members[0], members[-1], text))
     return runs
@@ -115,7 +115,7 @@ def description(model: Model) -> list[str]:
     """Return the equations of a network line by line: embedding, layers, differences from LLaMA, gate."""
     lines = [f"{'embedding':<14} x <- {_embedding(model)}"] if _embedding(model) != "E[t]" else []
     for first, last, text in equations(model):
-        stack = ("decoder" if first > model.stack_layers else "encoder") if model.family.encoder else ""
+        stack = ("decoder" if first > model.encoder_layers else "encoder") if model.family.encoder else ""
         where = f"{stack or 'layers'} {first}-{last}" if last > first else f"{stack or 'layer'} {first}"
         lines.append(f"{where:<14} x <- {text}")
     wiring = model.wiring(model.size.layers)

@@ -177,7 +177,10 @@ EMBEDS: dict[str, Embed] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Shape of a LLaMA-style decoder: no biases, SwiGLU, rotary positions, untied head."""
+    """Shape of a LLaMA-style decoder: no biases, SwiGLU, rotary positions, untied head.
+
+    decoder_layers: how many of the `layers` a decoder beside an encoder has, by default half of them.
+    """
 
     hidden: int = setting(low=2, high=65_536)
     ffn: int = setting(low=1, high=262_144)
@@ -186,6 +189,7 @@ class Size:
     vocab: int = setting(32_000, low=8, high=65_536)
     eps: float = setting(1e-6, above=0, high=0.1)
     rope_theta: float = setting(10_000.0, above=0)
+    decoder_layers: int | None = setting(None, low=1, high=1024, omit_default_from_key=True)
 
     @property
     def head_dim(self) -> int:
@@ -245,8 +249,7 @@ class Model:
     def wiring(self, layer: int) -> Wiring:
         """Return the wiring of layer `layer` = 1..layers."""
         if self.family.encoder:
-            half = self.stack_layers
-            return self.norm.wiring_beside((layer - 1) % half + 1, half, decoder=layer > half)
+            return self.norm.wiring_beside(layer, self.encoder_layers, self.decoder_layers)
         own, how, depth = self.norm.wiring(layer, self.size.layers), self.parametrisation, self.size.layers
         if how.depth(depth) == 1:
             return own
@@ -279,12 +282,17 @@ class Model:
     @property
     def base_layers(self) -> int:
         """The depth whose initial values the parametrisation keeps; without one the network's."""
-        return self.parametrisation.base_layers or self.stack_layers
+        return self.parametrisation.base_layers or self.decoder_layers
 
     @property
-    def stack_layers(self) -> int:
-        """The layers of the decoder: all, or half of them beside an encoder."""
-        return self.size.layers // 2 if self.family.encoder else self.size.layers
+    def encoder_layers(self) -> int:
+        """The layers of the encoder, which are the first ones, 0 without one."""
+        return self.size.layers - (self.size.decoder_layers or self.size.layers // 2) if self.family.encoder else 0
+
+    @property
+    def decoder_layers(self) -> int:
+        """The layers of the decoder."""
+        return self.size.layers - self.encoder_layers
 
     @property
     def head_norm(self) -> Norm:

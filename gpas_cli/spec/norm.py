@@ -118,9 +118,9 @@ class Scheme:
         """Return the wiring of layer `layer` (1 = first) of `depth` layers, as a pure function of the fields."""
         raise NotImplementedError
 
-    def wiring_beside(self, layer: int, depth: int, *, decoder: bool) -> Wiring:
-        """Return the wiring in the encoder, or the decoder, of a network that has both, `depth` layers each."""
-        return self.wiring(layer, depth)
+    def wiring_beside(self, layer: int, encoder: int, decoder: int) -> Wiring:
+        """Return the wiring of a layer of a network with `encoder` and `decoder` layers; the encoder's come first."""
+        return self.wiring(layer, encoder) if layer <= encoder else self.wiring(layer - encoder, decoder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +153,9 @@ class DeepNorm(Scheme):
     def wiring(self, layer: int, depth: int) -> Wiring:
         return Wiring(out_norm=Norm(), skip=(2 * depth) ** 0.25, home="skip")
 
-    def wiring_beside(self, layer: int, depth: int, *, decoder: bool) -> Wiring:
-        # Table 1 of Wang et al. 2022, with N = M = depth: 0.81 (N^4 M)^(1/16) and (3M)^(1/4).
-        skip = (3 * depth) ** 0.25 if decoder else 0.81 * depth ** (5 / 16)
+    def wiring_beside(self, layer: int, encoder: int, decoder: int) -> Wiring:
+        # Table 1 of Wang et al. 2022.
+        skip = 0.81 * (encoder**4 * decoder) ** (1 / 16) if layer <= encoder else (3 * decoder) ** 0.25
         return Wiring(out_norm=Norm(), skip=skip, home="skip")
 
 

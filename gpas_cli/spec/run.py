@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from gpas_cli.spec.parse import setting
@@ -145,16 +145,21 @@ def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
 class Cadence:
     """The number of updates between log lines, records of per-layer statistics, evaluations and checkpoints.
 
-    checkpoint_every: a number of updates, or a period: 90s, 10min, 1h. The last update is always saved.
+    checkpoint_every: a number of updates, or a period: 90s, 10min, 1h. The last update is always saved. keep: updates
+    after which a checkpoint is written too and kept, while of the others the newest two are; a stage that averages
+    checkpoints (`translation.average`) adds its own.
     """
 
     log_every: int = setting(10, low=1)
     stats_every: int = setting(100, low=1)
     eval_every: int = setting(1000, low=1)
     checkpoint_every: int | str = setting(500, low=1, check=_period_fault)
+    keep: tuple[int, ...] = field(default=(), metadata={"low": 1, "absent": True})  # records omit an empty one
 
     def checkpoint_due(self, step: int, seconds: float) -> bool:
         """Return whether to write a checkpoint after update `step`, `seconds` after the last checkpoint."""
+        if step in self.keep:
+            return True
         if isinstance(self.checkpoint_every, int):
             return step % self.checkpoint_every == 0
         period = _period_seconds(self.checkpoint_every)

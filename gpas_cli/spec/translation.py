@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
@@ -69,20 +69,44 @@ class Translation:
 
     tests: newstest2010 to newstest2016, `languages` for the invented pair, or local files, PATH.{SOURCE,TARGET} or
     NAME=PATH.{SOURCE,TARGET}. beam: the unfinished translations that are kept. length_penalty: finished ones are
-    compared by log p / n^length_penalty, n their tokens with the end token. longer: a translation has at most as many
-    tokens as its source and this many more. limit: translate only the first sentences of each test set; 0: all.
+    compared by log p / n^length_penalty, n their tokens with the end token; one value, or one for each test set.
+    longer: a translation has at most as many tokens as its source and this many more. limit: translate only the first
+    sentences of each test set; 0: all. average: translate with the mean of the weights after the last update and after
+    earlier ones, `average` in all and `average_every` updates apart (0: a hundredth of the training).
     """
 
     tests: tuple[str, ...] = setting(tuple(NEWSTESTS), check=_test_problem)
     beam: int = setting(4, low=1, high=1000)
-    length_penalty: float = setting(0.6, low=0, high=10)
+    length_penalty: float | tuple[float, ...] = setting(0.6, low=0, high=10)
     longer: int = setting(50, low=1, high=10_000)
     limit: int = setting(0, low=0)
+    average: int = setting(1, low=1, high=1000, omit_default_from_key=True)
+    average_every: int = setting(0, low=0, omit_default_from_key=True)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the test sets, in their order."""
         return tuple(map(test_name, self.tests))
+
+    @property
+    def penalties(self) -> tuple[float, ...]:
+        """The length penalty of each test set."""
+        own = self.length_penalty
+        return own if isinstance(own, tuple) else (own,) * len(self.tests)
+
+    def averaged(self, updates: int) -> tuple[int, ...]:
+        """Return after which of the updates of a training the weights are averaged; () for the last one alone.
+
+        `in_cell` has set `average_every`.
+        """
+        places = range(self.average - 1, -1, -1) if self.average > 1 else ()
+        return tuple(updates - self.average_every * place for place in places)
+
+    def in_cell(self, cell: Any) -> Translation:
+        """Return the section with the spacing of averaged checkpoints in updates, and equal penalties as one."""
+        every = (self.average_every or max(1, cell.optim.updates // 100)) if self.average > 1 else 0
+        same = self.penalties[0] if len(set(self.penalties)) == 1 else self.length_penalty
+        return replace(self, average_every=every, length_penalty=same)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,6 +124,9 @@ class Translation:
         """Yield what is wrong with the section as a whole."""
         if not self.tests:
             yield Problem(("tests",), "names no test set")
+        elif len(self.penalties) != len(self.tests):
+            what = f"has {len(self.penalties)} values for {len(self.tests)} test sets"
+            yield Problem(("length_penalty",), f"{what}; write one for all, or one for each")
         for name in sorted({name for name in self.names if self.names.count(name) > 1}):
             yield Problem(("tests",), f"names '{name}' more than once")
 
@@ -111,6 +138,10 @@ class Translation:
             )
             yield Problem((), f"needs family: encoder-decoder; this network {what}")
             return
+        every, updates = self.in_cell(cell).average_every, cell.optim.updates
+        if (needed := every * (self.average - 1) + 1) > updates:
+            what = f"{self.average} with average_every: {every} needs {needed} updates, and the training has {updates}"
+            yield Problem(("average",), f"{what}; at most {(updates - 1) // every + 1}, or a smaller average_every")
         for test in self.tests:
             own = cell.data.source == LANGUAGES
             if not test_path(test) and own != (test == LANGUAGES):

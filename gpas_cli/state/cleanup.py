@@ -5,8 +5,9 @@ renames the folder back.
 
 The rules by which checkpoints are deleted, each with what it adds:
 
-    superseded   all checkpoints of a stage with a result but the last one; all of diverged and forgotten attempts
-    finished     the last one too, unless a declared stage without a result builds on it
+    superseded   all checkpoints of a stage with a result but the last one and those that its `cadence.keep` names; all
+                 of diverged and forgotten attempts
+    finished     these too, unless a declared stage without a result builds on it
     failed       the checkpoints of failed and cancelled stages: `gpas retry` then starts at the first update
 
 Checkpoints of stages that are missing, queued, running, interrupted or unknown are always kept.
@@ -22,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-from gpas_cli.checkpoints import FAILED, FINISHED, SUPERSEDED, newest_first
+from gpas_cli.checkpoints import FAILED, FINISHED, SUPERSEDED, newest_first, step_of
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.permissions import user_name
@@ -176,9 +177,12 @@ def _selected(runs: Path, key: str, state: str, needed: Collection[str]) -> Iter
     if state == "done":
         with suppress(GpasError):  # stages without a checkpoint after the last update, or it is gone
             last = last_checkpoint(runs, key)
-            yield from ((SUPERSEDED, path) for path in own if path != last)
-            if key not in needed:
-                yield FINISHED, last
+            kept = {step for attempt in attempts(runs, key) for step in attempt.read_attempt().cadence.keep}
+            for path in own:
+                if path != last and step_of(path) not in kept:
+                    yield SUPERSEDED, path
+                elif key not in needed:
+                    yield FINISHED, path
     elif state in RESULTS:
         yield from ((SUPERSEDED, path) for path in own)
     elif state in _FAILED_STATES:

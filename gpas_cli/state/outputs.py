@@ -49,15 +49,34 @@ def last_checkpoint(runs: Path, key: str) -> Path:
     steps = next((step for attempt in reversed(attempts) if (step := final_step(attempt)) is not None), None)
     if steps is None:
         raise GpasError(f"the training {key}, which this stage builds on, is not done; `gpas run` runs it first")
-    for attempt in reversed(attempts):
-        if (path := path_of(attempt.checkpoints, steps)).exists():
-            return path
+    if path := _checkpoint_after(attempts, steps):
+        return path
     newest = newest_checkpoint(runs, key)
     found = "none" if newest is None else f"{newest}, and no later one"
     raise GpasError(
         f"the checkpoint after update {steps} of stage {key}, which this one builds on, is not there (found: {found}); "
         f"to train it again, move {stage_dir(runs, key)} away"
     )
+
+
+def averaged_checkpoints(runs: Path, key: str, updates: Sequence[int]) -> list[Path]:
+    """Return the checkpoints of the training `key` after these updates. Raises GpasError if one is not there."""
+    attempts = rerun.deciding(runs, key)
+    found = {update: _checkpoint_after(attempts, update) for update in updates}
+    if missing := [str(update) for update, path in found.items() if path is None]:
+        raise GpasError(
+            f"{len(missing)} of the {len(updates)} checkpoints of stage {key} whose weights this one averages are not "
+            f"there, those after update {', '.join(missing)}: it was trained before a cell with this "
+            "translation.average was declared, or they were deleted. Write average: 1 to translate with the last "
+            f"weights, or move {stage_dir(runs, key)} away to train again"
+        )
+    return [path for path in found.values() if path]
+
+
+def _checkpoint_after(attempts: Sequence[AttemptDir], update: int) -> Path | None:
+    """Return the checkpoint after an update in the newest of the attempts that has one."""
+    paths = (path_of(attempt.checkpoints, update) for attempt in reversed(attempts))
+    return next((path for path in paths if path.exists()), None)
 
 
 def text_of(checkpoint: Path) -> TextFacts:

@@ -8,7 +8,7 @@ processes can read a checkpoint.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,14 @@ def begin(
     return write(path_of(folder, position.step), facts, tensors, world, background=background)
 
 
-def finish(writing: Writing) -> float:
-    """Finish a checkpoint and delete outdated ones. Return the seconds that it took to write. Collective.
+def finish(writing: Writing, keep: Collection[int] = ()) -> float:
+    """Finish a checkpoint and delete outdated ones but those after `keep`. Return the seconds that writing took.
 
-    Raises OSError as `begin`.
+    Collective. Raises OSError as `begin`.
     """
     seconds = writing.finish()
     if writing.world.leads:
-        for old in outdated(writing.path.parent):
+        for old in outdated(writing.path.parent, keep):
             shutil.rmtree(old, ignore_errors=True)
     return seconds
 

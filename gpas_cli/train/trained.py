@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
@@ -22,13 +25,23 @@ class TrainedNetwork:
     position: Position
 
 
-def load_trained(cell: Cell, trained: Path, world: World = ALONE) -> TrainedNetwork:
+@torch.no_grad()
+def load_trained(cell: Cell, trained: Path | Sequence[Path], world: World = ALONE) -> TrainedNetwork:
     """Return the network of `trained`, a checkpoint of the cell's last training stage, whole in every process.
 
-    Collective. Raises DamagedCheckpoint if it is damaged or belongs to another stage.
+    Of several checkpoints the network has the mean of their weights, summed in float64 and rounded once, and the
+    position is that of the last one. Collective. Raises DamagedCheckpoint if it is damaged or belongs to another stage.
     """
     precision = Precision(cell.trained_precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
     network.round_stream(precision.stream)
-    position = checkpoint.load(trained, cell.trained.key, network, None, world)
+    paths = [trained] if isinstance(trained, Path) else trained
+    weights = network.state_dict()
+    sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items() if len(paths) > 1}
+    for path in paths:
+        position = checkpoint.load(path, cell.trained.key, network, None, world)
+        for name, total in sums.items():
+            total += weights[name]
+    for name, total in sums.items():
+        weights[name].copy_(total / len(paths))
     return TrainedNetwork(network, precision, position)

@@ -341,7 +341,7 @@ class _Training:
             return
         (writing, position, record), self._writing = self._writing, None
         try:
-            seconds = checkpoint.finish(writing)
+            seconds = checkpoint.finish(writing, self.cadence.keep)
         except OSError as error:
             self._not_saved(position, error)
             return

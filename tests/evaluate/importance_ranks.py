@@ -46,7 +46,12 @@ def cell_of(*, layout: str = "pack", catalogue: Catalogue | None = None, **value
 
 
 def save_network(
-    cell: Cell, folder: Path, change: Callable[[Llama], None] = lambda network: None, *, gates: float = 0.4
+    cell: Cell,
+    folder: Path,
+    change: Callable[[Llama], None] = lambda network: None,
+    *,
+    gates: float = 0.4,
+    step: int = 7,
 ) -> tuple[Path, Llama]:
     """Save a network with large weights and open gates as if it were trained; return its checkpoint and itself."""
     network = build(cell.model, seed=3)
@@ -59,7 +64,7 @@ def save_network(
         open_factors(network)
         change(network)
     optimizer = make_adam(network, cell.optim)
-    return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=7), ALONE), network
+    return checkpoint.save(folder, cell.trained.key, network, optimizer, Position(step=step), ALONE), network
 
 
 def write_texts(root: Path) -> Path:

@@ -51,8 +51,9 @@ def states(made: Translator) -> Tensor:
 
 def of_torch(made: Translator, *, norm_first: bool) -> nn.Transformer:
     """Return torch's network with the same parameters."""
+    depths = made.spec.encoder_layers, made.spec.decoder_layers
     theirs = nn.Transformer(
-        SIZE["hidden"], SIZE["heads"], 2, 2, SIZE["ffn"], dropout=0.0, norm_first=norm_first, batch_first=True,
+        SIZE["hidden"], SIZE["heads"], *depths, SIZE["ffn"], dropout=0.0, norm_first=norm_first, batch_first=True,
         dtype=torch.float64,
     )  # fmt: skip
     kind = "input_layernorm", "cross_layernorm", "post_attention_layernorm"
@@ -86,9 +87,11 @@ def of_torch(made: Translator, *, norm_first: bool) -> nn.Transformer:
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("decoder_layers", [None, 1, 3])
 @pytest.mark.parametrize(("norm", "norm_first"), [("pre", True), ("post", False)])
-def test_it_equals_the_transformer_of_torch(norm: str, norm_first: bool) -> None:
-    made = network(norm=norm)
+def test_it_equals_the_transformer_of_torch(norm: str, norm_first: bool, decoder_layers: int | None) -> None:
+    made = network(norm=norm, size={**SIZE, "decoder_layers": decoder_layers})
+    assert made.model.encoder_layers == 4 - (decoder_layers or 2)
     theirs = of_torch(made, norm_first=norm_first).eval()
     lengths = torch.tensor([len(row) for row in SOURCES])
     sources, targets = padded(SOURCES), padded([[3, *row] for row in TARGETS])
@@ -186,6 +189,27 @@ def test_constants_of_deepnet() -> None:
     stds = [float(module.weight.detach().std()) for module in (encoder.self_attn.v_proj, decoder.cross_attn.v_proj)]  # type: ignore[union-attr]
     assert stds[0] == pytest.approx(0.87 * 2 ** (-5 / 16) * bound, rel=0.15)
     assert stds[1] == pytest.approx(24**-0.25 * bound, rel=0.15)
+
+
+def test_constants_of_deepnet_for_stacks_of_different_depth() -> None:
+    """Table 1 of Wang et al. 2022 for N = 12 and M = 6, worked out by hand; N = 6 and M = 6 is another network."""
+    size = {**SIZE, "hidden": 64, "layers": 18, "decoder_layers": 6}
+    model = parse_model({"size": size, "family": "encoder-decoder", "norm": "deepnorm"})
+    assert [model.wiring(layer).skip for layer in (1, 12)] == [pytest.approx(0.81 * 124_416 ** (1 / 16))] * 2
+    assert [model.wiring(layer).skip for layer in (13, 18)] == [pytest.approx(18**0.25)] * 2
+    made = build(model).model.layers
+    assert [isinstance(layer, DecoderBlock) for layer in made] == [False] * 12 + [True] * 6
+    bound = (2 / (64 + 64)) ** 0.5
+    encoder, decoder = made[11].self_attn.v_proj.weight, made[12].self_attn.v_proj.weight
+    assert float(encoder.detach().std()) == pytest.approx(0.87 * 124_416 ** (-1 / 16) * bound, rel=0.05)
+    assert float(decoder.detach().std()) == pytest.approx(72**-0.25 * bound, rel=0.05)
+
+
+def test_outputs_are_scaled_by_the_depth_of_their_own_stack() -> None:
+    size = {**SIZE, "hidden": 64, "layers": 10, "decoder_layers": 2}
+    made = build(parse_model({"size": size, "family": "encoder-decoder", "norm": "pre", "init": "small"})).model.layers
+    stds = [float(made[place].self_attn.o_proj.weight.detach().std()) for place in (7, 8)]
+    assert stds == [pytest.approx((2 / (5 * 64)) ** 0.5 / (2 * depth) ** 0.5, rel=0.05) for depth in (8, 2)]
 
 
 def test_dropout_keeps_the_same_elements_whatever_is_beside_them() -> None:

@@ -54,6 +54,21 @@ def test_a_local_test_set_without_references_is_refused_before_anything_runs(tmp
     assert Texts(project, [cell]).missing(cell) == ""
 
 
+def test_a_shared_training_keeps_the_checkpoints_that_any_of_its_cells_averages() -> None:
+    size = {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300}
+    whole = {"size": size, "family": "encoder-decoder", "objective": "translation", "data": {"source": "languages"}}
+    whole["optim"] = {"lr": 1e-3, "warmup": 1, "steps": 40, "batch": 4}
+    cells = [
+        entry(**whole, translation={"tests": ["languages"], "average": average, "average_every": every})
+        for average, every in ((1, 0), (3, 2), (2, 5))
+    ]
+    for order in (cells, cells[::-1]):
+        jobs = stage_jobs(order)
+        assert len(jobs) == 4
+        assert jobs[cells[0].cell.trained.key].record().cadence.keep == (35, 36, 38, 40)
+        assert {job.cadence.keep for job in jobs.values() if job.kind == "translation"} == {()}
+
+
 def test_a_row_of_zeros_that_the_text_may_begin_with_is_a_warning(tmp_path: Path) -> None:
     project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
 

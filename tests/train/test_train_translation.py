@@ -3,19 +3,31 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 from together import run
 
+from gpas_cli.checkpoints import newest_first, path_of, step_of
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.model.llama import build
+from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train.parallel import ALONE
+from gpas_cli.train.trained import load_trained
+
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 300}
+
+
+def averaging(**section: Any) -> dict[str, Any]:
+    return {"translation": {"tests": ["mine=v.{en,de}"], **section}}
 
 
 def values(**more: Any) -> dict[str, Any]:
     return {
-        "size": {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 300},
+        "size": SIZE,
         "family": "encoder-decoder",
         "objective": "translation",
         "norm": "deepnorm",
@@ -57,6 +69,42 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs: Path, batches
     assert straight["outcome"]["metrics"].keys() >= {"translation_loss", "translation_perplexity"}
 
 
+def test_the_mean_of_the_last_weights_is_that_of_their_files_and_the_same_after_a_resumption(pairs: Path) -> None:
+    """In float64, rounded once. The checkpoints are written and kept where the training keeps two, of even updates."""
+    declared = values(translation={"tests": ["mine=v.{en,de}"], "average": 3, "average_every": 1})
+    cell = cell_from(declared)
+    averaged = cell.parameters("translation").averaged(6)
+    assert averaged == (4, 5, 6)
+    run(pairs, ["straight", declared, {"keep": averaged}, [], 10**6], ALONE)
+    run(pairs, ["first", declared, {"keep": averaged}, [], 5], ALONE)
+    run(pairs, ["second", declared, {"keep": averaged}, ["first"], 10**6], ALONE)
+    left = {name: sorted(map(step_of, newest_first([pairs / name]))) for name in ("straight", "first", "second")}
+    assert left == {"straight": [4, 5, 6], "first": [4, 5], "second": [6]}
+    straight = [path_of(pairs / "straight", update) for update in averaged]
+    pieces = [path_of(pairs / "first", 4), path_of(pairs / "first", 5), path_of(pairs / "second", 6)]
+    files = [load_file(path / "00000.safetensors") for path in straight]
+    found, again = (load_trained(cell, paths) for paths in (straight, pieces))
+    assert (found.position.step, again.position.step) == (6, 6)
+    for name, weight in found.network.state_dict().items():
+        mean = np.mean([file[f"network/{name}"].astype(np.float64) for file in files], 0)
+        assert np.array_equal(weight.numpy(), mean.astype(np.float32)), name
+        assert torch.equal(weight, again.network.state_dict()[name]), name
+    last = load_trained(cell, straight[-1]).network.state_dict()
+    assert not torch.equal(last["model.norm.weight"], found.network.state_dict()["model.norm.weight"])
+
+
+def test_how_weights_are_averaged_belongs_to_the_key_of_the_translations_alone() -> None:
+    def keys(**section: Any) -> list[str]:
+        two = {"tests": ["a=t.{en,de}", "b=v.{en,de}"], **section}
+        return [stage.key for stage in cell_from(values(translation=two)).stages]
+
+    usual, averaged = keys(), keys(average=2)
+    assert usual[0] == averaged[0]
+    assert len({usual[1], averaged[1], keys(average=2, average_every=2)[1], keys(length_penalty=[0.6, 1])[1]}) == 4
+    assert averaged == keys(average=2, average_every=1), "a hundredth of six updates"
+    assert usual == keys(average_every=5) == keys(length_penalty=[0.6, 0.6])
+
+
 def test_every_layer_of_both_stacks_is_watched(pairs: Path) -> None:
     events = run(pairs, ["watched", values(), {}, [], 10**6], ALONE)
     series = events["layers"][0]["values"]
@@ -72,8 +120,12 @@ def test_compiled_layers_are_refused(pairs: Path) -> None:
 
 
 def test_parameters_are_counted() -> None:
-    """Matrices and tables as `spec.cost` counts them."""
-    cell = cell_from(values())
+    """Matrices and tables as `spec.cost` counts them, and with a decoder of another depth."""
+    assert_counted(cell_from(values()))
+    assert_counted(cell_from(values(size={**SIZE, "layers": 7, "decoder_layers": 2})))
+
+
+def assert_counted(cell: Cell) -> None:
     named = build(cell.model).named_parameters()
     matrices = [p for name, p in named if p.dim() == 2]
     assert sum(p.numel() for p in matrices) == parameters(cell)
@@ -85,7 +137,15 @@ def test_parameters_are_counted() -> None:
         ({"objective": "causal"}, "objective: causal is not for encoder-decoder; write objective: translation"),
         ({"family": "gpt"}, "translation needs family: encoder-decoder"),
         ({"data": "quickstart"}, "data.source: translation needs pairs"),
-        ({"size": {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 300}}, "3 layers cannot be half"),
+        ({"size": {**SIZE, "layers": 3}}, "3 layers cannot be half"),
+        ({"size": {**SIZE, "decoder_layers": 4}}, "4 of 4 layers leave none for the encoder; at most 3"),
+        ({"size": {**SIZE, "decoder_layers": 2}, "family": "gpt"}, "decoder_layers: needs family: encoder-decoder"),
+        (
+            averaging(average=3, average_every=3),
+            "3 with average_every: 3 needs 7 updates, and the training has 6; at most 2",
+        ),
+        (averaging(average=7), "at most 6, or a smaller average_every"),
+        (averaging(length_penalty=[1, 2, 3]), "has 3 values for 1 test sets; write one for all, or one for each"),
         ({"depth": {"like": "raptr", "stages": "2-4"}}, "raptr is not for encoder-decoder"),
         ({"parametrisation": {"like": "mup", "base_hidden": 8}}, "has no rule for an encoder"),
         ({"data": {"source": "pairs", "path": "t.en"}}, "'t.en' does not name both languages"),

@@ -3,7 +3,8 @@
 CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process writes NAME.json.
 If the resources contain `room` as [rank, rows, passes], that process runs out of memory with more than so many rows at
 once after so many forward passes that fit; if they contain `message`, gradients are sent in messages of so many bytes;
-if they contain `wide`, products are padded as on a GPU, and compiled layers run eagerly after AOTAutograd.
+if they contain `wide`, products are padded as on a GPU, and compiled layers run eagerly after AOTAutograd; if they
+contain `keep`, the checkpoints after these updates are kept.
 A list [name, module:function] instead calls the function in each process; NAME.json is the list of what they return.
 """
 
@@ -42,6 +43,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     parallel._BUCKET_BYTES = resources.pop("message", usual)
     if rank == world.rank:
         loop.summed_loss = limited(healthy, rows, passes)
+    keep = tuple(resources.pop("keep", ()))
     layers = as_on_gpus() if resources.pop("wide", False) else nullcontext()
     events: dict[str, Any] = {}
     asked = iter(range(10**6))
@@ -49,7 +51,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
         outcome = train(
             cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
             lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
-            cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2),
+            cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2, keep=keep),
             # Only one of the processes asks to stop.
             stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None,
             resources=Resources(**resources), world=world,

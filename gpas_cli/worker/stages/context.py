@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Emit, Outcome, Phase, Stop
 from gpas_cli.spec.cell import Cell
-from gpas_cli.state.outputs import last_checkpoint, text_of
+from gpas_cli.state.outputs import averaged_checkpoints, last_checkpoint, text_of
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import AttemptDir
 
@@ -89,14 +89,16 @@ class StageContext:
         self.require_tokenizer(caches[0].tokenizer)
         return caches[0].tokenizer
 
-    def load_trained(self) -> TrainedNetwork:
-        """Return the network of the last training before this stage, whole in every process.
+    def load_trained(self, averaged: Sequence[int] = ()) -> TrainedNetwork:
+        """Return the network of the last training before this stage, whole in every process: that after its last
+        update, or with the mean of the weights after the updates `averaged`.
 
         Collective. Raises GpasError or DamagedCheckpoint if there is none.
         """
         from gpas_cli.train.trained import load_trained
 
-        return load_trained(self.base, self.trained_checkpoint(), self.world)
+        earlier = averaged_checkpoints(self.runs, self.base.trained.key, averaged)
+        return load_trained(self.base, earlier or [self.trained_checkpoint()], self.world)
 
 
 def runner(cell: Cell, kind: str) -> Callable[[StageContext], Outcome]:

@@ -26,7 +26,7 @@ def run_translation(stage: StageContext) -> Outcome:
     section: Translation = stage.parameters
     began = time.perf_counter()
     name = short_name(stage.trained_checkpoint())
-    tokenizer, loaded = stage.tokenizer(), stage.load_trained()
+    tokenizer, loaded = stage.tokenizer(), stage.load_trained(section.averaged(stage.cell.optim.updates))
     assert isinstance(loaded.network, Translator)
     longest = stage.cell.model.family.row_length(stage.cell.data.length)
     translations = Translations(loaded.network, loaded.precision, tokenizer, section, longest)
@@ -48,7 +48,9 @@ def run_translation(stage: StageContext) -> Outcome:
             stage.emit(Scoring(label, place, len(section.tests), done, total))
 
         try:
-            texts = translations.of(found.sources, report, lambda: stage.stop() is not None)
+            texts = translations.of(
+                found.sources, section.penalties[place - 1], report, lambda: stage.stop() is not None
+            )
         except ScoringStopped:
             return Outcome(stage.stop() or "interrupted", len(scores))
         file = stage.directory.path / _FOLDER / f"{label}.txt"

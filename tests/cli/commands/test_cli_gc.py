@@ -1,6 +1,7 @@
 """`gpas gc`: lists by default, deletes by rule, and never what a run resumes from or a later stage needs."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from attempts import attempt_at
@@ -12,6 +13,8 @@ from gpas_cli.events import event_of
 from gpas_cli.grid.load import load
 from gpas_cli.grid.variant import vary
 from gpas_cli.store.rundir import AttemptDir
+
+ENDED = ("outcome", end("done"))
 
 
 def with_checkpoints(attempt: AttemptDir, *steps: int) -> AttemptDir:
@@ -35,7 +38,7 @@ def test_without_delete_nothing_is_deleted(face: Face) -> None:
 
 
 def test_a_checkpoint_of_several_grids_counts_in_the_one_that_was_started(face: Face) -> None:
-    with_checkpoints(face.recorded(face.entry("pre-s1", "shares"), *TRAINED, ("outcome", end("done"))), 2, 4)
+    with_checkpoints(face.recorded(face.entry("pre-s1", "shares"), *TRAINED, ENDED), 2, 4)
     table = face("gc").out
     assert re.search(r"shares +6 +20.0 kB .* small", table)
     assert not re.search(r"^small ", table, re.MULTILINE)
@@ -52,6 +55,15 @@ def test_all_but_the_last_checkpoint_of_a_result_goes_and_what_may_be_resumed_st
     face("gc", "--rule", "failed", "--rule", "finished", "--delete", "--yes")
     assert [left(one) for one in (done, failed, stopped)] == [[], [], [2]]
     assert "8.00" in face("table").out
+
+
+def test_checkpoints_that_a_stage_averages_stay_with_the_last_one(face: Face) -> None:
+    cadence = replace(face.entry("pre-s1").cadence, keep=(2,))
+    done = with_checkpoints(face.recorded(replace(face.entry("pre-s1"), cadence=cadence), *TRAINED, ENDED), 1, 2, 4)
+    face("gc", "--delete", "--yes")
+    assert left(done) == [2, 4]
+    face("gc", "--rule", "finished", "--delete", "--yes")
+    assert left(done) == []
 
 
 def test_checkpoints_of_forgotten_results_go(face: Face) -> None:
