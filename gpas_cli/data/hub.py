@@ -35,7 +35,7 @@ from gpas_cli.data.corpora import (
     survey_of,
 )
 from gpas_cli.data.files import TextField, check_suffix, records_of
-from gpas_cli.errors import DataError, nearest
+from gpas_cli.errors import DataError, first_line, nearest
 
 # The record of a file at which the download of the next one starts, late enough that a short run needs only one file.
 _FETCH_NEXT = 100_000
@@ -321,11 +321,6 @@ def unavailable(what: str, error: Exception, instead: str = "") -> str:
         f"{what}: {type(error).__name__}: {first_line(error)}; it is not in the local hub cache either. Connect this "
         f"machine to the network, or copy a hub cache here and set HF_HOME to it{way_out}"
     )
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message: some libraries add pages."""
-    return next(iter(str(error).strip().splitlines()), "no reason given")
 
 
 def resolve(repo: str, name: str) -> str:

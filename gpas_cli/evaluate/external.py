@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 import torch
 
-from gpas_cli.data.hub import first_line
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError, GpasError
+from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.made import made_folder
 from gpas_cli.evaluate.transformers_network import CausalNetwork, Encoder, TransformersNetwork
 from gpas_cli.files import parse_json

@@ -20,10 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gpas_cli.data.hub import first_line
 from gpas_cli.data.pairs import SEPARATOR, TEST, existing, invented, lines_of
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import DataError
+from gpas_cli.errors import DataError, first_line
 from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, ScoringStopped, never, padded
 from gpas_cli.model.seq2seq import Translator, Writer
 from gpas_cli.spec.downstream import DIGEST_DIGITS
