@@ -10,6 +10,8 @@ recipe) all, and the best is shown.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
 
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
@@ -101,22 +103,21 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
     found: dict[Place, list[Entry]] = {}
     for entry in {entry.cell.key: entry for entry in entries}.values():
         kinds = {stage.kind for stage in entry.cell.stages}
-        for table in part.tables:
-            for task, place in _in_table(table, entry):
-                cell = shown.get(place)
-                if cell and _task(cell) == task and _compared_metric(cell).stage in kinds:
-                    found.setdefault(place, []).append(entry)
+        for table, (task, labels) in product(part.tables, _numbers(entry)):
+            place = table.cell(labels)
+            cell = shown.get(place.place) if place else None
+            if cell and _task(cell) == task and _compared_metric(cell).stage in kinds:
+                found.setdefault(cell.place, []).append(entry)
     return found
 
 
-def _in_table(table: PublishedTable, entry: Entry) -> Iterator[tuple[str | None, Place]]:
-    """Yield the places in the table of the numbers of an entry: of its training, and of each of its tasks and texts."""
+def _numbers(entry: Entry) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """Yield the labels of an entry's numbers: of its training (None), and of each of its tasks and texts."""
     own = facts(entry)
     texts = entry.cell.parameters("texts")
-    for task in (None, *map(base_name, _tasks(entry)), *(texts.names if texts else ())):
-        found = table.cell(own if task is None else {**own, "task": task, "text": task})
-        if found is not None:
-            yield task, found.place
+    yield None, own
+    for task in (*map(base_name, _tasks(entry)), *(texts.names if texts else ())):
+        yield task, {**own, "task": task, "text": task}
 
 
 def _tasks(entry: Entry) -> tuple[str, ...]:

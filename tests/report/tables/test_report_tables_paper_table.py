@@ -31,6 +31,7 @@ from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
 
 Declared = dict[str, tuple[Grid, list[Entry]]]
+Parts = dict[str, list[tuple[PrintedPart, Serving | None]]]
 
 REPOSITORY = Path(__file__).parents[3]
 MARK = Mark("experiments.yaml", 1, 1)
@@ -338,6 +339,12 @@ def parts(name: str) -> tuple[PrintedPart, ...]:
     return tuple(part for part in printed(source, number) if part.tables)
 
 
+@pytest.fixture(scope="module")
+def served_parts(declared: Declared) -> Parts:
+    """Return the parts of each printed table, with what serves them."""
+    return {name: [(part, serving(part, declared)) for part in parts(name)] for name in TABLES}
+
+
 def printed_numbers(part: PrintedPart) -> Iterator[PublishedCell]:
     return (cell for line in part.lines for cell in line.cells if cell.value is not None)
 
@@ -350,9 +357,8 @@ def beside(served: Serving) -> Iterator[tuple[PublishedTable, list[Entry]]]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_number_has_cells_of_its_recipe_or_a_reason(declared: Declared, name: str) -> None:
-    for part in parts(name):
-        served = serving(part, declared)
+def test_every_number_has_cells_of_its_recipe_or_a_reason(served_parts: Parts, name: str) -> None:
+    for part, served in served_parts[name]:
         places = served.places if served else {}
         for cell in printed_numbers(part):
             table, place = cell.table, cell.place
@@ -374,9 +380,8 @@ def test_every_number_has_cells_of_its_recipe_or_a_reason(declared: Declared, na
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_no_other_grid_has_a_cell_for_a_number_without_one(declared: Declared, name: str) -> None:
-    for part in parts(name):
-        served = serving(part, declared)
+def test_no_other_grid_has_a_cell_for_a_number_without_one(declared: Declared, served_parts: Parts, name: str) -> None:
+    for part, served in served_parts[name]:
         missing = {cell.place for cell in printed_numbers(part)} - set(served.places if served else ())
         others = [serving(part, {name: one}) for name, one in declared.items()] if missing else []
         assert not missing & {place for other in others if other for place in {**other.places, **other.unclear}}
@@ -409,21 +414,27 @@ CHANGES: dict[str, Callable[[Cell], Cell]] = {
 }
 
 
-@pytest.mark.parametrize("setting", CHANGES)
+def unstated(setting: str, table: PublishedTable) -> bool:
+    return any(setting in one.unstated and setting not in {**one.settings, **one.code} for one in recipes(table))
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_a_run_of_another_length_size_data_or_recipe_has_a_note(declared: Declared, name: str, setting: str) -> None:
-    for part in parts(name):
-        served = serving(part, declared)
+def test_a_run_of_another_length_size_data_or_recipe_has_a_note(
+    declared: Declared, served_parts: Parts, name: str
+) -> None:
+    for part, served in served_parts[name]:
         for table, entries in beside(served) if served else ():
-            if any(setting in one.unstated and setting not in {**one.settings, **one.code} for one in recipes(table)):
-                continue
-            changed = [replace(one, cell=CHANGES[setting](one.cell)) for one in entries]
-            if setting == "data":  # RaPTr's is known by its name under `corpora`
-                changed = [replace(one, declared=None) for one in changed]
-            alone = serving(part, {"changed": (declared["table2"][0], changed[:1])})
-            for _, found in beside(alone) if alone else ():
-                noted = set(deviations(found, table)) - set(deviations(entries, table))
-                assert setting in {one.setting for one in noted}, (table.name, found[0].id)
+            usual = set(deviations(entries, table))
+            for setting, change in CHANGES.items():
+                if unstated(setting, table):
+                    continue
+                changed = replace(entries[0], cell=change(entries[0].cell))
+                if setting == "data":  # RaPTr's is known by its name under `corpora`
+                    changed = replace(changed, declared=None)
+                alone = serving(part, {"changed": (declared["table2"][0], [changed])})
+                for _, found in beside(alone) if alone else ():
+                    noted = set(deviations(found, table)) - usual
+                    assert setting in {one.setting for one in noted}, (table.name, found[0].id)
 
 
 def four_methods() -> Table:
