@@ -100,7 +100,7 @@ class TableSpec:
     value: str = "perplexity"
     over: str = "seed"
     best: str = ""
-    against: dict[str, str] = field(default_factory=dict)
+    against: dict[str, Label] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
 
     def tuned(self, axis: str) -> TableSpec:

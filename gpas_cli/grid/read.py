@@ -243,7 +243,9 @@ def check_choice(part: Part, valid: tuple[Label, ...] | None) -> Label:
     assert part.node is not None
     wanted = label(part.node, str(part.path[-1]))
     if valid is not None and not any(same(wanted, value) for value in valid):
-        hint = nearest(spelled(wanted), dict.fromkeys(map(spelled, valid)))
+        known = dict.fromkeys(map(spelled, valid))
+        here = spelled(wanted)
+        hint = f"write {here} without quotes or brackets" if here in known else nearest(here, known)
         part.report(f"'{spelled(wanted)}' is not a value of this axis; {hint}")
     return wanted
 
@@ -311,7 +313,7 @@ def _read_table(part: Part, title: str) -> TableSpec | None:
         value=parts["value"].text(TableSpec.value),
         over=parts["over"].text(TableSpec.over),
         best=parts["best"].text(TableSpec.best),
-        against=parts["against"].text_mapping(),
+        against={axis: label(one.node, axis) for axis, one in parts["against"].entries().items() if one.node},
         published=parts["published"].text_mapping(),
     )
     return table if len(part.problems) == before else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Grid, Include
-from gpas_cli.grid.document import Mark, spelled
+from gpas_cli.grid.document import Mark
 from gpas_cli.grid.read import AxisLabels, check_choice, known_labels, with_axes
 from gpas_cli.grid.readers import Part
 from gpas_cli.grid.settings import children
@@ -140,11 +140,8 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
             problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
-    for name, wanted in table.against.items():
-        valid = [spelled(value) for value in labels.get(name, ())]
-        if valid and wanted not in valid:
-            message = f"'{wanted}' is not a value of this axis; {nearest(wanted, dict.fromkeys(valid))}"
-            problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
+    for name, node in children(children(grid.table_node).get("against")).items():
+        check_choice(Part(node, (*path, "against", name), problems, node.mark), labels.get(name))
 
 
 def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:

@@ -140,7 +140,12 @@ MISTAKES = {
     "table best of a row": (BASE + "table: {rows: [norm], best: norm}", "6:33", "is also in its rows"),
     "table row": (BASE + "table: {rows: [nrm]}", "6:19", "no axis 'nrm'; did you mean 'norm'?"),
     "table column": (BASE + "table: {columns: tusk}", "6:22", "no axis 'tusk'; did you mean 'task'?"),
-    "table against": (BASE + "table: {against: {gate: gpas}}", "6:22", "'gpas' is not a value of this axis"),
+    "table against": (BASE + "table: {against: {gate: gpas}}", "6:29", "'gpas' is not a value of this axis"),
+    "table against a number in quotes": (
+        BASE + "axes: {seed: [1, 2]}\ntable: {rows: [seed], against: {seed: '1'}}",
+        "7:43",
+        "write 1 without quotes",
+    ),
     "table against no row": (BASE + "table: {rows: [norm], against: {gate: none}}", "6:36", "'gate' is not one of the"),
     # what the cells themselves refuse, at the place it comes from
     "unknown size": ("base: {size: 72m}", "5:18", "size: unknown size '72m'; did you mean"),

@@ -74,7 +74,7 @@ def _reading(table: Table) -> Iterator[Note]:
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
     compared = [cell for cell in cells if cell.delta is not None]
     if compared:
-        against = ", ".join(f"{axis} {label}" for axis, label in table.spec.against.items())
+        against = ", ".join(f"{axis} {spelled(label)}" for axis, label in table.spec.against.items())
         several = any(len(cell.statuses) > 1 for cell in compared)
         paired = f", the mean over the {over}s that both have" if several else ""
         interval = " ± half its 95 % interval, by Student's t" if any(cell.interval for cell in compared) else ""

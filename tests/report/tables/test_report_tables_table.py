@@ -5,12 +5,15 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from report_cells import OPTIM, entry, quickstart, result, spec, valued
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.notes import gains, notes
@@ -103,6 +106,27 @@ def test_a_result_without_the_number_shown_is_a_result() -> None:
         "1 of 2 runs have no result: 1 missing",
         "1 of 2 runs did not record every number shown",
     ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "base"), [("optim.stop", "[0, 1]", "1"), ("optim.lr", "[1e-3, 2e-3]", "0.001")]
+)
+def test_a_base_may_be_named_by_a_number(tmp_path: Path, axis: str, values: str, base: str) -> None:
+    path = tmp_path / "experiments.yaml"
+    path.write_text(
+        f"""version: 1
+grids:
+  g:
+    base: {{size: 71m, norm: pre, optim: {{lr: 1e-3, steps: 9, warmup: 1}}}}
+    axes: {{{axis}: {values}}}
+    table: {{rows: [{axis}], against: {{{axis}: {base}}}}}
+"""
+    )
+    experiments = load(path)
+    cells = expand(experiments, ["g"])
+    found = build(cells, {}, valued(cells, [30.0, 32.0]), experiments.grids["g"].table_spec)
+    assert sorted(abs(cell.delta.mean) for cell in column(found) if cell.delta) == [2.0]
+    assert f"difference from the same row with {axis} {base}" in note(found, "delta")
 
 
 def test_a_base_without_a_number_gives_no_difference() -> None:
