@@ -11,11 +11,10 @@ recipe) all, and the best is shown.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
-from gpas_cli.report.papers import Place, PublishedCell, PublishedTable
+from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import deviations, fit
 from gpas_cli.report.result import METRICS, metric
@@ -111,7 +110,7 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
     return found
 
 
-def _numbers(entry: Entry) -> Iterator[tuple[str | None, dict[str, Any]]]:
+def _numbers(entry: Entry) -> Iterator[tuple[str | None, CellLabels]]:
     """Yield the labels of an entry's numbers: of its training (None), and of each of its tasks and texts."""
     own = facts(entry)
     texts = entry.cell.parameters("texts")
