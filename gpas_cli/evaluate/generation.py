@@ -89,7 +89,7 @@ def generate(
         while done < len(order):
             if stop():
                 raise ScoringStopped
-            longest = min(len(rows[order[done]]), room) + most
+            longest = min(len(rows[order[done]]), room) + scorer.frame.overhead + most
             batch = order[done : done + max(1, scorer.tokens_at_once // longest)]
             texts = _continued(scorer, tokenizer, [rows[number][-room:] for number in batch], most, until)
             for number, text in zip(batch, texts, strict=True):
@@ -107,10 +107,14 @@ def _continued(
     scorer: Scorer, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], most: int, until: Sequence[str]
 ) -> list[str]:
     """Return the texts that continue the prompts `rows`."""
-    network = scorer.network
-    longest = max(map(len, rows)) + most
-    cached = isinstance(network, Llama)
-    reader: _Reader = CachedReader(network, len(rows), longest) if cached else _Rereader(network, len(rows))  # type: ignore[arg-type]
+    network, frame = scorer.network, scorer.frame
+    framed = [(*frame.before, *row, *frame.after, *frame.after) for row in rows]
+    longest = max(map(len, framed)) + most
+    if isinstance(network, Llama):
+        prefix = [len(row) - len(frame.after) for row in framed] if frame.after else []
+        reader: _Reader = CachedReader(network, len(rows), longest, prefix)
+    else:
+        reader = _Rereader(network, len(rows))  # type: ignore[arg-type]
 
     def likeliest(states: Tensor, head: Tensor) -> Tensor:
         dtype = scorer.precision.matmul(states.dtype)
@@ -119,23 +123,23 @@ def _continued(
 
     written: list[list[int]] = [[] for _ in rows]
     texts: list[str | None] = [None] * len(rows)
-    tokens: Sequence[Sequence[int]] = rows
+    tokens: Sequence[Sequence[int]] = framed
     for _ in range(most):
         with scorer.precision.compute():
             chosen = reader.next_logits(tokens, likeliest).tolist()
         for number, token in enumerate(chosen):
             if texts[number] is None:
                 written[number].append(token)
-                texts[number] = _ended(written[number], tokenizer, until)
+                texts[number] = _ended(written[number], tokenizer, until, frame.end)
         if None not in texts:
             break
         tokens = [[token] for token in chosen]
     return [tokenizer.decode(own).strip() if text is None else text for own, text in zip(written, texts, strict=True)]
 
 
-def _ended(tokens: Sequence[int], tokenizer: Tokenizer, until: Sequence[str]) -> str | None:
+def _ended(tokens: Sequence[int], tokenizer: Tokenizer, until: Sequence[str], end: int) -> str | None:
     """Return the text of an answer that has ended, None if it has not. Blanks before an answer do not end it."""
-    over = tokens[-1] == tokenizer.eos_id
+    over = tokens[-1] == tokenizer.eos_id or tokens[-1] >= end
     text = tokenizer.decode(tokens[:-1] if over else tokens).lstrip(" ")
     ends = [place for place in map(text.find, until) if place >= 0]
     return text[: min(ends)].strip() if ends else text.strip() if over else None

@@ -15,12 +15,14 @@ from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.transformers_network import Encoder
 from gpas_cli.model.llama import LanguageModel
+from gpas_cli.spec.objective import Frame
 from gpas_cli.train.loss import DeviceRows, logits_at_once
 from gpas_cli.train.precision import Precision
 
 # More tokens at once are no faster: measured with benchmarks/scoring.py.
 CPU_TOKENS = 2048
 GPU_TOKENS = 2**15
+_NO_FRAME = Frame()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class Scorer:
 
     `network` is an Encoder where only answers are scored; its layers may be changed between calls. Rows are cut on the
     left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most `tokens_at_once`
-    tokens, padding included, are computed together, which changes no likelihood beyond rounding.
+    tokens, padding included, are computed together, which changes no likelihood beyond rounding. `frame` is around
+    each context, and its ids count in `max_length`.
     Log-probabilities are float32 at least, whatever the precision of the network.
     """
 
@@ -79,10 +82,12 @@ class Scorer:
         *,
         max_length: int,
         tokens_at_once: int | None = None,
+        frame: Frame = _NO_FRAME,
     ):
         self.network = network
         self.precision = precision
-        self.max_length = max_length
+        self.max_length = max_length - frame.overhead
+        self.frame = frame
         self.tokens_at_once = tokens_at_once or (CPU_TOKENS if precision.device.type == "cpu" else GPU_TOKENS)
         self.truncated = 0
 
@@ -128,10 +133,11 @@ class Scorer:
         for number, request in enumerate(requests):
             self._check(request)
             # The last token is only a target.
-            tokens = request.context + request.continuation[:-1]
-            self.truncated += len(tokens) > self.max_length
-            tokens = tokens[-self.max_length :]
-            row = rows.setdefault(tokens, _Row(tokens))
+            cut = max(0, len(request.context + request.continuation[:-1]) - self.max_length)
+            self.truncated += cut > 0
+            prefix = self.frame.before + request.context[cut:] + self.frame.after
+            tokens = prefix + self.frame.after + request.continuation[:-1]
+            row = rows.setdefault(tokens, _Row(tokens, len(prefix)))
             row.requests.append(number)
             row.scored = max(row.scored, len(request.continuation))
         return sorted(rows.values(), key=lambda row: -len(row.tokens))
@@ -147,7 +153,8 @@ class Scorer:
 
     def _score_batch(self, rows: Sequence[_Row], requests: Sequence[Request]) -> Iterator[tuple[int, Likelihood]]:
         plan = _Plan.of(rows, requests)
-        device_rows = DeviceRows.of(*_padded(rows), self.precision.device)
+        prefix = np.array([row.prefix for row in rows], np.int64) if self.frame.after else None
+        device_rows = DeviceRows.of(*_padded(rows), self.precision.device, prefix)
 
         def read(hidden: Tensor, head: Tensor) -> Tensor:
             states = hidden.flatten(0, 1)
@@ -156,7 +163,7 @@ class Scorer:
                 return _look_up(states.to(dtype), head.to(dtype), plan)
 
         with self.precision.compute():
-            answers = self.network(device_rows.inputs, device_rows.packing, read).cpu().numpy()
+            answers = self.network(device_rows.inputs, device_rows.packing, read, device_rows.visible).cpu().numpy()
         for number, start, end in plan.requests:
             total, greedy = answers[0, start:end].sum(), answers[1, start:end].all()
             yield number, Likelihood(float(total), bool(greedy))
@@ -164,9 +171,11 @@ class Scorer:
 
 @dataclass
 class _Row:
-    """The inputs of a row, the numbers of its requests, and how many of its last positions they need."""
+    """The inputs of a row, how many of them are the framed context, the numbers of its requests, and how many of its
+    last positions they need."""
 
     tokens: tuple[int, ...]
+    prefix: int
     requests: list[int] = field(default_factory=list)
     scored: int = 0
 

@@ -25,12 +25,14 @@ class CachedReader:
     """Predicts the next token of rows that grow: the same logits as reading the whole rows again, up to rounding.
 
     `capacity`: the most tokens of a row. With b rows and L layers of width d the cache has 2 L b capacity d numbers.
+    `prefix`: how many first tokens of each prompt see each other in both directions; none by default.
     """
 
-    def __init__(self, network: Llama, rows: int, capacity: int):
+    def __init__(self, network: Llama, rows: int, capacity: int, prefix: Sequence[int] = ()):
         self.network = network
         self.capacity = capacity
         self._lengths = [0] * rows
+        self._prefix = prefix or [0] * rows
         self._kept: dict[Attention, tuple[Tensor, Tensor]] = {}  # keys and values, (rows, heads, capacity, h)
 
     def next_logits(self, tokens: Sequence[Sequence[int]], read: Read = F.linear) -> Tensor:
@@ -52,7 +54,9 @@ class CachedReader:
         x = decoder.copied(decoder.entered(padded.view(1, -1), stream))
         positions = decoder.positions(x, stream)
         turns = stream.turns(positions.tables) if positions.tables else None
-        seen = torch.arange(longest, device=table.device) <= places[:, None, :, None]
+        prefix = torch.tensor(self._prefix, device=table.device)[:, None, None, None]
+        keys = torch.arange(longest, device=table.device)
+        seen = (keys <= places[:, None, :, None]) | (keys < prefix)
         for layer in decoder.layers:
             assert isinstance(layer, Block)
             x = self._applied(layer, x, turns, places, seen, positions.first)

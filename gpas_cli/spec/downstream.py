@@ -205,6 +205,8 @@ class Downstream:
 
     def problems_in(self, cell: Any) -> Iterator[Problem]:
         """Yield what contradicts the cell."""
+        if cell.objective.frame(cell.model.size.vocab) is None:
+            yield Problem((), f"{cell.objective.needs_next_token('the stage downstream')}; remove it")
         spans = [task for task in self.tasks if base_name(task) == SQUAD]
         if spans and not cell.is_external:
             why = "needs a head for answers, which networks that are trained here do not have"

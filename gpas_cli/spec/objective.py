@@ -75,6 +75,21 @@ def _denoiser_problem(text: str) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Frame:
+    """The ids around a text that a network continues: `before` it, `after` it and again before the continuation, which
+    ends before an id of at least `end`. The network reads the text with both in both directions."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    end: int = 2**31
+
+    @property
+    def overhead(self) -> int:
+        """The number of ids of a row besides the text and its continuation."""
+        return len(self.before) + 2 * len(self.after)
+
+
 class Objective:
     """Base class of objectives: frozen dataclasses.
 
@@ -95,6 +110,10 @@ class Objective:
     def causal(self) -> bool:
         """Whether every token predicts the next one and sees no later one."""
         return False
+
+    def frame(self, vocab: int) -> Frame | None:
+        """Return what is around a text that the network continues, with ids for `vocab`; None if it continues none."""
+        return Frame() if self.causal else None
 
     def target_share(self) -> float:
         """Return the expected number of targets per token that the network reads."""
@@ -225,6 +244,11 @@ class Spans(Objective):
     def overhead(self) -> int:
         """The number of ids of a row besides its tokens and sentinels: the end token, and the mode."""
         return 1 + self.modes
+
+    def frame(self, vocab: int) -> Frame | None:
+        # A text whose end is a span: the denoiser s, where there are modes.
+        mode = (vocab - self.reserved + MODES.index("s"),) if self.modes else ()
+        return Frame(mode, (vocab - 1,), vocab - self.reserved)
 
     def target_share(self) -> float:
         shares = [(one.rate + one.spans_per_token) / (1 + 2 * one.spans_per_token) for one in self.each]

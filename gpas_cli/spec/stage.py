@@ -353,7 +353,6 @@ STAGE_KINDS: dict[str, StageKind] = {
         StageKind(
             name="downstream",
             parameters=Downstream,
-            causal=True,
             of_networks=True,
             cost=lambda cell, *_: (
                 downstream_tokens(cell.parameters("downstream"), cached=not cell.is_external) / EVALUATED_PER_TRAINED

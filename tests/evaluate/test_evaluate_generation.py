@@ -7,24 +7,28 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exporting import CPU, Room, needs_harness, needs_transformers
 from local_documents import write
 from torch import nn
 
+from gpas_cli.data.objective import _SpanReader
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import generation
 from gpas_cli.evaluate.external import find_model, open_model
 from gpas_cli.evaluate.generation import generate, generated_scorer
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped
+from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
 from gpas_cli.evaluate.task_score import TaskUnavailable
 from gpas_cli.evaluate.tasks import HubGenerated, RecallTask, direct_task
 from gpas_cli.evaluate.tasks.forms import form_of
 from gpas_cli.evaluate.tasks.local import import_task
+from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, Downstream, downstream_tokens, metrics_of
+from gpas_cli.spec.objective import Spans, parse_objective
 
 PROMPTS = ["gate norm layer", "", "stream scale " * 60, "layer", "norm gate stream scale gate", "scale the"]
 NONE = ("\0",)  # ends no answer
@@ -69,6 +73,49 @@ def test_reading_again_gives_the_same_texts(ours: tuple[Scorer, Tokenizer], monk
     expected = generate(scorer, tokenizer, PROMPTS, most=7, until=NONE)
     monkeypatch.setattr(generation, "Llama", type(None))  # as if the network were not one of ours
     assert generate(scorer, tokenizer, PROMPTS, most=7, until=NONE) == expected
+
+
+@pytest.mark.parametrize("modes", [True, False])
+def test_a_network_of_corrupted_spans_reads_and_writes_as_it_was_trained(room: Room, modes: bool) -> None:
+    """Both ways through mode, text and sentinel, and then the sentinel with what follows, which ends at a sentinel."""
+    objective = {"like": "ul2", "sentinels": 4, "modes": modes, "denoisers": ["s 0.25"]}
+    network, tokenizer = room.opened(room.cell(norm="pre", objective=objective))
+    vocab = network.spec.size.vocab
+    spec = parse_objective(objective, [])
+    assert isinstance(spec, Spans)
+    frame = spec.frame(vocab)
+    assert frame is not None
+    scorer = Scorer(network.double(), CPU, max_length=40, frame=frame)
+
+    def framed(context: list[int], more: list[int]) -> tuple[list[int], int]:
+        text = np.array([*context, *more])
+        reader = _SpanReader(spec, 40, vocab, tokenizer.eos_id)
+        spans = np.array([len(context)]), np.array([len(more)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gpas_cli.data.objective._span_lengths", lambda *_: spans)
+            seen, hidden = reader.corrupt(text, np.zeros(80, np.uint64))
+        return [*seen.tolist(), *hidden.tolist()[:-1]], len(seen)
+
+    @torch.no_grad()
+    def logits(row: list[int], prefix: int) -> torch.Tensor:
+        return network(torch.tensor([row]), visible=Visible.of(torch.tensor([prefix]), len(row), later=True))[0]
+
+    words = tokenizer.encode("gate norm layer stream scale the depth of a")
+    asked = [Request(tuple(words[:5]), tuple(words[5:8])), Request(tuple(words[:2]), tuple(words[3:4]))]
+    for request, found in zip(asked, scorer.score(asked), strict=True):
+        row, prefix = framed(list(request.context), list(request.continuation))
+        assert row[0] == vocab - 6 if modes else row[0] < vocab - 4
+        values = logits(row, prefix).log_softmax(-1)[prefix:]
+        expected = sum(values[n, token] for n, token in enumerate(request.continuation))
+        assert found.total == pytest.approx(float(expected), rel=1e-9)
+    prompts = ["gate norm layer", "scale", "norm gate stream " * 40]
+    for prompt, text in zip(prompts, generate(scorer, tokenizer, prompts, most=6, until=NONE), strict=True):
+        context, written = tokenizer.encode(prompt)[-(40 - 6 - frame.overhead) :], list[int]()
+        while len(written) < 6 and not any(token >= frame.end or token == tokenizer.eos_id for token in written):
+            row, prefix = framed(context, [*written, 0])  # its last token is only a target
+            written.append(int(logits(row[:-1], prefix)[-1].argmax()))
+        kept = [token for token in written if token < frame.end and token != tokenizer.eos_id]
+        assert text == tokenizer.decode(kept).strip()
 
 
 class _Fixed(Llama):

@@ -99,10 +99,10 @@ class Counting(torch.nn.Module):
         self.tokens = 0
         self.rows: list[int] = []
 
-    def forward(self, tokens: Tensor, packing: Any = None, read: Any = None) -> Tensor:
+    def forward(self, tokens: Tensor, packing: Any = None, read: Any = None, visible: Any = None) -> Tensor:
         self.tokens += tokens.numel()
         self.rows.append(packing.time if packing else tokens.shape[1])
-        return self.inner(tokens, packing, read)  # type: ignore[no-any-return]
+        return self.inner(tokens, packing, read, visible)  # type: ignore[no-any-return]
 
 
 def test_a_context_with_several_one_token_continuations_is_computed_once_and_padding_never() -> None:

@@ -7,6 +7,7 @@ import torch
 from moved_networks import moved_network
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.model.attention import Visible
 from gpas_cli.model.decoding import CachedReader
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.gate import _SITES
@@ -30,6 +31,24 @@ def check(network: Llama) -> None:
         assert expected.std() > 1e-3  # not all the same
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
         if tokens is not None:
+            found = reader.next_logits([[token] for token in tokens])
+            rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+
+
+@torch.no_grad()
+def test_prompts_that_see_both_ways_before_a_continuation_that_does_not() -> None:
+    """Prefixes of different lengths, some shorter than the prompt, as of a network trained on corrupted spans."""
+    for norm in ("pre", "value-residual", "hyper-connections"):
+        network = moved_network({"size": SIZE, "norm": norm})
+        prefix = [5, 1, 3, 3]
+        reader = CachedReader(network, len(PROMPTS), CAPACITY, prefix)
+        rows = [list(prompt) for prompt in PROMPTS]
+        found = reader.next_logits(PROMPTS)
+        for tokens in NEXT:
+            seen = [Visible.of(torch.tensor([n]), len(row), later=True) for n, row in zip(prefix, rows, strict=True)]
+            expected = [network(torch.tensor([row]), visible=own)[0, -1] for row, own in zip(rows, seen, strict=True)]
+            torch.testing.assert_close(found, torch.stack(expected), rtol=1e-10, atol=1e-12)
+            assert not torch.allclose(found[0], network(torch.tensor([rows[0]]))[0, -1], rtol=1e-3)
             found = reader.next_logits([[token] for token in tokens])
             rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
 

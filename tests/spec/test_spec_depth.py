@@ -386,7 +386,7 @@ def test_the_row_of_the_mask_token_is_trained() -> None:
         ({"objective": "span", "data": {"like": "quickstart", "length": 7}}, "needs rows of at least 8 tokens"),
         ({"objective": "ul2", "size": {"like": "quickstart", "vocab": 300}}, "197, without the 103 that the objective"),
         ({"objective": "ul2", "size": "71m", "data": "c4"}, "set size.vocab: 32103"),
-        ({"objective": "ul2", "downstream": {}}, "not one of objective span; remove it"),
+        ({"objective": "ul2", "texts": {}}, "not one of objective span; remove it"),
         ({"objective": {"like": "mlm", "mask_token": "[MASK]"}}, "trained on the text has no mask token; leave the"),
         ({"objective": "mlm", "downstream": {}}, "downstream: the stage downstream needs a network that predicts the"),
         ({"objective": "mlm", "finetune": {}}, "not one of objective mlm; remove it"),

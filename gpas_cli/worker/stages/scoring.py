@@ -148,7 +148,9 @@ def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple
     tokenizer = stage.tokenizer()
     loaded = stage.load_trained()
     longest = stage.cell.model.family.row_length(max_length)
-    return name, tokenizer, Scorer(loaded.network, loaded.precision, max_length=longest)
+    frame = stage.cell.objective.frame(stage.cell.model.size.vocab)
+    assert frame is not None
+    return name, tokenizer, Scorer(loaded.network, loaded.precision, max_length=longest, frame=frame)
 
 
 def open_network(stage: StageContext) -> OpenedModel:
