@@ -115,7 +115,8 @@ INEXACT = {
     "bincount", "cumprod", "cumsum", "histc", "index_add", "index_copy", "index_put", "_index_put_impl", "index_reduce",
     "kthvalue", "logcumsumexp", "median", "put", "scatter", "scatter_add", "scatter_reduce", "sort", "topk",
 }  # fmt: skip
-SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 280}
+SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
+DEEP = {**SIZE, "layers": 4}
 
 
 class Inexact(TorchDispatchMode):
@@ -183,8 +184,8 @@ CASES: dict[str, dict[str, Any]] = {
     "embedding stages": {"embed": {"stages": ["scale", "layernorm", "detach"]}},
     "adafactor": {"optim": {"optimizer": "adafactor"}},
     "muon": {"optim": {"optimizer": "muon"}},
-    "paths": {"depth": {"like": "raptr", "stages": "2-3-4", "full_steps": 2}},
-    "growing": {"depth": {"like": "stacking", "stages": "2-4"}},
+    "paths": {"size": DEEP, "depth": {"like": "raptr", "stages": "2-3-4", "full_steps": 2}},
+    "growing": {"size": DEEP, "depth": {"like": "stacking", "stages": "2-4"}},
     "dropout": {"dropout": 0.1},
 }
 
@@ -205,7 +206,7 @@ def test_every_kind_of_training(case: str, padded: bool, on_meta: None) -> None:
 
 
 def test_drawn_layers(on_meta: None) -> None:
-    loop = synthetic_loop(cell(gate="gpas"), padded=True)
+    loop = synthetic_loop(cell(gate="gpas", size=DEEP), padded=True)
     freeze_gates(loop.network)
     loop.selection = LayerSelection(seed=1, layers=4, count=2, interval=1)
     assert inexact(loop) == []
