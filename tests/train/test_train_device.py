@@ -161,7 +161,9 @@ def inexact(loop: Loop) -> list[str]:
 @pytest.mark.parametrize(("norm", "family"), [*((norm, "llama") for norm in SCHEMES), ("pre", "gpt")])
 def test_every_scheme(norm: str, family: str, on_meta: None) -> None:
     """The meta device has shapes but no numbers: there every operation with a tensor of the host fails."""
-    loop = synthetic_loop(cell(norm=norm, family=family, gate="gpas"), padded=True)
+    loop = synthetic_loop(
+        cell(norm=norm, family=family, gate="gpas", size=DEEP if norm == "mix" else SIZE), padded=True
+    )
     with Inexact() as seen:
         done = loop.update(observe=True)
     assert seen.found == []
