@@ -31,6 +31,7 @@ def test_a_formula_trains_and_has_its_row_and_its_gates_move(toy: Toy) -> None:
     assert bounds["preserved"][0]["predicted"] != 1
 
 
+@pytest.mark.long
 def test_a_changed_formula_is_another_cell_and_a_space_is_none(toy: Toy) -> None:
     key = toy.status()["pre-softsign-s1"]["key"]
     with toy.edited("1 + abs", "1+abs"):

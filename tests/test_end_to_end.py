@@ -87,6 +87,7 @@ def why_ended(toy: Toy) -> list[int | None]:
     return signals
 
 
+@pytest.mark.long
 def test_a_killed_job_resumes_to_the_same_bits(tmp_path: Path) -> None:
     straight, broken = (Toy(tmp_path / name, gates="gpas", steps=LONG // 2) for name in ("straight", "broken"))
     straight("run", "grid")
@@ -141,6 +142,7 @@ def test_cancel_stops_one_cell_and_retry_resumes_it(tmp_path: Path) -> None:
     assert set(toy.states().values()) == {"done"}
 
 
+@pytest.mark.long
 def test_a_failing_job_fails_alone(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", gates="gpas")
     (tmp_path / "toy/bad.jsonl").write_text('{"txt": "a field of another name"}\n')

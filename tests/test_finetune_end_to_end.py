@@ -26,6 +26,7 @@ def toy(trained: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return made
 
 
+@pytest.mark.long
 def test_a_finetuning_follows_a_training_that_is_already_done(toy: Toy) -> None:
     assert toy.states()["pre-gpas-s1"] == "done"
     stages = [json.loads((folder / "attempt.json").read_text())["stage"] for folder in toy.attempts()]

@@ -58,6 +58,7 @@ def job(toy: Toy, number: int, **changed: object) -> tuple[int, str]:
     return done.returncode, (directory / "journal.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_a_job_runs_the_recorded_text_and_not_the_file(toy: Toy) -> None:
     toy.folder.joinpath("my_schemes.py").write_text("raise RuntimeError\n")
     assert job(toy, 2)[0] == 0

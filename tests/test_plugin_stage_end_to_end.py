@@ -25,6 +25,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return made
 
 
+@pytest.mark.long
 def test_a_plugin_stage_runs_after_the_training_and_appears_in_the_table(toy: Toy) -> None:
     assert toy.states() == {"pre-s1": "done"}
     stages = [json.loads((folder / "attempt.json").read_text())["stage"] for folder in toy.attempts()]

@@ -63,6 +63,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return toy
 
 
+@pytest.mark.long
 def test_one_journal_covers_both_processes(straight: Toy) -> None:
     (start,) = events(straight, "start")
     assert (start["processes"], start["threads"]) == (2, 1)
@@ -86,6 +87,7 @@ def test_a_job_with_a_killed_process_resumes_to_the_same_bits(straight: Toy, tmp
     assert events(broken, "outcome")[-1]["metrics"]["loss"] == events(straight, "outcome")[-1]["metrics"]["loss"]
 
 
+@pytest.mark.long
 def test_processes_that_slurm_starts_find_each_other(straight: Toy) -> None:
     expected = final_bytes(straight)
     (first,) = straight.attempts()

@@ -55,6 +55,7 @@ class Secretive(Toy):
         return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_a_local_run_keeps_the_password_from_jobs_and_files(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     toy = Secretive(tmp_path / "project", gates="gpas", steps=300)

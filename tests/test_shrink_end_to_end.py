@@ -43,6 +43,7 @@ def ending(folder: Path, job: StageJob) -> str:
     return " ".join(filter(None, (events[-1]["outcome"], events[-1].get("cause"))))
 
 
+@pytest.mark.long
 def test_a_cell_with_a_teacher_and_a_finetuned_one_run(tmp_path: Path) -> None:
     write_sample(tmp_path)
     entries = [*tiny("table5-gate", "350m-pre-predefined"), *tiny("table3", "pre-gpas")]

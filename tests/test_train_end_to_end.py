@@ -39,6 +39,7 @@ def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy) -> None
         assert "Pre-LN + GPAS" in (toy.folder / f"{what}.svg").read_text()
 
 
+@pytest.mark.long
 def test_a_cell_that_is_run_again_starts_at_the_first_update(trained: Toy, tmp_path: Path) -> None:
     toy = trained.copied(tmp_path / "toy")
     toy("rerun", "pre-s1", "--yes")
@@ -51,6 +52,7 @@ def test_a_cell_that_is_run_again_starts_at_the_first_update(trained: Toy, tmp_p
     assert results[0] == results[1]  # bit for bit, even without the checkpoints of the first
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("train", "pre-s1")
@@ -72,6 +74,7 @@ def test_ctrl_c_saves_and_the_next_call_resumes(tmp_path: Path) -> None:
     assert len(toy.attempts()) == 2
 
 
+@pytest.mark.long
 def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None:
     explained = toy("explain", "pre-s1", "optim.lr=3e-3", "--json").json["cells"][0]
     assert (explained["name"], explained["cell"]["optim"]["lr"]) == ("pre-s1+lr0.003", 0.003)

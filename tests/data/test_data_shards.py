@@ -220,6 +220,7 @@ def test_growing_with_workers_continues_where_one_process_stopped(make_cache: Ma
     assert content(cache.folder) == content(build(make_cache(folder="fresh"), 1).folder)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_is_replaced(make_cache: Make):
     cache = make_cache()
     killed = list[int]()
@@ -241,6 +242,7 @@ def deadly(record: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_group_that_kills_its_workers_is_given_up(make_cache: Make, tokenizer, source: Files):
     with pytest.raises(
         DataError,

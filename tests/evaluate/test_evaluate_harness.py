@@ -351,6 +351,7 @@ def backend(room: Room, folder: Path, texts: list[tuple[str, str]]) -> dict[str,
     return run_alone(room.folder, HF, exported, folder, path, " ".join(SHARED), MAX_LENGTH)
 
 
+@pytest.mark.long
 @needs_harness
 @needs_transformers
 @pytest.mark.parametrize("name", CELLS)

@@ -103,6 +103,7 @@ print(next(line for line in Path("/proc/self/status").read_text().splitlines() i
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
 def test_layers_as_wide_as_those_of_13_billion_parameters_take_less_than_a_gigabyte(tmp_path: Path) -> None:
     """Built in float64, one of them and the two tables take 10 GB. Layers are computed one after the other."""

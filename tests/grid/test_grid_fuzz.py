@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ def survives(text: str) -> None:
         assert all(entry.key for entry in entries)
 
 
+@pytest.mark.long
 @FILES
 @given(st.data())
 def test_the_shipped_file_with_characters_changed(data: st.DataObject) -> None:
@@ -62,6 +64,7 @@ def test_the_shipped_file_with_characters_changed(data: st.DataObject) -> None:
     survives(text)
 
 
+@pytest.mark.long
 @FILES
 @given(st.data())
 def test_the_shipped_file_with_lines_moved(data: st.DataObject) -> None:

@@ -29,6 +29,7 @@ def peak_bytes(engine: Engine, life: Life, key: str) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_memory_does_not_depend_on_the_length_of_a_journal(
     connect: Connect, sqlite_url: str, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,7 @@ def test_copies_have_the_permissions_of_the_database(
     assert len(copies) == 2
 
 
+@pytest.mark.long
 def test_checking_a_long_journal_takes_little_memory(connect: Connect, sqlite_url: str, life: Life) -> None:
     attempt = life.attempt()
     with attempt.journal_path.open("wb") as file:

@@ -169,6 +169,7 @@ def test_one_split_alone(folder: Path) -> None:
     assert (code, "did you mean 'validation'?" in err) == (2, True)
 
 
+@pytest.mark.long
 def test_two_commands_at_once_of_which_one_is_killed(folder: Path) -> None:
     """The second has the whole cache in the end, and no process of the first is left."""
     write(folder, 8_000)

@@ -97,6 +97,7 @@ def test_following_prints_every_event_once(tmp_path: Path) -> None:
     assert [text[21:24] for text in lines] == ["1/4", "2/4", "3/4", "4/4", "int", "sta"]
 
 
+@pytest.mark.long
 def test_a_large_journal_is_not_loaded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "STRETCH_BYTES", 1 << 14)
     line = {"t": 0.0, "kind": "layers", "step": 1, "values": {"gate": [0.1] * 100}}

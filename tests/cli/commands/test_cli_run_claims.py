@@ -156,6 +156,7 @@ class Killed(BaseException):
     """Stands in for a SIGKILL of this process: nothing after it is carried out."""
 
 
+@pytest.mark.long
 def test_a_killed_command_resumes_to_the_same_evidence(
     claimed: Face, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

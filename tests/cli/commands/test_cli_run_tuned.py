@@ -66,6 +66,7 @@ def test_each_method_gets_its_best_rate_with_the_same_effort(face: Face) -> None
     assert all(words in drawn for words in ("pre: 3.25 trainings", "pre-gpas: 3.5 trainings", "whole trainings"))
 
 
+@pytest.mark.long
 def test_a_range_is_extended_as_often_as_said_and_then_a_warning_names_it(face: Face) -> None:
     write_numbers(face, {"pre": 1.0, "pre-gpas": 1e-3})
     found = tune(face, "--where", "norm=pre")
@@ -94,6 +95,7 @@ def test_a_rate_that_diverges_is_not_the_best_and_a_failed_one_tunes_nothing(fac
     assert tune(face, "--where", "norm=post", "--where", "gate=none")["methods"][0]["best"]
 
 
+@pytest.mark.long
 def test_claims_about_tuned_cells(face: Face) -> None:
     assert (
         "small is not tuned; `gpas run tuned small`" in face("claims", "gate-lowers", "--tuned", expect=Exit.USAGE).err

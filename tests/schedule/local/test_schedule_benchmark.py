@@ -48,6 +48,7 @@ def chosen(here: Project) -> list[Entry]:
     return expand(load(here.config), ["tiny"])
 
 
+@pytest.mark.long
 def test_every_shape_is_measured_once_and_used_by_the_plan(here: Project) -> None:
     (found,) = bench(here, chosen(here), 0.1)
     facts = found.facts
