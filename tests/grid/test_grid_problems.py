@@ -127,10 +127,10 @@ MISTAKES = {
         "7:27",
         "resources.finetune: 16 rows cannot be shared evenly by 3 processes; nearest: 2",
     ),
-    "shards in one node": (BASE + "resources: {gpus: 4, strategy: hsdp}", "6:33", "the job has one node; set nodes"),
+    "shards in one node": (BASE + "resources: {gpus: 4, strategy: hsdp}", "6:36", "the job has one node; set nodes"),
     "one shard in a node": (
         BASE + "resources: {gpus: 2, nodes: 2, strategy: hsdp}",
-        "6:43",
+        "6:46",
         "has one process; set gpus",
     ),
     "nodes": (BASE + "resources: {gpus: 4, nodes: 3}", "6:33", "4 processes cannot be spread evenly over 3 nodes"),
