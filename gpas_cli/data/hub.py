@@ -97,7 +97,7 @@ class HfDataset(Source):
         except Exception as error:
             # A data set may run any builder, which may raise any exception.
             raise DataError(
-                f"data.source: {self.name}: cannot load '{self.path}': {type(error).__name__}: "
+                f"data.source: {self.name}: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
                 f"check data.path (name, name:configuration, a folder or a glob of files below {self.root}), "
                 "or use data.source: files"
             ) from error
