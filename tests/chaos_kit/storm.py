@@ -21,7 +21,7 @@ from chaos_kit.witness import Witness
 from gpas_cli.schedule.slurm.queue import _OUTCOME_SECONDS
 from gpas_cli.store import session
 
-STUCK = 600.0  # seconds without an event, an attempt or a queue change after which the round counts as stuck
+STUCK = 300.0  # seconds without an event, an attempt or a queue change after which the round counts as stuck
 ENDING = 120.0  # seconds for processes without further work to exit
 GOES = 12  # repetitions of all commands before an unfinished cell counts as lost
 Say = Callable[[str], None]
@@ -127,23 +127,31 @@ class Round:
 
     def _wait_for(self, commands: Sequence[Command]) -> None:
         """Wait until the commands have ended; kill and record those that are stuck."""
-        if not self._until(lambda: not any(command.alive for command in commands), STUCK):
+
+        def ended() -> bool:
+            self._release_held()
+            return not any(command.alive for command in commands)
+
+        if not self._until(ended, STUCK):
             self._hung += [command for command in commands if command.alive]
             for command in self._hung:
                 command.process.kill()
 
     def _wait_for_queue(self) -> None:
-        if self.project.cluster is None:
-            return
-        from chaos_kit.slurm_faults import release_held
-
         cluster = self.project.cluster
 
         def empty() -> bool:
-            release_held(cluster)
-            return not cluster.run("squeue", "-h", check=False).strip()
+            self._release_held()
+            return not (cluster and cluster.run("squeue", "-h", check=False).strip())
 
         self._until(empty, STUCK)
+
+    def _release_held(self) -> None:
+        """Release jobs that SLURM holds after a failed launch; `gpas run --wait` waits until somebody does it."""
+        if self.project.cluster:
+            from chaos_kit.slurm_faults import release_held
+
+            release_held(self.project.cluster)
 
     def _until(self, condition: Callable[[], bool], patience: float) -> bool:
         """Wait for `condition` while there is activity; return False after `patience` seconds without any."""
