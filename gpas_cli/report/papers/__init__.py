@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,11 @@ class PublishedRow:
 
     def fits(self, labels: CellLabels, ignored: Collection[str] = ()) -> bool:
         """Return whether a cell with these labels has every label of this row, apart from `ignored` axes."""
-        return has_labels(labels, {**UNCHANGED, **self.labels}, ignored)
+        return has_labels(labels, self._wanted, ignored)
+
+    @cached_property
+    def _wanted(self) -> CellLabels:
+        return {**UNCHANGED, **self.labels}
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,10 @@ class PublishedTable:
         own = self.in_own_words(labels)
         wanted = self.as_if or own.get(self.axis)
         columns = [i for i, label in enumerate(self.columns) if _same(label, wanted)] if self.axis else [0]
+        if not columns:
+            return None
         fitting = [row for row in self.rows if row.fits(own, _NOT_COMPARED if self.as_if else ())]
-        if not columns or not fitting:
+        if not fitting:
             return None
         return PublishedCell(self, self.rows.index(max(fitting, key=lambda row: len(row.labels))), columns[0])
 
@@ -274,12 +280,13 @@ def frozen(labels: CellLabels) -> dict[str, Any]:
 
 def has_labels(cell: CellLabels, wanted: CellLabels, ignored: Collection[str] = ()) -> bool:
     """Return whether a cell has each of the wanted labels; a tuple of labels stands for any of them."""
-    known = {**UNCHANGED, **cell}
     return all(
-        any(_same(own, name) for own in _several(known.get(axis)) for name in _several(label))
-        for axis, label in wanted.items()
-        if axis not in ignored
+        _matches(cell.get(axis, UNCHANGED.get(axis)), label) for axis, label in wanted.items() if axis not in ignored
     )
+
+
+def _matches(own: object, wanted: object) -> bool:
+    return own == wanted or any(_same(one, name) for one in _several(own) for name in _several(wanted))
 
 
 def _several(label: object) -> tuple[object, ...]:

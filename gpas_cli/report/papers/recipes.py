@@ -8,12 +8,13 @@ for one that does not hold there, and `not_here` what no setting of ours express
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Any
 
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_labels, load
+from gpas_cli.spec.cell import Cell
 
 _RELATIVE = 1e-6  # numbers that differ by less are the same setting
 _BEST_OF = "best_of"
@@ -127,7 +128,7 @@ def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[_Comp
     if not entries:
         return
     labels = table.in_own_words(facts(entries[0]))
-    cells = [entry.cell.to_mapping() for entry in entries]
+    cells = [_settings(entry.cell) for entry in entries]
     for setting, (published, origin) in (item for one in recipes(table) for item in one.settings_of(labels).items()):
         section, _, name = setting.partition(".")
         known = [cell[section] for cell in cells if cell.get(section) is not None]
@@ -135,6 +136,12 @@ def _compared(entries: Sequence[Entry], table: PublishedTable) -> Iterator[_Comp
         if ours:
             stated = published[_BEST_OF] if isinstance(published, Mapping) else [published]
             yield _Compared(setting, tuple(stated), tuple(ours.values()), origin)
+
+
+@lru_cache(maxsize=4096)
+def _settings(cell: Cell) -> Mapping[str, Any]:
+    """Return the cell's settings; the same cell is compared with the recipes of many tables."""
+    return cell.to_mapping()
 
 
 def _one_of(values: Sequence[Any], several: str = "") -> Any:

@@ -4,19 +4,18 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from report_cells import DIFFERING, entry, quickstart, result, spec, valued
+from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.errors import UnknownCell
 from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import Mark, Node
-from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import load
+from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, PublishedCell, PublishedTable
 from gpas_cli.report.papers.layouts import PrintedPart, numbers, printed
 from gpas_cli.report.papers.recipes import deviations, recipes
@@ -33,7 +32,6 @@ from gpas_cli.spec.data import CORPORA
 Declared = dict[str, tuple[Grid, list[Entry]]]
 Parts = dict[str, list[tuple[PrintedPart, Serving | None]]]
 
-REPOSITORY = Path(__file__).parents[3]
 MARK = Mark("experiments.yaml", 1, 1)
 (TABLE_2,) = printed("gpas", "2")
 
@@ -41,8 +39,7 @@ MARK = Mark("experiments.yaml", 1, 1)
 @pytest.fixture(scope="module")
 def declared() -> Declared:
     """Return the grids of the project's own experiments.yaml with their cells."""
-    experiments = load(REPOSITORY / "experiments.yaml")
-    return {name: (grid, expand(experiments, [name])) for name, grid in experiments.grids.items()}
+    return {name: (grid, list(cells_of(name))) for name, grid in EXPERIMENTS.grids.items()}
 
 
 def grid(name: str, **table: Any) -> Grid:
@@ -412,12 +409,22 @@ def unstated(setting: str, table: PublishedTable) -> bool:
     return any(setting in one.unstated and setting not in {**one.settings, **one.code} for one in recipes(table))
 
 
+def with_recipes_of_their_own(served: Serving) -> Iterator[tuple[PublishedTable, list[Entry]]]:
+    """Yield the cells beside the first number of each recipe."""
+    found: dict[Any, tuple[PublishedTable, list[Entry]]] = {}
+    for table, entries in beside(served):
+        labels = table.in_own_words(facts(entries[0]))
+        stated = str([one.settings_of(labels) for one in recipes(table)])
+        found.setdefault((table.recipes, table.as_if, stated), (table, entries))
+    yield from found.values()
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_a_run_of_another_length_size_data_or_recipe_has_a_note(
     declared: Declared, served_parts: Parts, name: str
 ) -> None:
     for part, served in served_parts[name]:
-        for table, entries in beside(served) if served else ():
+        for table, entries in with_recipes_of_their_own(served) if served else ():
             usual = set(deviations(entries, table))
             for setting, change in CHANGES.items():
                 if unstated(setting, table):
