@@ -23,8 +23,10 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
+from gpas_cli.schedule.local import run
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.snapshot import Snapshot
 from gpas_cli.structure import to_mapping
 
 TESTS = Path(__file__).parent
@@ -222,6 +224,8 @@ def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
     """Return a project without attempts, which is the current folder; its jobs are fakes."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setitem(LocalRun.__init__.__kwdefaults__, "command", FAKE_JOB)
+    # They need no copy of the code, which takes half a second to make and to check.
+    monkeypatch.setattr(run, "snapshot", lambda runs, project: Snapshot("c0de", runs / ".code/c0de", {}))
     made = Face(tmp_path / "project")
     monkeypatch.chdir(made.folder)
     return made

@@ -1,4 +1,4 @@
-"""A stand-in for the job of a stage: journals as one does, needs no torch, and does what its cell's label `act`
+"""A stand-in for the job of a stage: journals as one does, imports no package, and does what its cell's label `act`
 says, or its name in acts.json. Its perplexity is that of its name in numbers.json, by default 7.5.
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
@@ -13,10 +13,9 @@ import signal
 import socket
 import sys
 import time
+import zlib
 from pathlib import Path
-
-from gpas_cli.events import Checkpoint, Outcome, Phase, Started, Step
-from gpas_cli.store.journal import Journal
+from typing import Any
 
 asked: list[int] = []
 directory = Path(sys.argv[1])
@@ -33,8 +32,21 @@ if act == "crash":
 if act == "exit":
     sys.exit(0)
 
-journal = Journal(directory / "journal.jsonl")
-journal.append(Started(stage=attempt["stage"], key=attempt["key"], host=socket.gethostname(), pid=os.getpid()))
+journal = (directory / "journal.jsonl").open("a+")
+journal.seek(0)
+number = len(journal.readlines())
+
+
+def append(kind: str, **fields: Any) -> None:
+    """Append an event to the journal."""
+    global number
+    line = json.dumps({"n": number, "t": time.time(), "kind": kind, **fields}, separators=(",", ":"))
+    journal.write(f"{zlib.crc32(line.encode()):08x} {line}\n")
+    journal.flush()
+    number += 1
+
+
+append("start", stage=attempt["stage"], key=attempt["key"], host=socket.gethostname(), pid=os.getpid())
 with Path("ran.txt").open("a") as ran:
     words = (attempt["name"], attempt["number"], attempt["stage"], os.environ["CUDA_VISIBLE_DEVICES"] or "-")
     ran.write(" ".join(map(str, words)) + f" {time.time()}\n")
@@ -42,32 +54,30 @@ with Path("ran.txt").open("a") as ran:
 
 def leave(outcome: str, code: int, cause: str = "") -> None:
     perplexity = numbers.get(attempt["name"], 7.5)
-    journal.append(Outcome(outcome=outcome, step=3, cause=cause, metrics={"perplexity": perplexity}))
-    journal.close()
+    append("outcome", outcome=outcome, step=3, cause=cause, metrics={"perplexity": perplexity})
     sys.exit(code)
 
 
 if act in ("hungry", "greedy"):
     rows = attempt["resources"]["micro_batch"] or 8
-    journal.append(Phase(name="training", micro_batch=rows))
+    append("phase", name="training", micro_batch=rows)
     if rows > 2 or act == "greedy":
         leave("failed", 1, f"out of memory: {rows} rows at once do not fit the device")
 if act == "progressing":
-    journal.append(Checkpoint(step=attempt["number"]))
+    append("checkpoint", step=attempt["number"])
 if act == "killed" or (act == "progressing" and attempt["number"] < 3):
-    journal.close()
     os.kill(os.getpid(), signal.SIGKILL)
 
 step = 0
 while act in ("wait", "stubborn") and not Path("go").exists():
     step += 1
-    journal.append(Step(step=step, steps=1000, loss=5.0 - step / 1000, lr=1e-3, tokens_per_second=1e4))
+    append("step", step=step, steps=1000, loss=5.0 - step / 1000, lr=1e-3, tokens_per_second=1e4)
     if asked:
         cancelled = (directory / "cancel.json").exists()
         leave("cancelled" if cancelled else "interrupted", 130 if cancelled else 75)
     time.sleep(0.02)
 
-journal.append(Step(step=3, steps=3, loss=4.5, lr=1e-3, grad_norm=1.0, tokens_per_second=1e4, tokens=300))
+append("step", step=3, steps=3, loss=4.5, lr=1e-3, grad_norm=1.0, tokens_per_second=1e4, tokens=300)
 if act == "fail":
     leave("failed", 1, "no luck")
 leave("diverged" if act == "diverged" else "done", 0)
