@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from face import Said
 from face import gpas as run
+from shipped import excerpt
 
 from gpas_cli.__main__ import main
 
@@ -21,11 +22,22 @@ ALL = "import json, sys; from face import run_main; sys.exit(max(map(run_main, j
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a fresh project made by `gpas init`, and a folder in which importing torch fails."""
+    """Return a project made by `gpas init`, with some of its grids, and a folder in which importing torch fails."""
     folder = tmp_path_factory.mktemp("face")
     (folder / "block").mkdir()
     (folder / "block/torch.py").write_text(NO_TORCH)
     run(folder, "init", "here")
+    grids = (
+        "quickstart",
+        "quickstart-ablations",
+        "quickstart-lr",
+        "quickstart-importance",
+        "table2",
+        "table4-activation",
+        "table4-position",
+        "appendix-7b",
+    )
+    (folder / "here/experiments.yaml").write_text(excerpt(*grids))
     return folder
 
 
@@ -79,7 +91,7 @@ def test_explain_prints_the_equations(project: Path) -> None:
     [
         (("run", "grid", "tabel2"), "table2"),
         (("plan", "--where", "gate=gpsa"), "gpas"),
-        (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; did you mean '0.1'?"),
+        (("status", "--where", "optim.lr=0.7"), "no cell has optim.lr '0.7'; valid: 0.0015, 0.001"),
         (("table", "--where", "optim.lrr=1"), "no axis or field 'optim.lrr'; did you mean 'optim.lr'?"),
         (("explain", "mix-gpas-s9"), "mix-gpas-s"),
         (("table", "--format", "latx"), "did you mean 'latex'?"),

@@ -8,14 +8,18 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from shipped import excerpt
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import parse_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
-from gpas_cli.project import packaged
 
-TEXT = packaged("experiments.yaml").read_text(encoding="utf-8")
+# Grids of each kind: with a gate, later stages, a depth schedule, another family, objective and networks.
+TEXT = excerpt(
+    "quickstart", "quickstart-ablations", "quickstart-downstream", "quickstart-translate", "quickstart-raptr",
+    "quickstart-spike", "quickstart-stability", "quickstart-raptr-mlm", "quickstart-glue", "quickstart-ul2",
+)  # fmt: skip
 # Without the comments, so that most changes hit something meaningful.
 LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
 FILES = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

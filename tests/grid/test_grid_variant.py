@@ -1,14 +1,23 @@
 """Variants of declared cells from the command line."""
 
+from functools import cache
+
 import pytest
 from grids import HEAD, cells, read, whole
-from shipped import EXPERIMENTS, everything
+from shipped import excerpt
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import find
 from gpas_cli.grid.variant import vary
+
+EXPERIMENTS = read(excerpt("quickstart", "quickstart-ablations", "quickstart-lr", "table2", "table4-activation"))
+
+
+@cache
+def everything() -> list[Entry]:
+    return expand(EXPERIMENTS, list(EXPERIMENTS.grids))
 
 
 def varied(name: str, *words: str) -> Entry:
@@ -70,7 +79,7 @@ def test_a_wrong_setting_is_reported_as_typed(word: str, message: str) -> None:
 
 def test_contradictions_are_reported_together_at_the_position_of_the_other_value() -> None:
     assert complaints("quickstart/pre-s1", "optim.steps=10")[0].endswith("60 is not shorter than the 10 steps")
-    assert "experiments.yaml:" in complaints("quickstart/pre-s1", "optim.steps=10")[0]
+    assert "e.yaml:" in complaints("quickstart/pre-s1", "optim.steps=10")[0]
     assert len(complaints("quickstart/pre-s1", "sede=2", "optim.lr=-1", "optim.lr=2")) == 3
 
 

@@ -14,23 +14,21 @@ from gpas_cli.events import Scoring
 from gpas_cli.store.journal import read
 
 pytestmark = needs_transformers
-TASKS = ("--limit", "12", "--tasks")
+TASKS = ("--limit", "3", "--max-length", "128", "--tasks")
 
 
-@pytest.fixture
-def exported(face: Face) -> Path:
-    """Return an exported network in the project."""
-    folder = face.folder / "elsewhere"
-    folder.mkdir()
-    room = Room(folder)
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an exported network."""
+    room = Room(tmp_path_factory.mktemp("elsewhere"))
     room.export(room.cell(norm="pre", gate="gpas"), "pre")
-    return folder / "out/pre"
+    return room.folder / "out/pre"
 
 
 def test_scores_are_recorded_once(face: Face, exported: Path) -> None:
     first = face("evaluate", str(exported), *TASKS, "indent", "--json").json
     check("evaluate", first)
-    assert [(score["task"], score["examples"]) for score in first["scores"]] == [("indent", 12)] * 2
+    assert [(score["task"], score["examples"]) for score in first["scores"]] == [("indent", 3)] * 2
     assert first["new"]
     again = face("evaluate", str(exported), *TASKS, "indent,bracket", "--json").json
     assert {score["task"] for score in again["scores"]} == {"indent", "bracket"}
@@ -50,7 +48,7 @@ def test_scores_are_recorded_once(face: Face, exported: Path) -> None:
 def test_generated_answers_have_an_exact_match_and_an_f1(face: Face, exported: Path) -> None:
     done = face("evaluate", str(exported), *TASKS, "recall", "--json").json
     check("evaluate", done)
-    assert {score["metric"]: score["examples"] for score in done["scores"]} == {"exact_match": 12, "f1": 12}
+    assert {score["metric"]: score["examples"] for score in done["scores"]} == {"exact_match": 3, "f1": 3}
     assert done["metrics"].keys() == {"exact_match/recall", "f1/recall"}
     assert not face("evaluate", str(exported), *TASKS, "recall", "--json").json["new"]
     words = ("evaluate", str(exported), "--tasks", "recall,tydiqa", "--max-length", "64")
@@ -59,10 +57,10 @@ def test_generated_answers_have_an_exact_match_and_an_f1(face: Face, exported: P
 
 
 def test_a_table_shows_the_network_below_the_cells_also_of_a_rebuilt_database(face: Face, exported: Path) -> None:
-    done = face("evaluate", str(exported), *TASKS, "embedded", "--name", "theirs", "--json").json
-    declare_scored(face, "{tasks: [embedded]}")
-    assert "limit 12, cells 0" in face("table", "scored", "--external", "theirs").out
-    declare_scored(face, "{tasks: [embedded], limit: 12}")
+    done = face("evaluate", str(exported), *TASKS, "indent,bracket", "--name", "theirs", "--json").json
+    declare_scored(face, "{tasks: [indent, bracket], max_length: 128}")
+    assert "limit 3, cells 0" in face("table", "scored", "--external", "theirs").out
+    declare_scored(face, "{tasks: [indent, bracket], limit: 3, max_length: 128}")
     document = face("table", "scored", "--external", "theirs", "--json").json
     check("table", document)
     (row,) = document["externals"]
