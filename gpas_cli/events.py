@@ -105,7 +105,8 @@ class Step(Event):
     """The newest update, or the progress of a job that does not train: `step` of `steps`.
 
     `loss` in nats per token, `memory` in bytes; the rates are means since the last such event. `loss_scale`: that of
-    the update, in precision fp16. `split`: the split that a tokenising job is reading.
+    the update, in precision fp16. `split`: the split that a tokenising job is reading. `warnings`: how many the journal
+    holds so far.
     """
 
     step: int
@@ -121,6 +122,7 @@ class Step(Event):
     mfu: Number | None = None
     loss_scale: Number | None = None
     split: str | None = None
+    warnings: int | None = None
 
 
 @dataclass(frozen=True)
@@ -215,13 +217,17 @@ class RemovalScore(Event):
 
 @dataclass(frozen=True)
 class Scoring(Event):
-    """The progress of a stage that scores tasks: `done` of `total` requests of task `place` (from 1) of `tasks`."""
+    """The progress of a stage that scores tasks: `done` of `total` requests of task `place` (from 1) of `tasks`.
+
+    `warnings`: how many the journal holds so far.
+    """
 
     task: str
     place: int
     tasks: int
     done: int
     total: int
+    warnings: int | None = None
 
 
 @dataclass(frozen=True)
@@ -273,7 +279,8 @@ class Warned(Event):
 @dataclass(frozen=True)
 class Outcome(Event):
     """How an attempt ended: done, diverged, failed, cancelled or interrupted, at which update, and why. `node`: the one
-    that could not run the job. `parameter`: the first one whose gradient was not finite.
+    that could not run the job. `parameter`: the first one whose gradient was not finite. `warnings`: how many the
+    journal holds.
     """
 
     outcome: str
@@ -282,6 +289,7 @@ class Outcome(Event):
     metrics: Mapping[str, Number | None] = field(default_factory=dict)
     node: str | None = None
     parameter: str | None = None
+    warnings: int | None = None
 
 
 @dataclass(frozen=True)

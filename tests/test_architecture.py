@@ -41,8 +41,8 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (989, 99),
-    "cli": (6_429, 245),
+    "": (992, 99),
+    "cli": (6_433, 245),
     "data": (3_218, 159),
     "doctor": (157, 1),
     "evaluate": (4_435, 167),
@@ -55,9 +55,9 @@ BUDGET = {
     "results": (214, 9),
     "schedule": (3_198, 110),
     "spec": (4_318, 243),
-    "state": (1_357, 99),
+    "state": (1_361, 99),
     "statistics": (273, 30),
-    "store": (2_026, 151),
+    "store": (2_034, 151),
     "train": (2_865, 112),
     "worker": (963, 36),
 }

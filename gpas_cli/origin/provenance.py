@@ -22,7 +22,7 @@ from gpas_cli.state.cleanup import read_forgetting
 from gpas_cli.state.merging import RECORD as IMPORTED
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.state.usage import Spent, spent_on
-from gpas_cli.store.journal import read
+from gpas_cli.store.journal import lines_of
 from gpas_cli.store.records import Forgetting, Imported, Retry
 from gpas_cli.store.rundir import AttemptDir, forgotten_attempts, read_record
 from gpas_cli.store.schema import StageRow
@@ -36,9 +36,8 @@ _FACTS = (
     *("fingerprint", "validation_fingerprint", "journal_damaged"),
 )
 
-# Fields of the event that starts a training, and the bytes of a journal that are searched for it and for warnings.
+# Fields of the event that starts a training.
 _COMPUTED = ("strategy", "micro_batch", "processes", "recompute", "compiled", "gemm", "gemm_origin")
-_HEAD_BYTES = 2**18
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,9 @@ class AttemptProvenance:
 
     facts: the columns of the table "attempt" that record where, when and with what it ran. computed: how a training
     computed, from its journal: strategy, micro_batch, compiled and, in float32, the matrix product `gemm` and what
-    chose it, `gemm_origin`. warnings: those at the beginning of its journal. checkpoint: the newest one that still
-    exists. signal: the number of the signal that killed the process, if one did and it was recorded. gone: the run
-    directory is gone. retry: why the attempt was made, if after a failure of another one. imported: from which project
-    it was copied.
+    chose it, `gemm_origin`. warnings: each once. checkpoint: the newest one that still exists. signal: the number of
+    the signal that killed the process, if one did and it was recorded. gone: the run directory is gone. retry: why the
+    attempt was made, if after a failure of another one. imported: from which project it was copied.
     """
 
     number: int
@@ -195,15 +193,6 @@ def _taken_over(runs: Path, key: str, scores: Sequence[Score]) -> dict[str, str]
     return {score.task: origin for score in scores if (origin := newest.get(score.task))}
 
 
-def _first_events(directory: AttemptDir) -> list[Event]:
-    """Return the events at the beginning of the attempt's journal; [] if it cannot be read."""
-    try:
-        lines, _, _ = read(directory.journal_path, limit=_HEAD_BYTES)
-    except OSError:
-        return []
-    return [line.event for line in lines]
-
-
 def _computed(events: Sequence[Event]) -> dict[str, Any]:
     """Return how a training with these events computes; {} for other stages."""
     began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
@@ -214,7 +203,8 @@ def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
     ended = _read(directory.read_exit)
     asked = _read(directory.read_attempt)
-    events = _first_events(directory)
+    lines = _read(lambda: list(lines_of(directory.journal_path, {"phase", "warning"})))
+    events = [line.event for line in lines or ()]
     return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],

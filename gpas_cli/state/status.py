@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Phase, Scoring, Skipped, Spike, Started, Step
+from gpas_cli.events import Checkpoint, Outcome, Phase, Scoring, Skipped, Spike, Started, Step
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.cell import Stage
 from gpas_cli.state.claims import Claim
@@ -211,6 +211,12 @@ class StageStatus:
     def progress(self) -> Progress | None:
         """The newest numbers at the end of the journal. Decoded on access: few of many statuses need it."""
         return self.reached or _progress(lines_in(self.journal_end))
+
+    @cached_property
+    def warnings(self) -> int:
+        """The number of warnings in the journal, by its newest event that counts them."""
+        newest = (line.event for raw in reversed(self.journal_end) for line in lines_in([raw]))
+        return next((event.warnings or 0 for event in newest if isinstance(event, Step | Scoring | Outcome)), 0)
 
     @cached_property
     def grid(self) -> str:

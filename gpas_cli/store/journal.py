@@ -19,6 +19,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ from gpas_cli.events import (
     Removal,
     RemovalScore,
     Score,
+    Scoring,
     Started,
     Step,
     Warned,
@@ -45,6 +47,7 @@ _EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and lea
 STRETCH_BYTES = 4 << 20  # bytes read into memory at a time: about 25,000 events
 _HEAD_BYTES = 80  # bytes at the start of a line that contain its checksum, number, time and kind
 _KIND = re.compile(rb'[0-9a-f]{8} \{"n":\d+,"t":[^,]+,"kind":"(\w+)"')
+_COUNTING = (Step, Scoring, Outcome)
 # Rare events, which are fsynced so that other hosts see them at once.
 _SYNCED = (Started, Evaluation, Checkpoint, Removal, RemovalScore, Score, Outcome)
 
@@ -88,7 +91,8 @@ class Journal:
 
     Raises OSError if the file cannot be opened, before any training is done. `append` does not raise OSError: events
     that cannot be written are kept in memory (`pending`, at most PENDING_LIMIT) and retried at every call. Dropped
-    events are counted in `dropped` and journalled as a warning once the disk accepts writes again.
+    events are counted in `dropped` and journalled as a warning once the disk accepts writes again. Steps and outcomes
+    say how many warnings came before, so that readers of the end of a journal know.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,6 +100,7 @@ class Journal:
         self.dropped = 0
         self._pending: list[tuple[Event, bytes]] = []
         self._reported = 0
+        self._warnings = 0
         self._lost: OSError | None = None
         self._n = _next_number(path)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -142,6 +147,10 @@ class Journal:
 
     def _keep(self, event: Event) -> None:
         """Queue an event for writing."""
+        if isinstance(event, Warned):
+            self._warnings += 1
+        elif self._warnings and isinstance(event, _COUNTING):
+            event = replace(event, warnings=self._warnings)
         fields = fields_of(event)
         if not ENVELOPE.isdisjoint(fields):
             raise TypeError(f"{', '.join(sorted(ENVELOPE & set(fields)))}: written by the journal itself")

@@ -79,7 +79,7 @@ class _TryJson(TypedDict):
     retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
     imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
     computed: dict[str, Any]
-    warnings: Annotated[list[str], "those at the beginning of its journal"]
+    warnings: Annotated[list[str], "each once"]
     facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
     log: str
     metrics: dict[str, NumberJson]

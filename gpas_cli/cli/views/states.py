@@ -11,7 +11,7 @@ from gpas_cli.cli.views.events import event_marks
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
 from gpas_cli.spec.stage import Metric, called, main_result
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
-from gpas_cli.words import clock_time, duration
+from gpas_cli.words import clock_time, count, duration
 
 if TYPE_CHECKING:  # the estimates, which take long to import
     from gpas_cli.plan.usage import GridUsage
@@ -60,6 +60,7 @@ class CellStatusJson(LabelledCellJson, SlurmJobJson):
     steps: int | None
     spikes: int | None
     skipped: int | None
+    warnings: Annotated[int, "in the journal of the attempt; `gpas why CELL` lists them"]
     metrics: dict[str, NumberJson]
 
 
@@ -132,7 +133,12 @@ def _how_far(state: CellStatus) -> str:
 
 
 def evidence(state: CellStatus) -> str:
-    """Return what the state was concluded from and how old that is: "finished 15 min ago"."""
+    """Return what the state was concluded from, how old that is, and the warnings: "finished 15 min ago, 1 warning"."""
+    warned = f", {count(state.warnings, 'warning')}" if state.warnings else ""
+    return f"{_concluded(state)}{warned}"
+
+
+def _concluded(state: CellStatus) -> str:
     cause = f": {state.cause}" if state.cause else ""
     ago = "" if state.age is None else f"{duration(state.age)} ago"
     if state.source == "outcome" and ago and state.state not in ALIVE:

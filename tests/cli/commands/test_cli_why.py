@@ -83,6 +83,21 @@ def test_only_the_first_warnings_are_printed_and_the_rest_counted(face: Face) ->
     assert len(face("why", "pre-s1", "--json").json["stages"][0]["attempts"][0]["warnings"]) == 10
 
 
+def test_warnings_of_long_runs_are_listed_and_counted_by_status(face: Face) -> None:
+    steps = [("step", {"step": n, "steps": 9000, "loss": 3.0}) for n in range(9000)]
+    late = ("warning", {"message": "the disk is slow"})
+    face.attempt("pre-s1", ("start", START), *steps, late, ("outcome", {"outcome": "done", "step": 9000}))
+    assert "the disk is slow" in face("why", "pre-s1").out
+    face.attempt("pre-gpas-s1", ("start", START), late, late, ("outcome", {"outcome": "diverged", "step": 3}))
+    said = face("status", "small").out
+    assert [line.split(", ")[-1].strip() for line in said.splitlines() if "warning" in line] == [
+        "1 warning",
+        "2 warnings",
+    ]
+    counted = {cell["name"]: cell["warnings"] for cell in face("status", "small", "--json").json["cells"]}
+    assert (counted["pre-s1"], counted["pre-gpas-s1"], sum(counted.values())) == (1, 2, 3)
+
+
 def test_a_setting_that_the_base_does_not_have_is_not_set(face: Face) -> None:
     face.ended("pre-gpas-s1", "done", 4.0)
     said = face("why", "pre-gpas-s1").out
