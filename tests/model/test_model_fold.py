@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import pytest
 import torch
+from gate_placements import PLACEMENTS, spread
 
 from gpas_cli.errors import GpasError
 from gpas_cli.model.fold import fold, logit_difference
 from gpas_cli.model.layers import LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.model.llama import Llama, build
-from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.model import FAMILIES
 from gpas_cli.spec.norm import SCHEMES, Norm, Scheme, Wiring
 from gpas_cli.spec.parse_cell import parse_model
@@ -64,24 +64,24 @@ def without_effect(network: Llama) -> Iterator[None]:
             gate.alpha.copy_(alpha)
 
 
-@pytest.mark.parametrize("learnable", [True, False], ids=["learned", "fixed"])
-@pytest.mark.parametrize("site", _SITES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_gate_folds_into_its_own_scheme(scheme: str, site: str, learnable: bool) -> None:
-    for family in (name for name, own in FAMILIES.items() if not own.encoder):
-        for share in ("layer", "sublayer"):
-            network = gated(scheme, site, learnable=learnable, family=family, share=share)
-            folded = fold(network, replace(network.spec, gate=None))
-            assert (folded.spec.gate, folded.spec.scheme, list(folded.gates())) == (None, scheme, [])
-            assert logit_difference(network, folded, TOKENS) < 1e-11, (family, share)
-            # Leaving the gates out would have been another network, except where a norm removes any scale.
-            with without_effect(network):
-                changed = logit_difference(folded, network, TOKENS)
-            assert changed > 1e-3 or (scheme, site) in (("post", "after-sublayer"), ("deepnorm", "after-sublayer"))
+DECODERS = [name for name, family in FAMILIES.items() if not family.encoder]
 
 
-@pytest.mark.parametrize("site", _SITES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("scheme", "site", "family", "share", "learnable"), spread(DECODERS, ("layer", "sublayer"), (True, False))
+)
+def test_every_gate_folds_into_its_own_scheme(scheme: str, site: str, family: str, share: str, learnable: bool) -> None:
+    network = gated(scheme, site, learnable=learnable, family=family, share=share)
+    folded = fold(network, replace(network.spec, gate=None))
+    assert (folded.spec.gate, folded.spec.scheme, list(folded.gates())) == (None, scheme, [])
+    assert logit_difference(network, folded, TOKENS) < 1e-11
+    # Leaving the gates out would have been another network, except where a norm removes any scale.
+    with without_effect(network):
+        changed = logit_difference(folded, network, TOKENS)
+    assert changed > 1e-3 or (scheme, site) in (("post", "after-sublayer"), ("deepnorm", "after-sublayer"))
+
+
+@pytest.mark.parametrize(("scheme", "site"), PLACEMENTS)
 def test_a_factor_of_0_folds_only_where_it_leaves_the_stream_in_the_sum(scheme: str, site: str) -> None:
     # With biases, the stream grows again. With stop-gradient, a factor of 0 would be 2^-60.
     network = gated(scheme, site, stop_gradient=False, family="gpt")

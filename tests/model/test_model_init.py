@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS, SOFTSIGN
+from gate_placements import spread, two_layers
 from golden_networks import GOLDEN, model_of
 from learned_factors import open_factors
 
@@ -126,11 +126,10 @@ def test_xavier_everywhere_has_no_matrix_with_another_std(tied: bool) -> None:
             assert not parameter.any(), name
 
 
-@pytest.mark.parametrize("std", [0.02, math.sqrt(0.4), 1.0])
-@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize(("std", "zero"), [(0.02, True), (math.sqrt(0.4), False), (1.0, True)])
 def test_the_embedding(std: float, zero: bool) -> None:
     init = {"embed_std": std, "zero_last_row": zero}
-    network = build(parse_model({"size": SIZE, "init": init}))
+    network = build(parse_model({"size": {**SIZE, "layers": 1}, "init": init}))
     table = network.model.embed_tokens.weight
     assert table[:-1].std().item() == pytest.approx(std, rel=0.01)
     assert (table[-1].abs().max().item() == 0) == zero
@@ -151,14 +150,9 @@ SHARES = ("layer", "sublayer")
 OPEN = 0.2  # alpha of a gate that takes something away
 
 
-def spelled(scheme: str) -> dict:
-    """Return the scheme with two layers, which show all of it."""
-    return {"scheme": scheme, **({"post_fraction": 0.5} if scheme == "mix" else {})}
-
-
 def network(scheme: str, gate: object = None, size: dict = TINY, **kwargs: object) -> Llama:
     # Matrices large enough that every part of the network matters.
-    model = parse_model({"size": size, "norm": spelled(scheme), "gate": gate, "init": {"std": 0.4}})
+    model = parse_model({"size": size, "norm": two_layers(scheme), "gate": gate, "init": {"std": 0.4}})
     return open_factors(build(model, **kwargs))
 
 
@@ -189,69 +183,64 @@ def useless(model: Model) -> set[str]:
     return found
 
 
-def variants(model: Llama, start: float) -> Iterator[tuple[str, bool]]:
-    """Yield the network with each activation, and one without stop-gradient, its gates at `start`."""
-    for act, stop in [*((act, True) for act in (*ACTIVATIONS, SOFTSIGN)), ("silu", False)]:
-        made = GpasGate(Gate(activation=act, stop_gradient=stop), start)
-        for gate in model.gates():
-            gate.activation, gate.stop_gradient = made.activation, made.stop_gradient
-            gate.alpha.data.fill_(start)
-        yield act, stop
+VARIANTS = [*((act, True) for act in (*ACTIVATIONS, SOFTSIGN)), ("silu", False)]
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_placement_trains_every_parameter_and_is_plain_at_zero(scheme: str, share: str) -> None:
-    plain = network(scheme, dtype=torch.float64)(TOKENS)
-    for site in _SITES:
-        model = network(scheme, {"site": site, "share": share, "init": OPEN}, dtype=torch.float64)
-        exceptions = useless(model.spec)
-        for act, stop in variants(model, OPEN):
-            # Leaky ReLU's slope is 1 above 0, all others' at least 0.6: a gradient below 1e-5 is the eps of a norm.
-            dead = {name for name, grad in gradients(model).items() if not grad.abs().max() > 1e-5}
-            # Without norms in the layers the stream is small, and the eps of the final norm is more.
-            assert dead == exceptions or (scheme in ("rezero", "skipinit") and dead < exceptions), (site, act, stop)
-        for case in variants(model, 0.0):
-            with torch.no_grad():
-                assert torch.equal(model(TOKENS), plain), (site, case)
+@pytest.mark.parametrize(("scheme", "site", "variant", "share"), spread(VARIANTS, SHARES))
+def test_every_placement_trains_every_parameter_and_is_plain_at_zero(
+    scheme: str, site: str, variant: tuple[str, bool], share: str
+) -> None:
+    act, stop = variant
+    gate = {"site": site, "share": share, "init": OPEN, "activation": act, "stop_gradient": stop}
+    model = network(scheme, gate, dtype=torch.float64)
+    exceptions = useless(model.spec)
+    # Leaky ReLU's slope is 1 above 0, all others' at least 0.6: a gradient below 1e-5 is the eps of a norm.
+    dead = {name for name, grad in gradients(model).items() if not grad.abs().max() > 1e-5}
+    # Without norms in the layers the stream is small, and the eps of the final norm is more.
+    assert dead == exceptions or (scheme in ("rezero", "skipinit") and dead < exceptions)
+    for module in model.gates():
+        module.alpha.data.zero_()
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS), network(scheme, dtype=torch.float64)(TOKENS))
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("scheme", "share"), list(zip(SCHEMES, itertools.cycle(SHARES), strict=False)))
 def test_a_fixed_gate_computes_the_same_without_a_parameter(scheme: str, share: str) -> None:
-    for site in _SITES:
-        gate = {"site": site, "share": share, "init": [OPEN, -OPEN]}
-        learnable, fixed = network(scheme, gate), network(scheme, {**gate, "learnable": False})
-        assert torch.equal(learnable(TOKENS), fixed(TOKENS)), site
-        kept = {name for name in canonical_parameters(learnable) if ".gate" not in name or "mlp.gate" in name}
-        kept -= {name for name in kept if name.endswith("gate.mlp")}
-        assert set(canonical_parameters(fixed)) == kept
+    gate = {"share": share, "init": [OPEN, -OPEN]}
+    learnable, fixed = network(scheme, gate), network(scheme, {**gate, "learnable": False})
+    assert torch.equal(learnable(TOKENS), fixed(TOKENS))
+    kept = {name for name in canonical_parameters(learnable) if ".gate" not in name or "mlp.gate" in name}
+    kept -= {name for name in kept if name.endswith("gate.mlp")}
+    assert set(canonical_parameters(fixed)) == kept
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "value-residual"])
+@pytest.mark.parametrize(
+    ("scheme", "share"),
+    [pair for pair in zip(SCHEMES, itertools.cycle(SHARES), strict=False) if pair[0] != "value-residual"],
+)
 def test_states_travel_and_any_layer_can_be_removed(scheme: str, share: str) -> None:
-    for site in _SITES:
-        gate = {"site": site, "share": share, "init": OPEN}
-        one, other = network(scheme, gate, seed=1), network(scheme, gate, seed=2)
-        assert not torch.equal(one(TOKENS), other(TOKENS))
-        other.load_state_dict(one.state_dict())
-        whole = one(TOKENS)
-        assert torch.equal(whole, other(TOKENS))
-        for layer in (1, 2):
-            with own_blocks(one).without(Removed(layer)):
-                rest = one(TOKENS)
-            assert rest.isfinite().all()
-            assert not torch.equal(rest, whole)
-        assert torch.equal(one(TOKENS), whole)
+    gate = {"share": share, "init": OPEN}
+    one, other = network(scheme, gate, seed=1), network(scheme, gate, seed=2)
+    assert not torch.equal(one(TOKENS), other(TOKENS))
+    other.load_state_dict(one.state_dict())
+    whole = one(TOKENS)
+    assert torch.equal(whole, other(TOKENS))
+    for layer in (1, 2):
+        with own_blocks(one).without(Removed(layer)):
+            rest = one(TOKENS)
+        assert rest.isfinite().all()
+        assert not torch.equal(rest, whole)
+    assert torch.equal(one(TOKENS), whole)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_networks_have_one_key_exactly_if_they_have_one_equation(scheme: str) -> None:
+@pytest.mark.parametrize(("number", "scheme"), list(enumerate(SCHEMES)))
+def test_networks_have_one_key_exactly_if_they_have_one_equation(number: int, scheme: str) -> None:
+    """Each setting of the other fields with some of the schemes: they are in keys and equations of their own."""
     optim = {"lr": 1e-3, "warmup": 1, "steps": 9}
-    for act, stop, learnable, share in itertools.product(ALL_ACTIVATIONS, (True, False), (True, False), SHARES):
+    settings = itertools.product(ALL_ACTIVATIONS, (True, False), (True, False), SHARES)
+    for act, stop, learnable, share in itertools.islice(settings, number, None, len(SCHEMES) - 1):
         gate = {"activation": act, "stop_gradient": stop, "learnable": learnable, "share": share, "init": OPEN}
-        values = {"size": {**TINY, "vocab": 300}, "norm": spelled(scheme), "data": "quickstart", "optim": optim}
+        values = {"size": {**TINY, "vocab": 300}, "norm": two_layers(scheme), "data": "quickstart", "optim": optim}
         cells = [cell_from({**values, "gate": {**gate, "site": site}}) for site in _SITES]
         found = {(cell.key, json.dumps(equations(cell.model))) for cell in cells}
         assert len(found) == len({key for key, _ in found}) == len({text for _, text in found})
@@ -287,19 +276,25 @@ COUNTS = {
 }  # fmt: skip
 
 
+def count(**values: object) -> int:
+    return sum(p.numel() for p in build(parse_model(values), device="meta").parameters())
+
+
 @pytest.mark.parametrize("size", COUNTS)
 def test_parameter_counts_are_the_references(size: str) -> None:
-    shape = SIZES[size]
+    assert count(size=size) == COUNTS[size]
+    assert count(size=size, gate="gpas") == COUNTS[size] + SIZES[size].layers
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_parameter_counts_of_schemes(scheme: str) -> None:
+    shape = SIZES["9m"]
     vectors = {"sandwich": 2, "peri": 2, "layerscale": 2, "rezero": -2, "skipinit": -2, "hybridnorm": -1}
     numbers = {"rezero": 1, "skipinit": 2, "scalars": 4, "hybridnorm": 3 * shape.head_dim, "hyper-connections": 48}
-    for scheme, gate in itertools.product(SCHEMES, (None, "gpas")):
-        if gate and size not in ("71m", "7b"):
-            continue
-        model = build(parse_model({"size": size, "norm": scheme, "gate": gate}), device="meta")
-        norms = vectors.get(scheme, 0) * shape.layers * shape.hidden + (shape.hidden if scheme == "peri" else 0)
-        norms += numbers.get(scheme, 0) * shape.layers
-        gates = shape.layers if gate else 0
-        assert sum(p.numel() for p in model.parameters()) == COUNTS[size] + norms + gates, scheme
+    more = vectors.get(scheme, 0) * shape.layers * shape.hidden + (shape.hidden if scheme == "peri" else 0)
+    more += numbers.get(scheme, 0) * shape.layers
+    assert count(size="9m", norm=scheme) == COUNTS["9m"] + more
+    assert count(size="9m", norm=scheme, gate="gpas") == COUNTS["9m"] + more + shape.layers
 
 
 def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -65,9 +66,9 @@ TABLE = {
 @pytest.mark.parametrize("kind", ["mup", "completep"])
 @pytest.mark.parametrize("scheme", ["pre", "post", "sandwich", "scalars"])
 def test_the_factors_are_those_of_the_papers(scheme: str, kind: str) -> None:
-    how = {"mup": MUP, "completep": {**COMPLETEP, "alpha": 0.5}}[kind]
+    how = {"mup": MUP, "completep": {**COMPLETEP, "base_layers": 1, "alpha": 0.5}}[kind]
     for family in ({"like": "gpt", "tied": False}, {"like": "llama", "qk_norm": "head"}):
-        values = {"size": size(4, 8), "norm": scheme, "gate": "gpas", "family": family, "parametrisation": how}
+        values = {"size": size(4, 2), "norm": scheme, "gate": "gpas", "family": family, "parametrisation": how}
         for name, found in settings(build(parse_model(values))).items():
             rows = [row[kind] for pattern, row in TABLE.items() if re.search(pattern, name)]
             assert [found] == [pytest.approx(row, rel=1e-12) for row in rows], name
@@ -89,9 +90,10 @@ def test_a_gate_inside_a_branch_is_a_parameter_of_the_branch() -> None:
 def test_initial_values_are_the_bases_and_those_of_hidden_matrices_shrink(preset: str) -> None:
     for family in ("llama", "gpt"):
         parts = {"init": {"preset": preset, "everywhere": preset == "xavier"}, "family": family, "embed": "scaled"}
-        base = build(parse_model({"size": size(), **parts}))
-        for m, n, how in ((4, 1, MUP), (1, 8, COMPLETEP), (4, 8, COMPLETEP)):
-            ours = build(parse_model({"size": size(m, n), **parts, "parametrisation": how}))
+        base = build(parse_model({"size": size(1, 1 / 2), **parts}), device="meta")
+        deep = {**COMPLETEP, "base_layers": BASE_LAYERS // 2}
+        for m, n, how in ((4, 1 / 2, MUP), (1, 2, deep), (4, 2, deep)):
+            ours = build(parse_model({"size": size(m, n), **parts, "parametrisation": how}), device="meta")
             expected = standard_deviations(base, base.spec)
             for name, std in standard_deviations(ours, ours.spec).items():
                 known = re.sub(r"layers\.\d+", "layers.0", name)
@@ -145,18 +147,20 @@ def test_at_the_base_all_parametrisations_are_one_network_in_the_same_bits(schem
     assert not torch.equal(ours["model.norm.weight"], torch.ones(BASE))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_factors_fold_into_the_weights(scheme: str) -> None:
-    for family in (name for name, own in FAMILIES.items() if not own.encoder):
-        how = {**COMPLETEP, "base_heads": 1}
-        shape = {**size(2, 4), "eps": 1e-30}
-        values = {"size": shape, "norm": scheme, "family": family, "init": {"std": 0.2}, "parametrisation": how}
-        network = open_factors(build(parse_model(values)).double())
-        standard = replace(network.spec, parametrisation=Parametrisation())
-        assert logit_difference(network, fold(network, standard), TOKENS) < 1e-11
-        same = build(standard).double()
-        same.load_state_dict(network.state_dict())
-        assert not logit_difference(network, same, TOKENS) < 1e-3  # the factors had an effect
+@pytest.mark.parametrize(
+    ("scheme", "family"),
+    list(zip(SCHEMES, cycle(name for name, own in FAMILIES.items() if not own.encoder), strict=False)),
+)
+def test_the_factors_fold_into_the_weights(scheme: str, family: str) -> None:
+    how = {**COMPLETEP, "base_heads": 1, "base_layers": 2}
+    shape = {**size(2), "eps": 1e-30}
+    values = {"size": shape, "norm": scheme, "family": family, "init": {"std": 0.2}, "parametrisation": how}
+    network = open_factors(build(parse_model(values)).double())
+    standard = replace(network.spec, parametrisation=Parametrisation())
+    assert logit_difference(network, fold(network, standard), TOKENS) < 1e-11
+    same = build(standard).double()
+    same.load_state_dict(network.state_dict())
+    assert not logit_difference(network, same, TOKENS) < 1e-3  # the factors had an effect
 
 
 @pytest.mark.parametrize("site", _SITES)
