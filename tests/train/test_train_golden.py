@@ -56,10 +56,11 @@ def gate_gradients(network: Llama) -> list[float]:
     return [gate.alpha.grad.item() for gate in network.gates()]
 
 
+# In float32, rounding hides all but large errors: one network shows that nothing needs the digits of float64.
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=["float64", "float32"]
+    ("name", "dtype", "tolerance"),
+    [*((name, torch.float64, 1e-9) for name in NAMES), ("train_pre_gpas", torch.float32, 1e-4)],
 )
-@pytest.mark.parametrize("name", NAMES)
 def test_nine_updates(name: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     before = []
