@@ -1,15 +1,15 @@
-"""Every YAML block of README and docs/ that declares cells trains: a few updates of each, on a few pages of text.
+"""The YAML blocks of README and docs/ train: a few updates of the cells with every choice, on a few pages of text.
 
 The first row of every batch begins with the last id of the tokenizer, as a row of any text may.
 """
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 from attempts import make_attempt
+from covering import covering
 from documentation import YAML, written
 from exporting import needs_transformers
 
@@ -28,6 +28,7 @@ from gpas_cli.train.precision import make_deterministic
 from gpas_cli.worker.stages.context import StageContext, runner
 
 TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
+MET = set[str]()  # the choices of the cells that have been trained
 NARROW = 64  # networks up to this width keep their size
 PLAIN = {"cadence": Cadence(log_every=1, checkpoint_every=1000, eval_every=1000), "resources": Resources(compile="off")}
 
@@ -49,9 +50,8 @@ def tiny(cell: Cell, catalogue: Catalogue) -> Cell:
     return cell_from(values, catalogue)
 
 
-@cache
 def ending(folder: Path, cell: Cell) -> str:
-    """Train the cell; return how it ended. The cells of several blocks may be the same."""
+    """Train the cell; return how it ended."""
     paths = run.RunPaths(folder / cell.key, [], folder / "cache", folder)
     outcome = run.train(cell, paths, silent, stop=lambda: None, **PLAIN)
     return " ".join(filter(None, (outcome.outcome, outcome.cause)))
@@ -73,10 +73,10 @@ def test_the_cells_of_a_block_train(
     monkeypatch.setattr(Batches, "at", begins_with_the_last_id)
     declared = load(written(tmp_path, text))
     entries = expand(declared, list(yaml.safe_load(text).get("grids", {"example": {}})))
-    trained = [entry for entry in reversed(entries) if not entry.cell.network]
-    for cell, name in {tiny(entry.cell, declared.catalogue): entry.id for entry in trained}.items():
-        last = cell.text_vocab - 1
-        assert ending(folder, cell) == "done", f"{page}: {name}"
+    trained = [replace(one, cell=tiny(one.cell, declared.catalogue)) for one in entries if not one.cell.network]
+    for entry in covering(trained, MET):
+        last = entry.cell.text_vocab - 1
+        assert ending(folder, entry.cell) == "done", f"{page}: {entry.id}"
 
 
 NETWORKS = [(page, text) for page, text in YAML if yaml.safe_load(text).get("networks")]

@@ -1,4 +1,4 @@
-"""The scheme of docs/how-to/scheme.md, from a user's file to the table, without editing the package."""
+"""The scheme and the stage of docs/how-to/, from a user's files to the table, without editing the package."""
 
 import json
 import re
@@ -9,31 +9,49 @@ from pathlib import Path
 import pytest
 from end_to_end import Toy
 
-GUIDE = (Path(__file__).parents[1] / "docs/how-to/scheme.md").read_text()
-CODE = re.search(r"```python\n(.*?class Faded.*?)```", GUIDE, re.DOTALL)[1]
+GUIDES = Path(__file__).parents[1] / "docs/how-to"
+CODE = re.search(r"```python\n(.*?class Faded.*?)```", (GUIDES / "scheme.md").read_text(), re.DOTALL)[1]
+STAGE = re.search(r"```python\n(.*?class Outliers.*?)```", (GUIDES / "stage.md").read_text(), re.DOTALL)[1]
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    """Return a trained project with the file of the guide."""
+    """Return a completed project with the files of the guides."""
     made = Toy(tmp_path_factory.mktemp("stranger"), norms="faded", gates="gpas", steps=6)
     made.folder.joinpath("my_schemes.py").write_text(CODE)
-    made.edit("version: 1\n", "version: 1\nplugins: [my_schemes.py]\n")
+    made.folder.joinpath("my_stages.py").write_text(STAGE)
+    made.edit("version: 1\n", "version: 1\nplugins: [my_schemes.py, my_stages.py]\n")
+    made.edit("data: notes}", "data: notes, outliers: {sigmas: 2}}")
+    made.edit("columns: size,", "columns: size, value: outlier_share,")
     made("run", "grid", "--yes")
     return made
 
 
-def test_a_plugin_scheme_trains_and_has_its_row(toy: Toy) -> None:
+def test_a_plugin_scheme_trains_and_a_plugin_stage_follows_it_in_the_table(toy: Toy) -> None:
     assert toy.states() == {"faded-gpas-s1": "done"}
-    assert re.search(r"Faded-LN \+ GPAS +[0-9.]+", toy("table", "small").out)
+    share = toy.status()["faded-gpas-s1"]["metrics"]["outlier_share"]
+    assert 0 < share < 50
+    assert re.search(rf"Faded-LN \+ GPAS +{share:.4f}", toy("table", "small").out)
     assert "G(0.9 x + N(f(N(x))))" in toy("explain", "faded-gpas-s1").out
     assert "gate.activation: not set -> silu" in toy("why", "faded-gpas-s1").out
 
 
-def test_its_text_is_recorded_where_it_was_needed(toy: Toy) -> None:
-    for directory in toy.attempts():
-        attempt = json.loads((directory / "attempt.json").read_text())
+def test_their_texts_are_recorded_where_they_were_needed(toy: Toy) -> None:
+    attempts = [json.loads((directory / "attempt.json").read_text()) for directory in toy.attempts()]
+    assert sorted(attempt["stage"] for attempt in attempts) == ["outliers", "pretrain"]
+    for attempt in attempts:
         assert attempt["plugin"] == {"name": "my_schemes.py", "source": CODE}
+        assert attempt["stage_plugins"] == [{"name": "my_stages.py", "source": STAGE}]
+        assert attempt.get("title") == ("the outliers of {cell}" if attempt["stage"] == "outliers" else None)
+
+
+def test_the_parameters_of_a_stage_are_in_its_key_and_not_in_that_of_the_training(toy: Toy) -> None:
+    before = toy.status()["faded-gpas-s1"]["key"]
+    with toy.edited("sigmas: 2", "sigmas: 3"):
+        assert toy.status()["faded-gpas-s1"]["key"] != before
+        assert "the stage outliers has no result yet" in toy("plan").out
+    with toy.edited("sigmas: 2", "sigma: 2"):
+        assert "outliers.sigma: unknown key 'sigma'; did you mean 'sigmas'?" in toy("plan", expect=2).err
 
 
 def test_the_key_depends_on_what_a_plugin_computes_and_not_on_its_text(toy: Toy) -> None:
@@ -48,7 +66,7 @@ def test_the_key_depends_on_what_a_plugin_computes_and_not_on_its_text(toy: Toy)
 
 def job(toy: Toy, number: int, **changed: object) -> tuple[int, str]:
     """Run one more attempt at the first cell, as recorded except for `changed`; return its exit code and journal."""
-    first = toy.attempts()[0]
+    first = next(path for path in toy.attempts() if '"stage": "pretrain"' in (path / "attempt.json").read_text())
     directory = first.with_name(f"{number:03d}")
     directory.mkdir()
     attempt = {**json.loads((first / "attempt.json").read_text()), "number": number, **changed}

@@ -1,13 +1,14 @@
-"""Shrunk cells are trained, finetuned and scored: a few by default, with `long` those of every shipped grid."""
+"""Shrunk cells are trained, finetuned and scored: of those of all shipped grids, enough to meet every choice."""
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from attempts import make_attempt
-from shipped import EXPERIMENTS
+from covering import covering
+from shipped import EXPERIMENTS, everything
 
 from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_TEXT, write_sample
 from gpas_cli.grid.declared import Entry
@@ -28,10 +29,12 @@ def _signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def tiny(grid: str, *names: str) -> list[Entry]:
-    """Return the named cells of a grid in tiny form, by default all."""
-    entries = one_seed(expand(EXPERIMENTS, [grid]))
-    return shrink([entry for entry in entries if not names or entry.name in names], TEXT, EXPERIMENTS.catalogue)
+def tiny(entries: Sequence[Entry]) -> list[Entry]:
+    return shrink(one_seed(entries), TEXT, EXPERIMENTS.catalogue)
+
+
+def named(grid: str, name: str) -> Entry:
+    return next(entry for entry in expand(EXPERIMENTS, [grid]) if entry.name == name)
 
 
 def ending(folder: Path, job: StageJob) -> str:
@@ -43,27 +46,14 @@ def ending(folder: Path, job: StageJob) -> str:
     return " ".join(filter(None, (events[-1]["outcome"], events[-1].get("cause"))))
 
 
+def test_a_teacher_and_a_finetuned_cell_that_differ_in_width_alone_are_one_training() -> None:
+    entries = tiny([named("table5-gate", "350m-pre-predefined"), named("table3", "pre-gpas")])
+    assert [job.kind for job in stage_jobs(entries).values()] == ["pretrain", "pretrain", "finetune", "downstream"]
+
+
 @pytest.mark.long
-def test_a_cell_with_a_teacher_and_a_finetuned_one_run(tmp_path: Path) -> None:
+def test_cells_with_every_choice_of_the_shipped_grids_run(tmp_path: Path) -> None:
     write_sample(tmp_path)
-    entries = [*tiny("table5-gate", "350m-pre-predefined"), *tiny("table3", "pre-gpas")]
-    jobs = list(stage_jobs(entries).values())
-    # The teacher of the predefined gates and the cell of table3 differ in width alone, so that they are one training.
-    assert [job.kind for job in jobs] == ["pretrain", "pretrain", "finetune", "downstream"]
-    assert [ending(tmp_path, job) for job in jobs[:3]] == ["done"] * 3
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a project that all grids share, so that their shared stages are run once."""
-    return tmp_path_factory.mktemp("shrunk")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("grid", EXPERIMENTS.grids)
-def test_every_cell_of_a_shipped_grid_runs(grid: str, folder: Path) -> None:
-    write_sample(folder)
-    jobs = stage_jobs(tiny(grid)).values()
-    new = [job for job in jobs if not (folder / "runs" / job.key[:2] / job.key).exists()]
-    endings = {f"{job.id} {job.kind}": ending(folder, job) for job in new}
+    jobs = stage_jobs(covering(tiny(everything()), set())).values()
+    endings = {f"{job.id} {job.kind}": ending(tmp_path, job) for job in jobs}
     assert {name: how for name, how in endings.items() if how != "done"} == {}
