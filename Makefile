@@ -31,7 +31,7 @@ test-machine: dev
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tests/cluster.py install full
 # A cluster on a busy machine may be later than a test can wait, so a second try counts here.
 test-long: dev
-	$(BIN)/python -m pytest -m long -n 2 --dist loadfile --durations 10 || { $(call AGAIN,-m long); }
+	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --durations 10 || { $(call AGAIN,-m long); }
 
 # The tests of networks and trainings on a GPU, which `make test` does not use.
 test-gpu: dev
