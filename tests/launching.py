@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import ThisMachine
@@ -20,6 +19,9 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.rundir import read_json
+
+if TYPE_CHECKING:
+    from forking import Forked
 
 HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-S", "-P", str(HERE / "fake_job.py"))
@@ -141,16 +143,15 @@ with stop_on_signals(scheduler):
 
 
 @contextmanager
-def other_run(project: Project, *words: str) -> Iterator[subprocess.Popen[str]]:
+def other_run(project: Project, *words: str) -> Iterator["Forked"]:
     """Start a `gpas run` in another process; words are act:seed."""
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
-    command = [sys.executable, "-c", OTHER, str(project.config), *words]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    from forking import Forked
+
+    child = Forked(OTHER, str(project.config), *words, output=project.config.parent / f"other-{time.monotonic_ns()}")
     try:
         yield child
     finally:
-        child.kill()
-        child.communicate()
+        child.end()
 
 
 def job_pid(status: StageStatus) -> int:

@@ -1,5 +1,5 @@
 """Small cells for the tests of layer importance, and one of two processes that measure one of them together:
-`python importance_ranks.py RANK ROOM CHECKPOINT LAYOUT OUTPUT`."""
+`python importance_ranks.py RANK ROOM CHECKPOINT OUTPUT`."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ OPTIM = {"lr": 0.01, "warmup": 3, "steps": 7, "batch": 5}
 
 def cell_of(*, layout: str = "pack", catalogue: Catalogue | None = None, **values: Any) -> Cell:
     data = {**DATA, "layout": layout}
-    own = {"size": SIZE, "data": data, "optim": OPTIM, "importance": {"eval_tokens": 250}, **values}
+    own = {"size": SIZE, "data": data, "optim": OPTIM, "importance": {"eval_tokens": 100}, **values}
     return cell_from(own, catalogue)
 
 
@@ -92,9 +92,9 @@ def without(network: Llama, layer: int) -> Llama:
     return other
 
 
-def main(rank: int, room: Path, path: Path, layout: str, output: Path) -> None:
+def main(rank: int, room: Path, path: Path, output: Path) -> None:
     make_deterministic(1)
-    cell = cell_of(norm="post", gate="gpas", layout=layout)
+    cell = cell_of(norm="post", gate="gpas", layout="pad")
     with joined(World(rank, 2, rank), f"file://{output}.meeting") as world:
         outcome, recorder = measured(room, cell, path, world=world)
     if rank == 0:
@@ -105,4 +105,4 @@ def main(rank: int, room: Path, path: Path, layout: str, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(Path, sys.argv[2:4]), sys.argv[4], Path(sys.argv[5]))
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:]))

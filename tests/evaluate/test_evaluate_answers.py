@@ -124,8 +124,7 @@ def expected_answer(opened: OpenedModel, folder: Path, asked: SpanQuestion, wind
 
 
 @needs_transformers
-@pytest.mark.parametrize("kind", ["bert", "distilbert"])
-@pytest.mark.parametrize("tokens_at_once", [1, 400])
+@pytest.mark.parametrize(("kind", "tokens_at_once"), [("bert", 400), ("distilbert", 1)])
 def test_the_answer_is_the_best_span_of_all_windows(
     kind: str, tokens_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

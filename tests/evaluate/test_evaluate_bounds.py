@@ -11,6 +11,7 @@ from learned_factors import open_factors
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate import theory
 from gpas_cli.evaluate.bounds import (
     _SLOPES,
     AttentionSigmas,
@@ -46,7 +47,10 @@ def sample(length: int = 10) -> Sample:
 def figure(embed: str = "plain", preset: str = "small") -> tuple[LayerBounds, ...]:
     init = {"preset": preset, "embed_std": math.sqrt(2 / (5 * 64))}
     model = build(parse_model({"size": FIGURE_2, "embed": embed, "init": init}), dtype=torch.float64)
-    return tuple(bounds_of(model, sample(12)))
+    (first,) = itertools.islice(bounds_of(model, sample(12)), 1)
+    with pytest.MonkeyPatch.context() as patch:  # of the layers after it only the bounds are needed
+        patch.setattr(theory, "spectral_norm", lambda *_: 0.0)
+        return (first, *itertools.islice(bounds_of(model, sample(12)), 1, None))
 
 
 def linear(layers: Sequence[LayerBounds]) -> list[float]:
@@ -92,12 +96,10 @@ def test_slopes_are_the_largest_of_the_activations(ffn: str) -> None:
 
 @pytest.mark.parametrize("ffn", _SLOPES)
 def test_the_bound_of_an_activation_is_above_the_measured_norm(ffn: str) -> None:
-    model = network(family={"ffn": ffn}, init="small")
-    for layer in bounds_of(model, sample()):
-        part = layer.feed_forward
-        assert part.bound - 1 == pytest.approx(_SLOPES[ffn] * (part.identity - 1))
-        assert not part.swiglu
-        assert part.worst >= part.bound >= part.norm
+    part = next(iter(bounds_of(network(family={"ffn": ffn}, init="small"), sample()))).feed_forward
+    assert part.bound - 1 == pytest.approx(_SLOPES[ffn] * (part.identity - 1))
+    assert not part.swiglu
+    assert part.worst >= part.bound >= part.norm
 
 
 @pytest.mark.parametrize("norm", ["pre", "sandwich"])
@@ -118,13 +120,18 @@ def test_lanczos_of_the_identity_ends_after_a_step() -> None:
 # Layers pass on nothing else.
 ONE_STREAM = [norm for norm in SCHEMES if norm not in ("value-residual", "hyper-connections")]
 SEQUENTIAL = [norm for norm in ONE_STREAM if norm not in ("b2t", "hybridnorm")]  # whose queries and keys have norms
-CELLS = [*((norm, "normal") for norm in SEQUENTIAL), *(("pre", preset) for preset in _PRESETS), ("sandwich", "xavier")]
+CELLS = [
+    *((norm, "normal") for norm in SEQUENTIAL),
+    *(("pre", preset) for preset in _PRESETS if preset != "normal"),
+    ("sandwich", "xavier"),
+]
 
 
 @pytest.mark.parametrize(("norm", "preset"), CELLS)
 def test_bounds_are_above_the_measured_norms(norm: str, preset: str) -> None:
     gate = {"init": 0.3, "stop_gradient": preset != "small"}
-    for layer in bounds_of(network(norm=norm, gate=gate, init=preset), sample()):
+    # The first layer of Mix-LN is Post-LN and the second is Pre-LN.
+    for layer in itertools.islice(bounds_of(network(norm=norm, gate=gate, init=preset), sample()), 2):
         for part in (layer.attention, layer.feed_forward):
             assert part.worst >= part.norm, (layer.layer, part)
             assert part.worst >= part.bound
@@ -145,7 +152,7 @@ class Linear(nn.Module):
         return self.down_proj(self.up_proj(x))
 
 
-@pytest.mark.parametrize("embed", ["plain", "scaled", "layernorm"])
+@pytest.mark.parametrize("embed", ["plain", "layernorm"])
 def test_equation_15_is_above_a_network_without_activation(embed: str) -> None:
     model = build(
         parse_model({"size": FIGURE_2, "embed": embed, "init": {"preset": "small", "embed_std": 0.08}}),
@@ -154,7 +161,7 @@ def test_equation_15_is_above_a_network_without_activation(embed: str) -> None:
     for layer in model.model.layers:
         layer.mlp = Linear(layer.mlp)
     assert model.spec.family.ffn == "swiglu"  # without a gate its own slope is 1, that of the identity
-    for layer in bounds_of(model, sample()):
+    for layer in itertools.islice(bounds_of(model, sample()), 2):
         assert not layer.feed_forward.swiglu
         assert layer.feed_forward.bound == layer.feed_forward.identity >= layer.feed_forward.norm
 
@@ -180,7 +187,7 @@ def test_figure_2_holds_for_the_measured_norms_too() -> None:
 
 
 def test_the_bound_of_lns_falls_with_depth() -> None:
-    plain, scaled = (list(bounds_of(network(norm=norm), sample(4))) for norm in ("pre", "lns"))
+    plain, scaled = (list(itertools.islice(bounds_of(network(norm=norm), sample(4)), 2)) for norm in ("pre", "lns"))
     for layer, (p, s) in enumerate(zip(plain, scaled, strict=True), start=1):
         ratio = (s.feed_forward.bound - 1) * s.feed_forward.stream_std
         assert ratio == pytest.approx((p.feed_forward.bound - 1) * p.feed_forward.stream_std / layer, rel=1e-3)
@@ -252,8 +259,7 @@ def test_bounds_of_the_curse_of_depth_as_printed(norm: object) -> None:
     assert [found.log10_bound, found.log10_joined] == pytest.approx([math.log10(one) for one in products])
 
 
-@pytest.mark.parametrize("norm", ["pre", "lns"])
-@pytest.mark.parametrize("embed_std", [0.02, 0.6])
+@pytest.mark.parametrize(("norm", "embed_std"), [("pre", 0.6), ("lns", 0.02)])
 def test_the_curse_of_depths_products_hold_only_by_the_room_that_attention_leaves(norm: str, embed_std: float) -> None:
     model = network(norm=norm, init={"std": 0.08, "embed_std": embed_std})
     for layer in model.model.layers:
@@ -277,14 +283,20 @@ def test_the_curse_of_depths_products_hold_only_by_the_room_that_attention_leave
     assert math.log10(math.prod(mended[:-1])) > measured
 
 
-@pytest.mark.parametrize("norm", [norm for norm in SCHEMES if norm not in ("pre", "lns")])
-def test_the_curse_of_depth_has_no_bound_for_other_schemes(norm: str) -> None:
-    assert depth_bound(network(norm=norm), sample().tokens) is None
+def test_the_curse_of_depth_has_no_bound_for_other_schemes() -> None:
+    for norm in SCHEMES.keys() - {"pre", "lns"}:
+        assert depth_bound(network(norm=norm), sample().tokens) is None, norm
     assert depth_bound(network(gate={"stop_gradient": False}), sample().tokens) is None
 
 
-@pytest.mark.parametrize("norm", ONE_STREAM)
-@pytest.mark.parametrize("family", [{}, {"norm": "layernorm", "tied": True}, {"head_transform": True}])
+@pytest.mark.parametrize(
+    ("norm", "family"),
+    [
+        *((norm, {}) for norm in ONE_STREAM),
+        ("pre", {"norm": "layernorm", "tied": True}),
+        ("mix", {"head_transform": True}),
+    ],
+)
 def test_theorem_4_2_of_raptr(norm: str, family: dict[str, object]) -> None:
     model, text = network(norm=norm, family=family, init={"std": 0.2}), sample()
 
@@ -303,8 +315,9 @@ def test_theorem_4_2_of_raptr(norm: str, family: dict[str, object]) -> None:
     assert found.bound >= found.gap > 0
 
 
-@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
-@pytest.mark.parametrize("size", [1e-4, 0.5, 3.0])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("rmsnorm", 1e-4), ("rmsnorm", 3.0), ("layernorm", 0.5), ("layernorm", 3.0)]
+)
 def test_the_loss_of_a_head_changes_by_at_most_c_times_the_change_of_its_input(kind: str, size: float) -> None:
     """Condition (1) of theorem G.1, with absolute values."""
     model = network(family={"norm": kind})

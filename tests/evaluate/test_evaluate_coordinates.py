@@ -16,21 +16,28 @@ def cell(**values: object) -> Cell:
     return cell_from({"size": "quickstart", "data": "quickstart", "optim": recipe, **values})
 
 
-SLOW = pytest.mark.long
-QUICK = {("pre", "none"), ("pre", "gpas"), ("post", "gpas"), ("sandwich", "gpas")}
-CASES = [
-    pytest.param(scheme, gate, marks=() if (scheme, gate) in QUICK else SLOW)
-    for scheme in SCHEMES
-    for gate in ("none", "gpas")
-]
 IDENTITY = ("rezero", "skipinit")  # whose branches are 0 at first
 NORMED = ("sandwich", "peri")  # whose branches end with a norm
+QUICK = {("pre", "none"), ("post", "gpas"), ("sandwich", "gpas")}
+CASES = [
+    pytest.param(scheme, gate, marks=() if (scheme, gate) in QUICK else pytest.mark.long)
+    for scheme, gate in [("pre", "none"), *((scheme, "gpas") for scheme in SCHEMES)]
+]
+
+
+def test_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpas_cli.evaluate.coordinates._changes", lambda cell, *_: [cell.model.size.hidden] * 4)
+    found = coordinates(cell(), tmp_path, tmp_path)
+    assert {one.at for one in found} == {(32, 64, 128, 256), (4, 8, 16)}
 
 
 @pytest.mark.parametrize(("scheme", "gate"), CASES)
-def test_activations_change_alike_at_every_width_and_depth(scheme: str, gate: str, tmp_path: Path) -> None:
+def test_activations_change_alike_at_every_width_and_depth(
+    scheme: str, gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two widths, because all take twice as long."""
+    monkeypatch.setattr("gpas_cli.evaluate.coordinates._FACTORS", {"width": (1, 4), "depth": (1, 2, 4)})
     found = coordinates(cell(norm=scheme, gate=gate), tmp_path, tmp_path)
-    assert {one.at for one in found} == {(32, 64, 128, 256), (4, 8, 16)}
     exponents = {(one.over, one.parametrisation, one.place): one.exponent for one in found}
     assert abs(exponents["width", "mup", "4"]) < 0.15
     assert exponents["width", "standard", "4"] > 0.5 or scheme in (*IDENTITY, *NORMED)

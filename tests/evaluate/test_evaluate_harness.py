@@ -28,6 +28,7 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.run import prepare_text
 
 MAX_LENGTH = 64
+COUNT = 12
 CHOOSER = random.Random(7)
 CELLS: dict[str, dict[str, object]] = {
     "plain": {"norm": "pre", "gate": "gpas"},
@@ -101,11 +102,11 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Room:
 
 @pytest.fixture(scope="module")
 def folder(room: Room) -> Path:
-    """Return a folder with 30 documents of each task, 4 for solved examples, and 3 of each subject of MMLU."""
+    """Return a folder with COUNT documents of each task, 4 for solved examples, and 3 of each subject of MMLU."""
     folder = room.folder / "documents"
     folder.mkdir()
     for task, make in DOCUMENTS.items():
-        write(folder / f"{task}.jsonl", [make() for _ in range(30)])
+        write(folder / f"{task}.jsonl", [make() for _ in range(COUNT)])
         write(folder / f"{task}.train.jsonl", [make() for _ in range(4)])
     return folder
 
@@ -132,12 +133,12 @@ def test_every_task_of_the_papers_is_scored_on_local_documents(
     scores = score_local(task, *ours, folder, progress=lambda done, total: seen.append((done, total)))
     assert {score.metric for score in scores} == METRICS.get(task, {"acc", "acc_norm"})
     for score in scores:
-        assert (score.task, score.examples, score.shots) == (task, 30, 0)
+        assert (score.task, score.examples, score.shots) == (task, COUNT, 0)
         assert score.harness.startswith("lm_eval 0.4.")
         assert score.task_version
         if score.metric.startswith("acc"):
-            assert score.value * 30 == pytest.approx(round(score.value * 30))
-            assert score.stderr == pytest.approx(math.sqrt(score.value * (1 - score.value) / 29))
+            assert score.value * COUNT == pytest.approx(round(score.value * COUNT))
+            assert score.stderr == pytest.approx(math.sqrt(score.value * (1 - score.value) / (COUNT - 1)))
     assert seen[-1][0] == seen[-1][1]
     # Training continues with the same random numbers, and nothing was printed.
     assert random_states() == before
@@ -161,7 +162,7 @@ def test_accuracy_is_that_of_the_likeliest_choice_after_the_harness_prompt(
         right += totals.index(max(totals)) == answer
         right_by_length += by_length.index(max(by_length)) == answer
     scores = {score.metric: score.value for score in score_local("arc_easy", scorer, tokenizer, folder)}
-    assert scores == {"acc": pytest.approx(right / 30), "acc_norm": pytest.approx(right_by_length / 30)}
+    assert scores == {"acc": pytest.approx(right / COUNT), "acc_norm": pytest.approx(right_by_length / COUNT)}
 
 
 @needs_harness
@@ -329,7 +330,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def texts(room: Room) -> list[tuple[str, str]]:
-    pairs = [(words(1, 30), f" {words(1, 8)}") for _ in range(60)]
+    pairs = [(words(1, 30), f" {words(1, 8)}") for _ in range(12)]
     shared = words(8, 9)
     odd = [
         ("", "the start"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from life import OTHER, Connect, Life
+from postgres_server import needs_server
 from users import ordinary
 
 from gpas_cli.store import maintenance
@@ -66,9 +67,21 @@ HARM: dict[str, Callable[[AttemptDir], object]] = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_a_damaged_attempt_does_not_affect_others(
-    connect: Connect, url: str, life: Life, tmp_path: Path, harm: str
-) -> None:
+def test_a_damaged_attempt_does_not_affect_others(connect: Connect, sqlite_url: str, life: Life, harm: str) -> None:
+    check_the_others(connect, sqlite_url, life, harm)
+
+
+# What Postgres reads differently from SQLite; files that cannot be read never reach a database.
+VALUES = ("an infinite start", "a huge time", "a huge step", "an infinite axis", "a huge axis", "NUL in a name")
+
+
+@needs_server
+@pytest.mark.parametrize("harm", [*VALUES, "a lone surrogate", "a stage that is no word"])
+def test_postgres_stores_the_others_too(connect: Connect, schema_url: str, life: Life, harm: str) -> None:
+    check_the_others(connect, schema_url, life, harm)
+
+
+def check_the_others(connect: Connect, url: str, life: Life, harm: str) -> None:
     for key in (THIRD, OTHER):
         life.whole(key)
     HARM[harm](life.whole())
@@ -100,11 +113,11 @@ NAMED = (
 
 
 @pytest.mark.parametrize("harm", NAMED)
-def test_skipped_attempts_are_named(connect: Connect, url: str, life: Life, harm: str) -> None:
+def test_skipped_attempts_are_named(connect: Connect, sqlite_url: str, life: Life, harm: str) -> None:
     HARM[harm](life.whole())
-    (problem,) = sync(connect(url), life.runs).problems
+    (problem,) = sync(connect(sqlite_url), life.runs).problems
     assert problem.startswith(str(life.runs))
-    assert sync(connect(url), life.runs, keys=["0123456789abcdef"]).attempts == 0
+    assert sync(connect(sqlite_url), life.runs, keys=["0123456789abcdef"]).attempts == 0
 
 
 @pytest.mark.parametrize("level", [0, 1], ids=["the attempt", "the stage"])

@@ -268,6 +268,7 @@ def test_close_raises_if_the_disk_lost_events(tmp_path: Path, monkeypatch: pytes
         journal.close()
 
 
+@settings(max_examples=40, **ON_ANY_MACHINE)
 @given(fields=FIELDS)
 def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
     event = {"n": 0, "t": 1.0, "kind": "x"} | module.plain(fields)
@@ -276,7 +277,7 @@ def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
     assert decode(line[:-1]) == event
 
 
-@settings(max_examples=100, **ON_ANY_MACHINE)
+@settings(max_examples=40, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12))
 def test_any_truncation_loses_only_the_lines_cut(
     tmp_path_factory: pytest.TempPathFactory, data: Any, count: int
@@ -299,7 +300,7 @@ def test_any_truncation_loses_only_the_lines_cut(
     assert damaged <= 1
 
 
-@settings(max_examples=150, **ON_ANY_MACHINE)
+@settings(max_examples=60, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12), flip=st.integers(1, 255))
 def test_any_byte_flip_loses_only_the_lines_touched(
     tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int

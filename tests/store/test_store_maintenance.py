@@ -253,10 +253,10 @@ def test_copies_have_the_permissions_of_the_database(
 def test_checking_a_long_journal_takes_little_memory(connect: Connect, sqlite_url: str, life: Life) -> None:
     attempt = life.attempt()
     with attempt.journal_path.open("wb") as file:
-        for n in range(60_000):
+        for n in range(30_000):
             file.write(encode({"n": n, "t": 1.0, "kind": "step", "step": n + 1, "loss": 2.5, "note": "x" * 40}))
     engine = connect(sqlite_url)
-    assert sync(engine, life.runs).events == 60_000
+    assert sync(engine, life.runs).events == 30_000
     tracemalloc.start()
     assert check(sqlite_url, life.runs) == []
     peak = tracemalloc.get_traced_memory()[1]

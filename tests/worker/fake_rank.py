@@ -14,7 +14,6 @@ from pathlib import Path
 from gpas_cli.events import Outcome
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.worker import ranks
 
 here = AttemptDir(Path(sys.argv[1]))
 rank = int(os.environ["RANK"])
@@ -35,6 +34,8 @@ def leave(outcome: str, code: int) -> None:
     sys.exit(code)
 
 
+if act in ("fail", "wait"):
+    from gpas_cli.worker import ranks  # which takes long to import
 if act == "done":
     leave("done", 0)
 if act == "fail":

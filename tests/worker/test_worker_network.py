@@ -18,6 +18,7 @@ from gpas_cli.evaluate.external import find_network, open_model
 from gpas_cli.evaluate.removal import text_batches
 from gpas_cli.events import Layers, Outcome, Removal, RemovalScore, Score
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
@@ -220,14 +221,18 @@ def test_a_network_that_does_not_fit_is_refused_before_it_is_loaded(
 
 
 def test_a_small_network_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network(made="qwen2", layers=2, hidden=16, ffn=24, heads=2, vocab=400, updates=3)
+    for number in range(120):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " + " ".join(WORDS) * 3)
+    text = Data(source="files", path="*.txt", tokenizer="bpe", length=32, eval_tokens=100)
+    monkeypatch.setattr(made, "CORPORA", {"quickstart": text})  # the real one takes ten seconds to tokenise
+    network = Network(made="qwen2", layers=2, hidden=16, ffn=24, heads=2, vocab=300, updates=3)
     said: list[str] = []
     first = find_network(network, tmp_path, tmp_path / "cache", said.append)
     assert said == ["training a small qwen2"]
     monkeypatch.setattr(made, "_trained", None)
     assert find_network(network, tmp_path, tmp_path / "cache", said.append).pin == first.pin
     assert len(said) == 1
-    assert open_model(first).network.vocab == 400
+    assert open_model(first).network.vocab == 300
 
 
 def test_an_encoder_has_no_loss_and_its_layers_are_measured(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt
+from forking import Forked
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import ThisMachine
@@ -25,14 +25,17 @@ from gpas_cli.worker.ranks import RankEnv, _first_host, place
 
 FAKE = Path(__file__).with_name("fake_rank.py")
 PARENT = """
-import signal, sys
+import os, signal, sys
 from pathlib import Path
-from gpas_cli.worker import ranks
+from gpas_cli.state import attempt, locks
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.worker import ranks
 ranks._GRACE_SECONDS = 0.5
-fake, attempt, size = sys.argv[1:]
-command = [sys.executable, "-S", fake, attempt]
-sys.exit(ranks.run(AttemptDir(Path(attempt)), int(size), 1, command, [signal.SIGTERM, signal.SIGINT]))
+fake, path, size = sys.argv[1:]
+alive = locks.hold(attempt.alive_path(AttemptDir(Path(path))))
+os.set_inheritable(alive, True)
+command = [sys.executable, "-S", fake, path]
+sys.exit(ranks.run(AttemptDir(Path(path)), int(size), 1, command, [signal.SIGTERM, signal.SIGINT]))
 """
 
 
@@ -43,14 +46,10 @@ class Job:
         self.attempt = make_attempt(runs, "0123456789abcdef", {"created": time.time(), "submitter": {}})
         (self.attempt.path / "acts.json").write_text(json.dumps(acts))
         self.size = len(acts)
-        alive = locks.hold(alive_path(self.attempt))
         root = str(Path(__file__).parents[2])
-        self.process = subprocess.Popen(
-            [sys.executable, "-S", "-c", PARENT, str(FAKE), str(self.attempt.path), str(self.size)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}, pass_fds=[alive],
-            stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        os.close(alive)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+        words = (str(FAKE), str(self.attempt.path), str(self.size))
+        self.process = Forked(PARENT, *words, output=runs / "parent.txt", environment=environment)
 
     def pids(self) -> list[int]:
         wait(lambda: len(list(self.attempt.path.glob("seen-*.json"))) == self.size)
@@ -60,10 +59,8 @@ class Job:
         """Return the exit code, negative for a signal; check that no process is left; write exit.json."""
         try:
             code = self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise
+        finally:
+            self.process.end()
         wait(lambda: locks.probe(alive_path(self.attempt)) is locks.Lock.FREE)
         died = {"code": None, "signal": -code} if code < 0 else {"code": code, "signal": None}
         write_json(self.attempt.exit_path, {**died, "t": time.time()})
@@ -114,7 +111,7 @@ def test_signals_reach_every_process(tmp_path: Path) -> None:
 def test_processes_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
     job = Job(tmp_path, "wait", "wait")
     job.pids()
-    job.process.kill()
+    os.kill(job.process.pid, signal.SIGKILL)
     assert job.end() == -9
     assert [event["outcome"] for event in job.outcomes()] == ["interrupted"]
 
@@ -122,7 +119,7 @@ def test_processes_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
 def test_the_lock_is_held_while_any_process_lives(tmp_path: Path) -> None:
     job = Job(tmp_path, "wait", "hang")
     pids = job.pids()
-    job.process.kill()
+    os.kill(job.process.pid, signal.SIGKILL)
     os.kill(pids[0], signal.SIGKILL)
     job.process.wait()
     assert locks.probe(alive_path(job.attempt)) is locks.Lock.HELD

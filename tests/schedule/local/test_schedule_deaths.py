@@ -119,7 +119,7 @@ def test_ctrl_c_sends_sigterm_to_the_jobs(project: Project) -> None:
     with other_run(project, "wait:1") as other:
         until(working(project, cell))
         other.send_signal(signal.SIGINT)
-        output, _ = other.communicate(timeout=10)
+        output = other.communicate(timeout=10)
     assert "{'interrupted': ['wait-1']}" in output
     assert observe(project.runs, key(cell)).outcome == "interrupted"
 
@@ -128,7 +128,7 @@ def test_two_racing_runs_start_each_stage_once(project: Project) -> None:
     seeds = range(1, 9)
     words = [f"done:{seed}" for seed in seeds]
     with other_run(project, *words) as one, other_run(project, *words) as two:
-        outputs = [run.communicate(timeout=20)[0] for run in (one, two)]
+        outputs = [run.communicate(timeout=20) for run in (one, two)]
     everything = [f"done-{seed}" for seed in seeds]
     assert outputs == [f"{ ({'done': everything}) }\n"] * 2
     assert sorted(ran(project)) == [f"{name} 1" for name in everything]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from attempts import STAGE, make_attempt, submission_facts
 from fake_slurm import Programs
+from forking import Forked
 
 from gpas_cli.schedule.slurm import allocation, supervisor
 from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch, _limit
@@ -37,8 +38,8 @@ sys.exit(supervisor.main(Path(sys.argv[1])))
 """
 
 
-def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subprocess.CompletedProcess[str]:
-    """Run the only element of a submission on node n1, as SLURM would."""
+def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> tuple[int, str]:
+    """Run the only element of a submission on node n1, as SLURM would; return its exit code and its output."""
     runs = tmp_path / "runs"
     place = runs / ".slurm" / NAME
     place.mkdir(parents=True)
@@ -55,8 +56,11 @@ def supervise(tmp_path: Path, act: str, *more: str, **resources: Any) -> subproc
     slurm = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
     root = str(Path(__file__).parents[3])
     env = {**os.environ, **slurm, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
-    command = [sys.executable, "-S", "-c", SUPERVISOR, str(place), str(JOB), *more]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    process = Forked(SUPERVISOR, str(place), str(JOB), *more, output=tmp_path / "supervisor.txt", environment=env)
+    try:
+        return process.wait(60), process.output.read_text()
+    finally:
+        process.end()
 
 
 def facts(tmp_path: Path) -> list[dict[str, Any]]:
@@ -76,8 +80,8 @@ def test_a_requeued_job_is_not_reduced_again_for_the_memory_of_an_earlier_one(tm
 
 
 def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion(tmp_path: Path) -> None:
-    done = supervise(tmp_path, "killed", micro_batch=8)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = supervise(tmp_path, "killed", micro_batch=8)
+    assert code == 0, said
     first, second = facts(tmp_path)
     assert second["resources"]["micro_batch"] == 8
     assert second["retry"]["of"] == 1
@@ -87,14 +91,14 @@ def test_a_killed_job_runs_again_unchanged_without_evidence_of_memory_exhaustion
 
 
 def test_a_job_killed_every_time_is_given_up(tmp_path: Path) -> None:
-    done = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
-    assert done.returncode == 75
+    code, said = supervise(tmp_path, "always-killed", micro_batch=8, retries=2)
+    assert code == 75
     assert [fact["resources"]["micro_batch"] for fact in facts(tmp_path)] == [8, 8]
-    assert "made no progress" in done.stdout
+    assert "made no progress" in said
 
 
 def test_a_job_killed_by_the_oom_killer_restarts_with_half_the_rows(tmp_path: Path) -> None:
-    assert supervise(tmp_path, "killed", "kernel", micro_batch=8).returncode == 0
+    assert supervise(tmp_path, "killed", "kernel", micro_batch=8)[0] == 0
     second = facts(tmp_path)[1]
     assert second["resources"]["micro_batch"] == 4
     assert second["retry"]["why"] == (
@@ -103,8 +107,7 @@ def test_a_job_killed_by_the_oom_killer_restarts_with_half_the_rows(tmp_path: Pa
 
 
 def test_a_job_that_may_have_more_memory_is_left_to_the_next_submission(tmp_path: Path) -> None:
-    done = supervise(tmp_path, "killed", "kernel", micro_batch=8, mem="1G", larger=["mem"])
-    assert done.returncode == 75
+    assert supervise(tmp_path, "killed", "kernel", micro_batch=8, mem="1G", larger=["mem"])[0] == 75
     assert len(facts(tmp_path)) == 1
     ended = attempts(tmp_path / "runs", KEY)[0].read_exit()
     assert ended.error == "out of memory: the kernel's out-of-memory killer ended a process of the job"
@@ -113,8 +116,8 @@ def test_a_job_that_may_have_more_memory_is_left_to_the_next_submission(tmp_path
 def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs: Programs) -> None:
     shown = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
     programs.put("scontrol", shown)
-    done = supervise(tmp_path, "no-gpus", gpus=1)
-    assert done.returncode == 75, done.stderr
+    code, said = supervise(tmp_path, "no-gpus", gpus=1)
+    assert code == 75, said
     assert [call for call in programs.calls("scontrol") if "show" not in call] == [
         "requeue 7_0", "update JobId=7 ExcNodeList=n1,n9,n[5-6]",
     ]  # fmt: skip
