@@ -47,7 +47,7 @@ def write_tasks(root: Path) -> None:
 
     for task in SECTION["tasks"]:
         (root / "glue" / task).mkdir(parents=True)
-        for split, count in (("train", 10), ("validation", 11)):
+        for split, count in (("train", 15), ("validation", 11)):
             lines = map(json.dumps, records(task, count))
             (root / "glue" / task / f"{split}.jsonl").write_text("\n".join(lines))
 
@@ -102,7 +102,7 @@ def whole(project: tuple[Path, Path]) -> tuple[Outcome, list[Event]]:
     return run(project, "whole", cell())
 
 
-EACH = 4  # updates of one training: 2 epochs of 10 rows, 5 at a time
+EACH = 6  # updates of one training: 2 epochs of 15 rows, 5 at a time
 TOTAL = 4 * EACH
 
 
@@ -126,9 +126,9 @@ def test_updates_are_counted_through_all_trainings(whole: tuple[Outcome, list[Ev
     steps = [event for event in whole[1] if isinstance(event, Step)]
     assert [event.step for event in steps] == list(range(1, TOTAL + 1))
     assert {event.steps for event in steps} == {TOTAL}
-    assert [event.lr for event in steps][:2] == [pytest.approx(RATES[0])] * 2  # 6 % of four updates are none
+    assert [event.lr for event in steps][:2] == [pytest.approx(RATES[0])] * 2  # 6 % of six updates are none
     saved = [event.step for event in whole[1] if isinstance(event, Checkpoint)]
-    assert saved == [first + step for first in range(0, TOTAL, EACH) for step in (3, 4)]
+    assert saved == [first + step for first in range(0, TOTAL, EACH) for step in (3, 6)]
 
 
 def test_checkpoints_of_scored_trainings_are_deleted(project: tuple[Path, Path], whole: Any) -> None:
@@ -164,7 +164,7 @@ def test_other_examples_are_trained_on_anew(project: tuple[Path, Path], whole: t
 
 
 def test_it_learns(project: tuple[Path, Path]) -> None:
-    outcome, events = run(project, "learns", cell({"tasks": ["sst2"], "lr": [0.01], "epochs": 60}), every=1000)
+    outcome, events = run(project, "learns", cell({"tasks": ["sst2"], "lr": [0.01], "epochs": 30}), every=1000)
     assert outcome.metrics["glue_accuracy/sst2"] == 100  # a word decides
     assert "glue_accuracy/average" not in outcome.metrics
     assert losses(events)[1] == pytest.approx(math.log(2), abs=0.1)
@@ -218,4 +218,4 @@ def test_wrong_data_of_the_last_task_are_found_before_the_first_training(project
 def test_long_examples_are_a_warning(project: tuple[Path, Path]) -> None:
     _, events = run(project, "long", cell({"tasks": ["sst2"], "lr": [0.01], "length": 8, "epochs": 1}))
     warned = [event.message for event in events if isinstance(event, Warned)]
-    assert warned == ["sst2: 5 examples are longer than length: 8 and are cut"]
+    assert warned == ["sst2: 11 examples are longer than length: 8 and are cut"]
