@@ -1,6 +1,7 @@
 """The files exchanged by jobs and schedulers have the fields of version 1."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ from launching import entry, run
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.project import Project
+from gpas_cli.schedule.local import run as local
 from gpas_cli.schedule.process import record_exit
 from gpas_cli.schedule.slurm import submission
 from gpas_cli.schedule.slurm.allocation import ElementStart
 from gpas_cli.state import cancellation, rerun
 from gpas_cli.state.claims import Submitter, claim_path, write_claim
-from gpas_cli.store import snapshot
 from gpas_cli.store.records import SubmissionRecord
 from gpas_cli.store.rundir import attempts, read_json, read_record, stage_dir
 from gpas_cli.store.snapshot import Snapshot
@@ -41,7 +42,8 @@ def same_fields(new: Path, old: Path) -> bool:
 
 def test_an_attempt_on_this_machine(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a checkout: an installed package has no commit to record.
-    monkeypatch.setattr(snapshot, "git_facts", lambda package: {"commit": "a" * 40, "dirty": False})
+    copied, git = local.snapshot, {"commit": "a" * 40, "dirty": False}
+    monkeypatch.setattr(local, "snapshot", lambda *given, **named: replace(copied(*given, **named), git=git))
     run(project, CELL)
     (made,) = attempts(project.runs, JOB.key)
     old = attempts(OLD, LOCAL)[0]
