@@ -1,5 +1,7 @@
-"""A journal in memory, for tests that run a stage in this process."""
+"""A journal in memory and requests to stop, for tests that run a stage in this process."""
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 from gpas_cli.events import Event, fields_of
@@ -17,3 +19,9 @@ class Recorder:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Return the fields of the events of this kind, in their order."""
         return [fields for name, fields in self.events if name == kind]
+
+
+def stop_after(answers: int) -> Callable[[], str | None]:
+    """Return a function that asks a stage to stop, after it has answered so often that it may continue."""
+    asked = itertools.count()
+    return lambda: "interrupted" if next(asked) >= answers else None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from finetuning import DATA, OPTIM, SIZE, pretrain, write_texts
+from recorder import stop_after
 
 from gpas_cli.data.prepare import token_caches
 from gpas_cli.errors import DataError
@@ -77,14 +78,13 @@ def run(
     cache = root / "cache"
     tokens = token_caches(declared.data, declared.text_vocab, cache, root=root, notify=lambda _: None)[0]
     events: list[Event] = []
-    asked = iter(range(10**6))
     outcome = finetune_on_tasks(
         declared, pretrained, "pretrained", tokens.tokenizer,
         RunPaths(root / name, [root / before for before in earlier], cache, root), events.append,
         earlier=[event for event in known or () if isinstance(event, Score)],
         cadence=Cadence(log_every=1, stats_every=4, eval_every=2, checkpoint_every=every),
         watch=watch,
-        stop=lambda: "interrupted" if next(asked) >= updates else None,
+        stop=stop_after(updates),
     )  # fmt: skip
     return outcome, events
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from importance_ranks import cell_of, measured, save_network, write_texts
-from recorder import Recorder
+from recorder import Recorder, stop_after
 from torch import Tensor, nn
 
 from gpas_cli.data.loader import validation_batches
@@ -223,13 +223,7 @@ def test_a_later_attempt_continues_at_any_layer_with_the_same_bits(room: Path, t
     path, _ = save_network(cell, tmp_path)
     straight, expected = measured(room, cell, path)
     for stop_at in (0, 1, LAYERS):
-        asked = itertools.count()
-        stopped, first = measured(
-            room,
-            cell,
-            path,
-            stop=lambda: "interrupted" if next(asked) >= stop_at else None,  # noqa: B023
-        )
+        stopped, first = measured(room, cell, path, stop=stop_after(stop_at))
         assert (stopped.outcome, stopped.step) == ("interrupted", max(0, stop_at - 1))
         assert not first.of("layers")
         done, second = measured(room, cell, path, earlier=[Removal(**event) for event in first.of("removal")])

@@ -1,6 +1,5 @@
 """The accuracy without each layer: by hand, continued at every score, and without a task that cannot be scored."""
 
-import itertools
 import json
 import random
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from importance_ranks import WORDS, cell_of, measured, save_network, without, write_texts
+from recorder import stop_after
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate import importance
@@ -114,14 +114,8 @@ def test_a_later_attempt_continues_at_any_score(room: Path, tasks: tuple[str, ..
     straight, expected = go(room, cell, path)
     # During the losses, at the border, within the scores of one task and between those of two.
     for stop_at in (3, LAYERS + 1, LAYERS + 4, 2 * LAYERS + 6):
-        asked = itertools.count()
         # The scorer asks, too: the first stop that it gets interrupts the score.
-        stopped, first = go(
-            room,
-            cell,
-            path,
-            stop=lambda: "interrupted" if next(asked) >= stop_at else None,  # noqa: B023
-        )
+        stopped, first = go(room, cell, path, stop=stop_after(stop_at))
         assert stopped.outcome == "interrupted"
         done, second = go(room, cell, path, earlier=first)
         assert scored(first) + scored(second) == scored(expected)

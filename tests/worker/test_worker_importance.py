@@ -1,7 +1,6 @@
 """The stage importance as a job runs it: a later attempt and a requeued one continue from the journals."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from attempts import make_attempt, write_events
 from importance_ranks import TEXTS, cell_of, save_network
+from recorder import stop_after
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Removal, TextFacts
@@ -47,15 +47,12 @@ def new_attempt(project: Path) -> AttemptDir:
 def go(project: Path, attempt: AttemptDir, most: int = 100) -> Outcome:
     """Run the attempt, asking it to stop after `most` measurements."""
     journal = Journal(attempt.journal_path)
-    outcome = run_importance(StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stopping(most), ALONE))
+    outcome = run_importance(
+        StageContext(CELL, attempt.read_attempt(), attempt, journal.append, stop_after(most), ALONE)
+    )
     journal.close()
     write_events(attempt, [outcome])
     return outcome
-
-
-def stopping(most: int) -> Callable[[], str | None]:
-    asked = iter(range(10**6))
-    return lambda: "interrupted" if next(asked) >= most else None
 
 
 def events(attempt: AttemptDir, kind: str) -> list[dict[str, Any]]:
