@@ -28,6 +28,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 
     def linked(runs: Path, project: Path | None = None) -> Snapshot:
         made = _copied(tmp_path_factory.getbasetemp())
+        if (runs if runs.exists() else runs.parent).stat().st_dev != made.path.stat().st_dev:
+            return snapshot(runs, project)
         target = snapshot_path(runs, made.code)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
