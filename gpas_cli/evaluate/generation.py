@@ -104,15 +104,14 @@ def generate(
 
 @torch.no_grad()
 def _continued(
-    scorer: Scorer, tokenizer: Tokenizer, rows: Sequence[Sequence[int]], most: int, until: Sequence[str]
+    scorer: Scorer, tokenizer: Tokenizer, rows: Sequence[tuple[int, ...]], most: int, until: Sequence[str]
 ) -> list[str]:
     """Return the texts that continue the prompts `rows`."""
     network, frame = scorer.network, scorer.frame
-    framed = [(*frame.before, *row, *frame.after, *frame.after) for row in rows]
-    longest = max(map(len, framed)) + most
+    tokens, prefix = zip(*map(frame.laid, rows), strict=True)
     if isinstance(network, Llama):
-        prefix = [len(row) - len(frame.after) for row in framed] if frame.after else []
-        reader: _Reader = CachedReader(network, len(rows), longest, prefix)
+        longest = max(map(len, tokens)) + most
+        reader: _Reader = CachedReader(network, len(rows), longest, prefix if frame.after else ())
     else:
         reader = _Rereader(network, len(rows))  # type: ignore[arg-type]
 
@@ -123,7 +122,6 @@ def _continued(
 
     written: list[list[int]] = [[] for _ in rows]
     texts: list[str | None] = [None] * len(rows)
-    tokens: Sequence[Sequence[int]] = framed
     for _ in range(most):
         with scorer.precision.compute():
             chosen = reader.next_logits(tokens, likeliest).tolist()
@@ -133,7 +131,7 @@ def _continued(
                 texts[number] = _ended(written[number], tokenizer, until, frame.end)
         if None not in texts:
             break
-        tokens = [[token] for token in chosen]
+        tokens = tuple((token,) for token in chosen)
     return [tokenizer.decode(own).strip() if text is None else text for own, text in zip(written, texts, strict=True)]
 
 

@@ -4,7 +4,8 @@ The tasks of the papers:
 
     mmlu winogrande piqa openbookqa hellaswag boolq arc_easy    GPAS, table 3
     social_iqa arc_challenge                                    the poster, besides those
-    cb copa sglue_rte wic wsc                                   SuperGLUE in RaPTr, table 3, with boolq
+    cb copa sglue_rte wic wsc multirc record                    SuperGLUE in RaPTr, table 3, with boolq
+    xstorycloze_en                                              RaPTr, table 11: StoryCloze, with hellaswag and LAMBADA
     wikitext lambada_openai                                     Spike No More
 
 Any other task of likelihoods that the installed harness has is scored as well.
@@ -46,11 +47,14 @@ _FOLDERS = {
     "sglue_rte": "super_glue/rte",
     "wic": "super_glue/wic",
     "wsc": "super_glue/wsc",
+    "multirc": "super_glue/multirc",
+    "record": "super_glue/record",
     "arc_easy": "arc",
     "arc_challenge": "arc",
     "social_iqa": "siqa",
     "wikitext": "wikitext",
     "lambada_openai": "lambada",
+    "xstorycloze_en": "xstorycloze",
 }
 _FEWSHOT_SEED = 1234  # the harness's own, which decides which solved examples a prompt has
 _BOOTSTRAP_SAMPLES = 1000  # for the standard error of perplexity; a mean's is computed exactly

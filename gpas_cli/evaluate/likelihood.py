@@ -135,9 +135,9 @@ class Scorer:
             # The last token is only a target.
             cut = max(0, len(request.context + request.continuation[:-1]) - self.max_length)
             self.truncated += cut > 0
-            prefix = self.frame.before + request.context[cut:] + self.frame.after
-            tokens = prefix + self.frame.after + request.continuation[:-1]
-            row = rows.setdefault(tokens, _Row(tokens, len(prefix)))
+            laid, prefix = self.frame.laid(request.context[cut:])
+            tokens = laid + request.continuation[:-1]
+            row = rows.setdefault(tokens, _Row(tokens, prefix))
             row.requests.append(number)
             row.scored = max(row.scored, len(request.continuation))
         return sorted(rows.values(), key=lambda row: -len(row.tokens))

@@ -71,6 +71,7 @@ def facts(entry: Entry) -> dict[str, Label]:
         "budget": "equal" if _declared(entry, "depth", "work_of") else "steps",
         "steps": round(relative_flops(cell) * cell.optim.updates),
         "lr": cell.optim.lr,
+        **({"shots": section.shots} if (section := cell.parameters("downstream")) else {}),
         "schedule": getattr(cell.optim.decay_of_rate, "decay_shape", cell.optim.schedule),
     }
 

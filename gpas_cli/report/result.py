@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.events import Score
-from gpas_cli.spec.downstream import BY_TASK, averages
+from gpas_cli.spec.downstream import BY_TASK, averages, counted_of, score_shares
 from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
@@ -82,13 +82,20 @@ def standard_error(scores: Sequence[Score], name: str) -> float | None:
     if not scores:
         return None
     metric, _, label = name.partition("/")
-    tasks = averages(list(dict.fromkeys(score.task for score in scores))).get(label, (label,))
-    known = {score.task: score.stderr for score in scores if score.metric in BY_TASK.get(metric, ())}
-    errors = [known.get(task) for task in tasks]
-    squares = [error**2 for error in errors if error is not None]
+    tasks = list(dict.fromkeys(score.task for score in scores))
+    mixed = metric == "score"
+    known = {
+        score.task: score.stderr
+        for score in scores
+        if (score.metric == counted_of(score.task) if mixed else score.metric in BY_TASK.get(metric, ()))
+    }
+    own = averages(tasks).get(label, (label,))
+    shares = score_shares(tasks).get(label, {}) if mixed else dict.fromkeys(own, 1 / len(own))
+    errors = [(share, known.get(task)) for task, share in shares.items()]
+    squares = [(share * error) ** 2 for share, error in errors if error is not None]
     if not squares or len(squares) < len(errors):
         return None
-    return math.sqrt(sum(squares)) / len(errors) * (1 if metric == "task_perplexity" else 100)
+    return math.sqrt(sum(squares)) * (1 if metric == "task_perplexity" else 100)
 
 
 METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}

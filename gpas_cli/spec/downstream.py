@@ -9,6 +9,7 @@ A text is named by one of KNOWN_TEXTS, by the path of local files ("held-out/*.t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +35,12 @@ class _KnownTask:
     """A task that this program knows.
 
     chance: the accuracy of guessing in percent, None for perplexities. measure: the score that tables show: acc (the
-    choice with the largest log p is the right one), perplexity or word_perplexity, f1 or exact_match. normed: whether
-    there is acc_norm too, where log p is divided by the length of the choice. questions, tokens: their number, and the
-    tokens of one of them with its choices, to estimate the cost.
-    embedded: made from the held-out half of the standard library, rather than by lm-evaluation-harness. generated: the
-    most tokens of an answer that the network writes, 0 if it writes none. until: texts that end an answer; they have
-    the first word of the next prompt among them, since T5's tokenizer has no line ends.
+    choice with the largest log p is the right one), perplexity or word_perplexity, f1, exact_match or em. counted: the
+    one that `score` has, if it is another. normed: whether there is acc_norm too, where log p is divided by the length
+    of the choice. questions, tokens: their number, and the tokens of one of them with its choices, to estimate the
+    cost. embedded: made from the held-out half of the standard library, rather than by lm-evaluation-harness.
+    generated: the most tokens of an answer that the network writes, 0 if it writes none. until: texts that end an
+    answer; they have the first word of the next prompt among them, since T5's tokenizer has no line ends.
     """
 
     name: str
@@ -48,6 +49,7 @@ class _KnownTask:
     tokens: int
     chance: float | None = None
     measure: str = "acc"
+    counted: str = ""
     normed: bool = False
     embedded: bool = False
     generated: int = 0
@@ -62,11 +64,12 @@ def _written(
     generated: int,
     until: tuple[str, ...],
     *,
+    measure: str = "exact_match",
     embedded: bool = False,
 ) -> _KnownTask:
     """Return a task whose answers the network writes."""
     return _KnownTask(
-        name=name, title=title, questions=questions, tokens=tokens, measure="exact_match", generated=generated,
+        name=name, title=title, questions=questions, tokens=tokens, measure=measure, generated=generated,
         until=until, embedded=embedded,
     )  # fmt: skip
 
@@ -86,15 +89,25 @@ KNOWN_TASKS: dict[str, _KnownTask] = {
         _KnownTask(name="arc_challenge", title="ARC-c", chance=25, questions=1_172, tokens=170, normed=True),
         _KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
         _KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
-        _KnownTask(name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity"),
+        _KnownTask(
+            name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity", counted="acc"
+        ),
+        _KnownTask(name="xstorycloze_en", title="StoryCloze", chance=50, questions=1_511, tokens=110),
         _KnownTask(name="cb", title="CB", chance=100 / 3, questions=56, tokens=330),
         _KnownTask(name="copa", title="COPA", chance=50, questions=100, tokens=30),
         _KnownTask(name="sglue_rte", title="RTE", chance=50, questions=277, tokens=170),
         _KnownTask(name="wic", title="WiC", chance=50, questions=638, tokens=110),
         _KnownTask(name="wsc", title="WSC", chance=50, questions=104, tokens=110),
+        _KnownTask(name="multirc", title="MultiRC", chance=50, questions=4_848, tokens=650),
+        _KnownTask(name="record", title="ReCoRD", questions=10_000, tokens=3_500, measure="em"),
         _written("triviaqa", "TriviaQA", 17_944, 25, 32, ("\n", ".", ",", "Question:")),
+        _written("webqs", "WebQA", 2_032, 15, 32, ("\n", ".", ",", "Question:")),
+        _written("nq_open", "NaturalQA", 3_610, 20, 32, ("\n", ".", ",", "Q:")),
         _written("tydiqa", "TyDiQA", 440, 170, 64, ("\n", "Context:")),
         _written("squadv2", "SQuADv2", 11_873, 190, 64, ("\n", "Title:")),
+        _written("drop", "DROP", 9_536, 330, 32, ("\n", "Passage:")),
+        _written("coqa", "CoQA", 7_983, 480, 32, ("\n", "Q:"), measure="f1"),
+        _written("quac", "QuAC", 7_354, 700, 64, ("\n", "Q:"), measure="f1"),
         _KnownTask(name=SQUAD, title="SQuAD", questions=10_570, tokens=180, measure="f1"),
         _KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
         _KnownTask(
@@ -113,10 +126,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "generated": ("triviaqa", "tydiqa", "squadv2"),  # RaPTr, Table 3
     "embedded": ("indent", "bracket"),
 }
+WRITTEN = tuple(name for name, task in KNOWN_TASKS.items() if task.generated and not task.embedded)
 _AVERAGES = {"average_paper": _PAPER, "average_poster": _POSTER}
 _AVERAGE = "average"  # the average over any other list of tasks
+_SUPERGLUE = "superglue"  # the average of its tasks, in `score`
 _LOCAL_TITLES = {"boolq_closed_book": "BoolQ, closed-book"}  # of tasks that are always local files
-AVERAGE_TITLES = {"average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average"}
+AVERAGE_TITLES = {
+    "average_paper": "average of 7", "average_poster": "average of 9", _AVERAGE: "average", _SUPERGLUE: "SuperGLUE",
+}  # fmt: skip
 
 
 def task_problem(name: str) -> str:
@@ -154,6 +171,13 @@ def measure_of(task: str) -> str:
     """Return the score of a task that tables show; local tasks have acc."""
     known = KNOWN_TASKS.get(base_name(task))
     return known.measure if known else "acc"
+
+
+def counted_of(task: str) -> str:
+    """Return the score of a task that counts in `score`, "" for a task of perplexities alone."""
+    known = KNOWN_TASKS.get(base_name(task))
+    found = known.counted or known.measure if known else "acc"
+    return "" if found.endswith("perplexity") else found
 
 
 def task_title(task: str) -> str:
@@ -229,8 +253,7 @@ class Downstream:
         direct = [
             task
             for task in self.tasks
-            if base_name(task) not in GROUPS["generated"]
-            and (is_local(task) or task == SQUAD or KNOWN_TASKS[task].embedded)
+            if base_name(task) not in WRITTEN and (is_local(task) or task == SQUAD or KNOWN_TASKS[task].embedded)
         ]
         if self.shots and direct:
             yield Problem(("shots",), f"has no effect on {', '.join(direct)}, which have no examples; leave it out")
@@ -258,12 +281,14 @@ def skipped_note(task: str, skipped: float, scored: int) -> str:
 
 # Metrics that are reported for each task -> the names of the scores that they show.
 _ACCURACY = "accuracy"
+_SCORE = "score"
 BY_TASK = {
     _ACCURACY: ("acc",),
     "accuracy_norm": ("acc_norm",),
     "task_perplexity": ("perplexity", "word_perplexity"),
     "f1": ("f1",),
-    "exact_match": ("exact_match",),
+    "exact_match": ("exact_match", "em"),
+    _SCORE: (),  # computed from the others
 }
 
 
@@ -274,7 +299,9 @@ def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
         return (*mine, *averages(tasks)) if len(mine) > 1 else mine
     if metric == "accuracy_norm":
         return tuple(task for task in tasks if is_local(task) or KNOWN_TASKS[task].normed)
-    both = ("f1", "exact_match")  # scores of the same tasks
+    if metric == _SCORE:
+        return tuple(score_shares(tasks))
+    both = ("f1", "exact_match", "em")  # scores of the same tasks
     shown = both if metric in both else BY_TASK[metric]
     return tuple(task for task in tasks if measure_of(task) in shown)
 
@@ -282,6 +309,23 @@ def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
 def headline(tasks: Sequence[str], metric: str) -> str:
     """Return the task or average that a table without a column for each task shows: the last of its columns."""
     return next(reversed(columns(tasks, metric)), _AVERAGE)
+
+
+def score_shares(tasks: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the columns of `score`, which tasks of several kinds have: of each, its tasks with their shares of it.
+
+    The tasks of SuperGLUE are one column, if all of that group are there; the last column is the average of the others.
+    """
+    own = [task for task in tasks if counted_of(task)]
+    if len({counted_of(task) for task in own}) < 2:
+        return {}
+    joined = [task for task in own if base_name(task) in (*GROUPS[_SUPERGLUE], "multirc", "record")]
+    if not {base_name(task) for task in joined} >= set(GROUPS[_SUPERGLUE]):
+        joined = []
+    found = {task: {task: 1.0} for task in own if task not in joined}
+    if joined:
+        found[_SUPERGLUE] = dict.fromkeys(joined, 1 / len(joined))
+    return {**found, _AVERAGE: {task: share / len(found) for one in found.values() for task, share in one.items()}}
 
 
 def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) -> dict[str, float]:
@@ -300,6 +344,10 @@ def metrics_of(scores: Mapping[tuple[str, str], float], tasks: Sequence[str]) ->
         known = [value for value in values if value is not None]
         if len(known) == len(values):
             found[f"{_ACCURACY}/{name}"] = sum(known) / len(known)
+    for name, shares in score_shares(tasks).items():
+        parts = [share * scores.get((task, counted_of(task)), math.nan) for task, share in shares.items()]
+        if not math.isnan(total := math.fsum(parts)):
+            found[f"{_SCORE}/{name}"] = 100 * total
     return found
 
 

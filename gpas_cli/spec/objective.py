@@ -84,6 +84,11 @@ class Frame:
     after: tuple[int, ...] = ()
     end: int = 2**31
 
+    def laid(self, text: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        """Return the row of a text, at whose end its continuation begins, and how many of its ids see each other."""
+        read = self.before + text + self.after
+        return read + self.after, len(read)
+
     @property
     def overhead(self) -> int:
         """The number of ids of a row besides the text and its continuation."""

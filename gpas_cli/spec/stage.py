@@ -370,6 +370,7 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("task_perplexity", "perplexity", by_task=True, kind="perplexity"),
                 Metric("f1", "F1", better="higher", unit="%", by_task=True),
                 Metric("exact_match", "exact match", better="higher", unit="%", by_task=True, main=True),
+                Metric("score", "score: accuracy, exact match or F1", better="higher", unit="%", by_task=True),
             ),
         ),
         StageKind(

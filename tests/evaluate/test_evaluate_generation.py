@@ -27,7 +27,7 @@ from gpas_cli.evaluate.tasks.forms import form_of
 from gpas_cli.evaluate.tasks.local import import_task
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama
-from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, Downstream, downstream_tokens, metrics_of
+from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, WRITTEN, Downstream, downstream_tokens, metrics_of
 from gpas_cli.spec.objective import Spans, parse_objective
 
 PROMPTS = ["gate norm layer", "", "stream scale " * 60, "layer", "norm gate stream scale gate", "scale the"]
@@ -211,7 +211,57 @@ def asked(identity: str, question: str, *answers: str) -> dict[str, Any]:
 
 WHERE = asked("56ddde6b9a695914005b9628", "In what country is Normandy located?", "France", "France")
 WHO = asked("5ad39d53604f3c001a3fe8d1", "Who gave their name to Normandy in the 1000's and 1100's")
+
+
+def passage(*questions: dict[str, Any]) -> dict[str, Any]:
+    return {"nfl_1": {"passage": NORMANS, "qa_pairs": list(questions), "wiki_url": ""}}
+
+
+def counted(question: str, number: str = "", spans: tuple[str, ...] = (), **date: str) -> dict[str, Any]:
+    """A question of DROP with its answer, and one that another person gave."""
+    day = {"day": "", "month": "", "year": "", **date}
+    other = {"number": "", "date": dict.fromkeys(day, ""), "spans": ["Normandy"]}
+    return {"question": question, "answer": {"number": number, "date": day, "spans": list(spans)}, "query_id": "1",
+            "validated_answers": [other]}  # fmt: skip
+
+
+def coqa_file(*turns: tuple[str, str, str]) -> dict[str, Any]:
+    """A conversation: questions with an answer and that of another person."""
+    asked, first, second = ([{"input_text": text, "turn_id": 1} for text in one] for one in zip(*turns, strict=True))
+    story = {"source": "wiki", "id": "3dr", "filename": "", "story": NORMANS, "questions": asked, "answers": first}
+    return {"version": "1.0", "data": [{**story, "additional_answers": {"0": second}}]}
+
+
+def quac_file(*turns: tuple[str, str]) -> dict[str, Any]:
+    answers = [{"text": text, "answer_start": 0} for _, text in turns]
+    qas = [
+        {"question": question, "id": f"C_1_q#{n}", "yesno": "x", "answers": [answer], "orig_answer": answer}
+        for n, ((question, _), answer) in enumerate(zip(turns, answers, strict=True))
+    ]
+    paragraph = {"context": f"{NORMANS} CANNOTANSWER", "qas": qas, "id": "C_1"}
+    return {"data": [{"title": "Normans", "section_title": "Name", "background": "", "paragraphs": [paragraph]}]}
+
+
 FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, tuple[str, ...]]] = {
+    "drop": (
+        passage(counted("When?", year="1066", month="October"), counted("How many?", "2")),
+        passage(counted("Who?", spans=("Nourmands", "Normands"))),
+        f"Passage: {NORMANS}\nQuestion: Who?\nAnswer: Nourmands, Normands\n\n"
+        f"Passage: {NORMANS}\nQuestion: When?\nAnswer:",
+        ("October 1066", "Normandy"),
+    ),
+    "coqa": (
+        coqa_file(("Where?", "France", "in France"), ("Who?", "The Normans", "the Normans")),
+        coqa_file(("What?", "a region", "region")),
+        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:",
+        ("France", "in France"),
+    ),
+    "quac": (
+        quac_file(("Where?", "France"), ("Why?", "CANNOTANSWER")),
+        quac_file(("What?", "a region")),
+        f"{NORMANS}\n\nQ: What?\n\nA: a region\n\n{NORMANS}\n\nQ: Where?\n\nA:",
+        ("France",),
+    ),
     "triviaqa": (
         {"Data": [TRIVIA, {**TRIVIA, "Question": "Who else?"}], "Domain": "unfiltered-web", "Split": "dev"},
         {"Data": [{**TRIVIA, "Question": "Who?"}]},
@@ -271,6 +321,13 @@ def test_the_authors_files_are_imported_with_solved_examples(
     assert generated_scorer(task, *ours)()[0].task_version != scores[0].task_version  # other prompts
 
 
+def test_a_question_of_a_conversation_has_the_earlier_ones_before_it(tmp_path: Path) -> None:
+    (tmp_path / "dev.json").write_text(json.dumps(FILES["coqa"][0]))
+    asked = direct_task(import_task(tmp_path / "dev.json", "coqa", tmp_path).name, tmp_path).questions()
+    assert asked[1].prompt == f"{NORMANS}\n\nQ: Where?\n\nA: France\n\nQ: Who?\n\nA:"
+    assert asked[1].answers == ("The Normans", "the Normans")
+
+
 def test_rows_of_the_hub_are_imported_too(tmp_path: Path) -> None:
     row = {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Ada", "Countess"]}}
     made = import_task(write(tmp_path / "rows.jsonl", [row]), "triviaqa", tmp_path)
@@ -296,27 +353,40 @@ def test_records_of_another_form_are_refused(task: str, row: dict[str, Any], mes
 
 def test_examples_are_only_of_generated_tasks(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.jsonl", [{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}])
-    with pytest.raises(
-        DataError, match="--examples: piqa has no solved examples; tasks that have are triviaqa, tydiqa"
-    ):
+    with pytest.raises(DataError, match="--examples: piqa has no solved examples; tasks that have are triviaqa, webqs"):
         import_task(rows, "piqa", tmp_path, rows)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 
+    spans: dict[str, Any] = {"number": "", "date": dict.fromkeys(("day", "month", "year"), ""), "spans": ["Ada"]}
+    several = {key: [value] for key, value in spans.items()}
     rows = {
         "triviaqa": {"question": "Who?", "answer": {"value": "Ada", "aliases": ["Ada"]}},
         "tydiqa": {"id": "english-1", "title": "", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"]}},
         "squadv2": {"id": "1", "title": "Ada", "question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"]}},
+        "webqs": {"url": "", "question": "Who?", "answers": ["Ada"]},
+        "nq_open": {"question": "Who?", "answer": ["Ada"]},
+        "drop": {"passage": "Ada.", "question": "Who?", "answer": spans, "validated_answers": several},
+        "coqa": {"story": "Ada.", "questions": {"input_text": []}, "answers": {"input_text": ["Ada"]}},
+        "quac": {
+            "context": "Ada.",
+            "questions": [],
+            "orig_answers": {"texts": ["Ada"]},
+            "answers": {"texts": [["Ada"]]},
+        },
     }[name]
     asked: list[dict[str, Any]] = []
 
     def load(**where: Any) -> Any:
         asked.append(where)
         more = [{**rows, "id": "finnish-1"}] if name == "tydiqa" else []
-        return Dataset.from_list([*[{**rows, "question": f"{where['split']} {n}"} for n in range(20)], *more])
+        texts = [f"{where['split']} {n}" for n in range(20)]
+        turns = {"coqa": lambda text: {"questions": {"input_text": [text]}}, "quac": lambda text: {"questions": [text]}}
+        own = turns.get(name, lambda text: {"question": text})
+        return Dataset.from_list([*[{**rows, **own(text)} for text in texts], *more])
 
     monkeypatch.setattr("datasets.load_dataset", load)
     task = HubGenerated(name)
@@ -325,8 +395,8 @@ def test_the_hub_is_read_at_its_revision(name: str, monkeypatch: pytest.MonkeyPa
     assert len(set(examples)) == MOST_EXAMPLES
     assert all("train" in one.prompt for one in examples)
     assert task.examples(2) == examples[:2]
-    assert {where["split"] for where in asked} == {"train", "validation"}
-    assert all(re.fullmatch("[0-9a-f]{40}", where["revision"]) for where in asked if name != "tydiqa")
+    assert {where["split"] for where in asked} == {"train", "test" if name == "webqs" else "validation"}
+    assert all(re.fullmatch("[0-9a-f]{40}", where["revision"]) for where in asked if name in ("triviaqa", "squadv2"))
 
 
 def test_without_the_data_one_message_says_what_to_import() -> None:

@@ -183,7 +183,8 @@ UNPRINTED = {
     ("spike-table3", "spike_no_more"): 10,  # diverged, and the averages
     ("spike-table9", "spike_no_more"): 16,  # DeepNet and B2T diverged at the larger rate
     ("quickstart-raptr", "raptr"): 2,  # equal work and layer drop are in Tables 2 and 7
-    ("raptr-ul2", "raptr"): 1,  # equal work with a square-root decay
+    ("raptr-ul2", "raptr"): 2,  # equal work with a square-root decay; layer drop is in Table 8
+    ("raptr-ul2-tasks", "raptr"): 36,  # with five examples
 }
 
 

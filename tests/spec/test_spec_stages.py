@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from gpas_cli.errors import InvalidExperiments
+from gpas_cli.events import Score
+from gpas_cli.report.result import standard_error
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import (
     _PAPER,
@@ -201,6 +203,36 @@ def test_metrics_are_the_scores_that_tables_show() -> None:
     assert metrics_of(scores, ["piqa", "lambada_openai"]) == {
         "accuracy/piqa": 60.0, "accuracy_norm/piqa": 70.0, "accuracy/average": 60.0,
     }  # fmt: skip
+
+
+def test_scores_of_several_kinds_are_averaged_with_superglue_as_one() -> None:
+    """RaPTr's Table 11: exact match, F1, accuracy, and the average over the rows of which SuperGLUE is one."""
+    superglue = (*GROUPS["superglue"], "multirc", "record")
+    tasks = ["lambada_openai", *superglue, "triviaqa", "coqa", "wikitext"]
+    values = {
+        "lambada_openai": ("acc", 0.2),
+        "triviaqa": ("exact_match", 0.3),
+        "coqa": ("f1", 0.5),
+        "record": ("em", 0.9),
+    }
+    scores = {(task, metric): value for task, (metric, value) in values.items()}
+    scores |= {(task, "acc"): 0.1 for task in superglue if task != "record"}
+    scores |= {("lambada_openai", "perplexity"): 9.0, ("triviaqa", "f1"): 0.4, ("coqa", "exact_match"): 0.0}
+    found = {name: value for name, value in metrics_of(scores, tasks).items() if name.startswith("score/")}
+    one = {"lambada_openai": 20.0, "triviaqa": 30.0, "coqa": 50.0, "superglue": 20.0}
+    assert found == pytest.approx({f"score/{name}": value for name, value in {**one, "average": 30.0}.items()})
+    assert columns(tasks, "score") == (*one, "average")
+    errors = [Score(task, metric, value, 10, 0.08, "1", "h") for (task, metric), value in scores.items()]
+    assert standard_error(errors, "score/coqa") == pytest.approx(8.0)
+    assert standard_error(errors, "score/superglue") == pytest.approx(8 / 8**0.5)
+    assert standard_error(errors, "score/average") == pytest.approx(8 * (3 + 1 / 8) ** 0.5 / 4)
+    del scores["wic", "acc"]
+    assert not {"score/superglue", "score/average"} & metrics_of(scores, tasks).keys()
+
+
+@pytest.mark.parametrize("tasks", [["piqa", "lambada_openai", "wikitext"], ["triviaqa", "squadv2"], ["boolq", LOCAL]])
+def test_tasks_of_one_kind_have_no_further_score(tasks: list[str]) -> None:
+    assert columns(tasks, "score") == ()
 
 
 def test_the_cost_is_a_third_of_the_tokens_of_the_questions() -> None:

@@ -213,10 +213,10 @@ def import_task(
 ) -> None:
     """Add a file of questions to the project, to score networks at them without a network connection.
 
-    Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, squadv2, triviaqa
-    and tydiqa, that of the files that the authors publish. Those of a task with a new name have a context, choices and
-    answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
-    prints.
+    Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, squadv2,
+    triviaqa, tydiqa, drop, coqa and quac, that of the authors' files. Those of a task with a new name have a context,
+    choices and answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that
+    this command prints.
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
     """

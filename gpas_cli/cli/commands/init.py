@@ -21,7 +21,7 @@ def init(
 ) -> None:
     """Write experiments.yaml, which declares the experiments of the papers, and a .gitignore for results.
 
-    Not declared are the scores of UL2 (RaPTr), and the BERT-large in which The Curse of Depth removes layers.
+    Not declared is the BERT-large in which The Curse of Depth removes layers.
 
     Example: [bold]gpas init my-reproduction[/bold]
     """

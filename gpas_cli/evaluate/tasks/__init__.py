@@ -4,7 +4,7 @@ Task          name; questions()
 ├── EmbeddedTask   made from the held-out half of the standard library     local.py
 ├── LocalTask      a file of the project, NAME@DIGEST                      local.py
 ├── RecallTask     names in that half, which the network completes         local.py
-├── HubGenerated   TriviaQA, TyDi QA and SQuAD v2, answers are generated   generated.py
+├── HubGenerated   TriviaQA and others, whose answers are generated        generated.py
 └── HubSquad       SQuAD v1.1, whose answers are parts of a passage        squad.py
 forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
 adapters.py   the records of LLM-Adapters -> documents
@@ -17,7 +17,7 @@ from pathlib import Path
 from gpas_cli.evaluate.tasks.generated import HubGenerated
 from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, RecallTask, local_task
 from gpas_cli.evaluate.tasks.squad import HubSquad
-from gpas_cli.spec.downstream import GROUPS, KNOWN_TASKS, RECALL, SQUAD, is_local
+from gpas_cli.spec.downstream import KNOWN_TASKS, RECALL, SQUAD, WRITTEN, is_local
 
 MultipleChoice = EmbeddedTask | LocalTask
 GeneratedTask = LocalTask | HubGenerated | RecallTask
@@ -33,7 +33,7 @@ def direct_task(name: str, root: Path) -> Task | None:
         return local_task(name, root)
     if name == SQUAD:
         return HubSquad()
-    if name in GROUPS["generated"]:
+    if name in WRITTEN:
         return HubGenerated(name)
     if name == RECALL:
         return RecallTask()

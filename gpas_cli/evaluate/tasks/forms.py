@@ -16,6 +16,8 @@ from gpas_cli.spec.downstream import SQUAD
 
 Doc = Mapping[str, Any]
 PROMPT_VERSION = "0.4.13"
+_ANSWER = ("number", "spans", "date")  # the fields of an answer of DROP
+_DATE = ("day", "month", "year")
 DEFAULT_FORM = "choices"  # of tasks that are not known
 ANSWER_FORMAT = "Answer format:"  # ends the choices of a record of LLM-Adapters, and is never part of one
 
@@ -203,11 +205,41 @@ def _squadv2(document: Doc) -> Prompted:
     return Prompted(f"{prompt}\n\nAnswer:", answers or ("unanswerable",))
 
 
+def _web_question(document: Doc) -> Prompted:
+    return Prompted(f"Question: {_text(document, 'question')}\nAnswer:", _texts(document["answers"], "answers"))
+
+
+def _nq_open(document: Doc) -> Prompted:
+    return Prompted(f"Q: {_text(document, 'question')}?\nA:", _texts(document["answer"], "answer"))
+
+
+def _drop(document: Doc) -> Prompted:
+    others = document.get("validated_answers", ())
+    if isinstance(others, Mapping):  # on the hub
+        others = [dict(zip(_ANSWER, one, strict=True)) for one in zip(*map(others.get, _ANSWER), strict=True)]
+    answers = [_spelled(one) for one in (document["answer"], *others)]
+    prompt = f"Passage: {_text(document, 'passage')}\nQuestion: {_text(document, 'question')}\nAnswer:"
+    return Prompted(prompt, _texts([answer for answer in dict.fromkeys(answers) if answer], "answer"))
+
+
+def _spelled(answer: Doc) -> str:
+    """Return an answer of DROP, a number, spans or a date, as text."""
+    date = answer["date"]
+    return str(answer["number"]) or ", ".join(answer["spans"]) or " ".join(filter(None, map(date.get, _DATE)))
+
+
+def _conversation(document: Doc) -> Prompted:
+    before = "".join(f"Q: {question}\n\nA: {answer}\n\n" for question, answer in document["before"])
+    prompt = f"{_text(document, 'context')}\n\n{before}Q: {_text(document, 'question')}\n\nA:"
+    return Prompted(prompt, tuple(dict.fromkeys(_texts(document["answers"], "answers"))))
+
+
 def _own(document: Doc) -> Question:
     choices = _texts(document["choices"], "choices")
     return Question(_text(document, "context"), choices, _number(document, "answer", 0))
 
 
+_TURN = _Form("context, before (earlier questions with answers), question and answers (texts)", _conversation)
 FORMS: dict[str, _Form] = {
     "mmlu": _Form("question, choices (four), answer (0 to 3) and subject", _mmlu),
     "winogrande": _Form("sentence (with a blank _), option1, option2 and answer (1 or 2)", _winogrande),
@@ -223,6 +255,11 @@ FORMS: dict[str, _Form] = {
     "triviaqa": _Form("question and answer {value, aliases: [...]}", _triviaqa),
     "tydiqa": _Form("id (english-...), question, context and answers {text: [...]}", _tydiqa),
     "squadv2": _Form("title, context, question and answers {text: [...]}, empty if there is none", _squadv2),
+    "webqs": _Form("question and answers (texts)", _web_question),
+    "nq_open": _Form("question and answer (texts)", _nq_open),
+    "drop": _Form("passage, question and answer {number, spans, date: {day, month, year}}", _drop),
+    "coqa": _TURN,
+    "quac": _TURN,
     DEFAULT_FORM: _Form("context, choices and answer (the index of the right choice, from 0)", _own),
 }
 

@@ -32,10 +32,10 @@ from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
     DIGEST_DIGITS,
     EMBEDDED_QUESTIONS,
-    GROUPS,
     KNOWN_TASKS,
     LOCAL_TASK,
     RECALL,
+    WRITTEN,
     base_name,
     local_file,
 )
@@ -136,10 +136,8 @@ def import_task(source: Path, task: str, root: Path, examples: Path | None = Non
         raise DataError(f"--task: '{task}' is not a name of lower-case letters, digits and _; {hint}")
     if task in KNOWN_TASKS and task not in FORMS:
         raise DataError(f"--task: {task} is not a task of questions from a file; choose another name")
-    if examples is not None and task not in GROUPS["generated"]:
-        raise DataError(
-            f"--examples: {task} has no solved examples; tasks that have are {', '.join(GROUPS['generated'])}"
-        )
+    if examples is not None and task not in WRITTEN:
+        raise DataError(f"--examples: {task} has no solved examples; tasks that have are {', '.join(WRITTEN)}")
     solved = drawn_examples(_documents(examples, task)) if examples is not None else []
     documents = _documents(source, task)
     lines = [*({_EXAMPLE: True, **document} for document in solved), *documents]

@@ -317,8 +317,6 @@ TABLES = [f"{source}:{number}" for source in SOURCES for number in numbers(sourc
 # Numbers without a cell: their published tables, and why.
 UNSERVED = {
     **{f"raptr table{i}_accuracy": "BERT is not finetuned on GLUE here" for i in (1, 5, 6, 7)},
-    **{f"raptr table{i}_scores": "no grid scores UL2 at tasks" for i in (3, 4, 8)},
-    **{f"raptr table11_{i}shot": "no grid scores UL2 at tasks" for i in (1, 5)},
     # the baselines with a square-root decay, in Table 4
     **{f"raptr table4_{what}": "no grid declares such a cell" for what in ("flops", "loss")},
     **{f"raptr table{i}_speed": "the speed of the paper's machines is not measured here" for i in (9, 10)},
