@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from gpas_cli.data.hub import offline_if_unreachable
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.made import made_folder
@@ -123,7 +124,8 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
 
     def fetched(*suffixes: str) -> Path:
         patterns = [f"*{suffix}" for suffix in suffixes]
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        with offline_if_unreachable():
+            return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
 
     try:
         best, *others = WEIGHTS

@@ -41,18 +41,21 @@ class _Reader(Protocol):
 class _Rereader:
     """Reads all rows again whenever they grow."""
 
-    def __init__(self, network: torch.nn.Module, rows: int):
-        self.network = network
+    def __init__(self, scorer: Scorer, rows: int):
+        self._scorer = scorer
         self._rows: list[list[int]] = [[] for _ in range(rows)]
 
     def next_logits(self, tokens: Sequence[Sequence[int]], read: Read) -> Tensor:
         for row, new in zip(self._rows, tokens, strict=True):
             row.extend(new)
-        device = next(self.network.parameters()).device
+        device = self._scorer.precision.device
         last = torch.tensor([len(row) - 1 for row in self._rows], device=device)
         # Padding on the right, where causal attention ignores it.
         rows = torch.arange(len(self._rows), device=device)
-        return self.network(padded(self._rows, device), None, lambda hidden, head: read(hidden[rows, last], head))  # type: ignore[no-any-return]
+        found: Tensor = self._scorer.network(
+            padded(self._rows, device), None, lambda hidden, head: read(hidden[rows, last], head)
+        )
+        return found
 
 
 def generate(
@@ -113,7 +116,7 @@ def _continued(
         longest = max(map(len, tokens)) + most
         reader: _Reader = CachedReader(network, len(rows), longest, prefix if frame.after else ())
     else:
-        reader = _Rereader(network, len(rows))  # type: ignore[arg-type]
+        reader = _Rereader(scorer, len(rows))
 
     def likeliest(states: Tensor, head: Tensor) -> Tensor:
         dtype = scorer.precision.matmul(states.dtype)

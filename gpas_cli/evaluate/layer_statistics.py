@@ -3,9 +3,8 @@
 Of the residual stream entering each layer, and of the one leaving the last:
 
     activation_variance, kurtosis, max_to_rms, max_to_median   means over tokens (`gpas_cli.model.stream`)
-    effective_rank   exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j, for the singular values sigma of the matrix
-                     (tokens, hidden) of the stream at all tokens (Roy & Vetterli, 2007: The Effective Rank). They are
-                     the roots of the eigenvalues of its Gram matrix, which is summed in float64; nothing is centred.
+    effective_rank   of the matrix (tokens, hidden) of the stream at all tokens (`gpas_cli.model.stream`). Its singular
+                     values are the roots of the eigenvalues of its Gram matrix, which is summed in float64.
 
 Of each layer:
 
@@ -29,22 +28,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.evaluate.removal import Subject, both, joined, own_subject, read_streams
 from gpas_cli.evaluate.sublayer_outputs import SublayerOutputs
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop, Warned
-from gpas_cli.model.attention import Attention
-from gpas_cli.model.llama import Llama, build, observed_inputs
-from gpas_cli.model.stream import max_to_median, of_block, of_stream
+from gpas_cli.model.llama import Llama, build, hooked
+from gpas_cli.model.stream import RANK, effective_rank, max_to_median, of_block, of_stream
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import SUBLAYERS
-from gpas_cli.train.loss import DeviceRows
+from gpas_cli.train.evaluate import Watch
 from gpas_cli.train.run import record_verified
 from gpas_cli.train.trained import TrainedNetwork
 
-_RANK = "effective_rank"
 _SHARE = "first_token_share"
 
 
@@ -93,7 +90,7 @@ class LayerStatistics:
     def series(self) -> dict[str, list[float]]:
         """Return the series by layer: of the streams blocks + 1 numbers each, of the blocks one number for each."""
         means = {name: [mean.value() for _, mean in sorted(at.items())] for name, at in self._means.items()}
-        return {**means, _RANK: [effective_rank(gram) for _, gram in sorted(self._grams.items())]}
+        return {**means, RANK: [effective_rank(gram) for _, gram in sorted(self._grams.items())]}
 
 
 class _Mean:
@@ -114,41 +111,12 @@ class _Mean:
         return float(total / count)
 
 
-def effective_rank(gram: Tensor) -> float:
-    """Return the effective rank of a matrix X, given X^T X (d, d) in float64; NaN if that is not finite.
-
-    Eigenvalues below the rounding error of the largest count as zero.
-    """
-    if not bool(gram.isfinite().all()):
-        return float("nan")
-    eigenvalues = torch.linalg.eigvalsh(gram)
-    noise = eigenvalues[-1] * len(gram) * torch.finfo(gram.dtype).eps
-    singular = torch.where(eigenvalues > noise, eigenvalues, 0.0).sqrt()
-    return float(torch.special.entr(singular / singular.sum()).sum().exp())
-
-
 @contextmanager
-def first_token_shares(network: Llama, rows: DeviceRows) -> Iterator[list[Tensor]]:
-    """Collect the shares of attention on the first token of each row, of all other tokens, in a forward pass over
-    `rows`: a tensor (tokens,) for each layer.
-
-    Each layer's attention averages, in place of its values, a one at the first token of a row and zeros elsewhere, by
-    the same kernel: no attention matrix is computed.
-    """
-    first = torch.zeros_like(rows.inputs, dtype=torch.bool)
-    if rows.packing is None:
-        first[:, 0] = True
-    else:
-        first[0] = rows.packing.index % rows.packing.time == 0
+def first_token_shares(network: Llama) -> Iterator[list[Tensor]]:
+    """Collect `Attention.first_token_share` of each layer in a forward pass, (batch, time) each."""
     found: list[Tensor] = []
-
-    def observe(module: nn.Module, x: Tensor) -> None:
-        assert isinstance(module, Attention)
-        positions = network.model.positions(x, rows.packing, rows.visible)
-        averages = module.averages(x, positions, first[..., None].expand_as(x))
-        found.append(averages.double().mean(-1)[~first])  # over the features of a head, which are alike, and the heads
-
-    with observed_inputs([block.self_attn for block in network.model.blocks()], observe):
+    attentions = [block.self_attn for block in network.model.blocks()]
+    with hooked(attentions, lambda attention, given: found.append(attention.first_token_share(*given))):
         yield found
 
 
@@ -167,7 +135,7 @@ def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop
         subject,
         emit,
         stop,
-        lambda rows: first_token_shares(opened.network, rows),
+        lambda: first_token_shares(opened.network),
         lambda: record_verified(corpus, emit),
         initialise,
     )
@@ -177,28 +145,31 @@ def measure_subject(
     subject: Subject,
     emit: Emit,
     stop: Stop,
-    shares: Callable[[DeviceRows], AbstractContextManager[Sequence[Tensor]] | None] = lambda _: None,
+    shares: Callable[[], AbstractContextManager[Sequence[Tensor]] | None] = lambda: None,
     verify: Callable[[], None] = lambda: None,
     initialise: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Measure the layers of a network, and report them. shares: as in `LayerStatistics.watch`, of the rows of a pass.
-    verify: is called once the text has been read. initialise: gives the network the weights that its training began
-    with; the outputs of its sub-layers are then measured again, and reported at update 0."""
+    """Measure the layers of a network, and report them. shares: returns those of `LayerStatistics.watch`. verify: is
+    called once the text has been read. initialise: gives the network the weights that its training began with; the
+    outputs of its sub-layers are then measured again, and reported at update 0."""
     began = time.perf_counter()
     emit(Phase("measuring layers"))
     found = LayerStatistics(subject.blocks.observed)
     trained, begun = SublayerOutputs(subject.blocks), SublayerOutputs(subject.blocks)
     # Rows have no padding, or are packed without it.
-    passes = [both(lambda rows: found.watch(partial(joined, rows), shares(rows)), trained.sums), trained.shares]
+    passes: list[tuple[Watch, Callable[[], None] | None]] = [  # each with what precedes it
+        (both(lambda rows: found.watch(partial(joined, rows), shares()), trained.sums), None),
+        (trained.shares, None),
+    ]
     if subject.blocks.fault:
         emit(Warned(f"the outputs of sub-layers are not measured: {subject.blocks.fault}"))
         passes = passes[:1]
     elif initialise:
-        passes += [begun.sums, begun.shares]
+        passes += [(begun.sums, initialise), (begun.shares, None)]
     done = 0
-    for watch in passes:
-        if initialise and watch == begun.sums:
-            initialise()
+    for watch, prepare in passes:
+        if prepare:
+            prepare()
         for batch in subject.batches:
             if leave := stop():
                 return Outcome(leave)
@@ -219,5 +190,5 @@ def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:
     distances = [value for part in SUBLAYERS for value in series.get(f"{part}_ks", ())]
     if distances:
         largest["largest_ks"] = max(distances)
-    means = [name for name in (_RANK, _SHARE, "block_cosine", "block_update") if name in series]
+    means = [name for name in (RANK, _SHARE, "block_cosine", "block_update") if name in series]
     return largest | {f"mean_{name}": sum(series[name]) / len(series[name]) for name in means}

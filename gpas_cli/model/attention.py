@@ -217,6 +217,19 @@ class Attention(nn.Module):
         y = _attended(q, k, v, positions, bounds).transpose(1, 2).flatten(2)
         return y if packing is None or bounds is not None else packing.join(y)
 
+    def first_token_share(self, x: Tensor, positions: Positions) -> Tensor:
+        """Return each token's share of attention on the first token of its row, the mean over heads, in float64; NaN of
+        first tokens. x: as in `forward` -> (batch, time).
+
+        Each head averages, in place of its values, a one at the first token of a row and zeros elsewhere, by the same
+        kernel: no attention matrix is computed.
+        """
+        packing = positions.packing
+        place = packing.index % packing.time if packing else torch.arange(x.shape[1], device=x.device)
+        first = (place == 0).expand(x.shape[:2])
+        averages = self.averages(x, positions, first[..., None].expand_as(x))
+        return averages.double().mean(-1).masked_fill(first, torch.nan)
+
     def projected(
         self, x: Tensor, packing: Packing | None, first: FirstValues | None = None, values: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -36,7 +36,7 @@ from gpas_cli.model.layers import (
     norm_slot,
     times,
 )
-from gpas_cli.model.stream import mean_of_finite, of_block, of_stream, one_stream
+from gpas_cli.model.stream import RANK, gram, max_to_median, mean_of_finite, of_block, of_stream, one_stream
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm
@@ -177,6 +177,18 @@ class Block(nn.Module):
         bottom, dropout = x if self.bottom else None, positions.dropout
         x = self._attention.apply(x, lambda h: dropped(self.self_attn(h, positions), dropout, ATTENTION))
         return self._feed_forward.apply(x, lambda h: dropped(self.mlp(h), dropout, FEED_FORWARD), bottom)
+
+    @torch.no_grad()
+    def first_token_share(self, x: Tensor, positions: Positions) -> Tensor:
+        """Return `Attention.first_token_share` for the stream x that enters the layer."""
+        found: list[Tensor] = []
+
+        def attend(h: Tensor) -> Tensor:
+            found.append(self.self_attn.first_token_share(h, positions))
+            return h
+
+        self._attention.apply(x, attend)
+        return found[0]
 
     def sublayers(self, positions: Positions) -> tuple[SubLayer, SubLayer]:
         """Return attention and the feed-forward network; applied one after the other they equal `forward`."""
@@ -387,13 +399,16 @@ def build(
     return network.to(device=device, dtype=dtype)
 
 
-@contextmanager
-def observed_inputs(modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]) -> Iterator[None]:
+def observed_inputs(
+    modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]
+) -> AbstractContextManager[None]:
     """Call `observe` with each of `modules` and its detached input in every forward pass inside the context."""
+    return hooked(modules, lambda module, given: observe(module, given[0].detach()))
 
-    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        observe(module, args[0].detach())
 
+@contextmanager
+def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `hook` with each of `modules` and its arguments before every forward pass inside the context."""
     handles = [module.register_forward_pre_hook(hook) for module in modules]
     try:
         yield
@@ -403,32 +418,37 @@ def observed_inputs(modules: Iterable[nn.Module], observe: Callable[[nn.Module, 
 
 
 _MEASURED_TOKENS = 1024  # of a forward pass: enough for a mean, and a small part of an update's time
+_SORTED_TOKENS = 128  # of these: their features are sorted, and the rank of their matrix takes its eigenvalues
 
 
 @contextmanager
 def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[dict[str, Tensor]]]:
     """Collect the means over tokens of what `model.stream` defines, of the residual stream entering every layer and the
-    final norm: layers + 1 dictionaries of scalars for each forward pass inside the context. Without `wanted`, collect
-    nothing.
+    final norm, and of `Attention.first_token_share`: layers + 1 dictionaries of scalars for each forward pass inside
+    the context, with the `gram` of the stream in place of its effective rank. Without `wanted`, collect nothing.
 
-    Of several copies of the stream it is their sum. The variance is that of all tokens, everything else of the first
-    ones. The last stream enters no layer, and has no `of_block`.
+    Of several copies of the stream it is their sum. Variance and share are those of all tokens, everything else of the
+    first ones. The last stream enters no layer, and has no `of_block` and no share.
     """
     ends = network.model.stack_ends
     seen: list[dict[str, Tensor]] = []
     before: list[Tensor] = []
 
-    def observe(module: nn.Module, x: Tensor) -> None:
-        x = one_stream(x)
+    def observe(module: nn.Module, given: tuple[Any, ...]) -> None:
+        x = one_stream(given[0].detach())
         few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
         if before:
             seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}
         if module in ends:  # where a stack ends that is not the last one
             return
-        means = {name: mean_of_finite(values) for name, values in of_stream(few).items()}
-        seen.append(means | {"activation_variance": x.float().var(-1, correction=0).mean()})
+        fewer = few[:_SORTED_TOKENS]
+        values = of_stream(few) | {"max_to_median": max_to_median(fewer)}
+        if isinstance(module, Block):
+            values["first_token_share"] = module.first_token_share(*given)
+        means = {name: mean_of_finite(value) for name, value in values.items()}
+        seen.append(means | {"activation_variance": x.float().var(-1, correction=0).mean(), RANK: gram(fewer)})
         if module is not network.model.norm:
             before.append(few)
 
-    with observed_inputs([*network.model.layers, *ends, network.model.norm] if wanted else [], observe):
+    with hooked([*network.model.layers, *ends, network.model.norm] if wanted else [], observe):
         yield seen

@@ -8,6 +8,11 @@
     block_cosine         x . y / (|x| |y|) (Men et al., 2024: ShortGPT, whose block influence is 1 - cosine)
     block_update         |y - x| / |x|
 
+and of all tokens' streams together, the rows of a matrix (tokens, d):
+
+    effective_rank       exp(-sum_i p_i log p_i), p_i = sigma_i / sum_j sigma_j, for its singular values sigma (Roy &
+                         Vetterli, 2007: The Effective Rank); nothing is centred
+
 The median of an even number of features is the lower of the two in the middle. A token at which a number is not finite,
 such as the cosine of a zero vector, is left out of means over tokens.
 """
@@ -17,6 +22,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+RANK = "effective_rank"
 
 
 def one_stream(x: Tensor) -> Tensor:
@@ -46,7 +53,7 @@ def of_block(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 def max_to_median(x: Tensor) -> Tensor:
     """Return the max-to-median of each token; x: (..., d) -> (...).
 
-    It sorts, because a median has no deterministic kernel on GPUs; trainings sort nothing, and measure max-to-rms.
+    It sorts, because a median has no deterministic kernel on GPUs.
     """
     size = x.abs().sort(-1).values
     return size[..., -1] / size[..., (x.shape[-1] - 1) // 2]
@@ -56,3 +63,22 @@ def mean_of_finite(values: Tensor) -> Tensor:
     """Return the mean of the finite values, NaN if there are none; any shape -> ()."""
     finite = values.isfinite()
     return torch.where(finite, values, 0.0).sum() / finite.sum()
+
+
+def gram(x: Tensor) -> Tensor:
+    """Return X^T X or X X^T, whichever is smaller, in float64. x: X, (tokens, d)."""
+    wide = x.double()
+    return wide @ wide.T if len(wide) < wide.shape[1] else wide.T @ wide
+
+
+def effective_rank(gram: Tensor) -> float:
+    """Return the effective rank of a matrix X, given X^T X or X X^T in float64; NaN if that is not finite.
+
+    Eigenvalues below the rounding error of the largest count as zero.
+    """
+    if not bool(gram.isfinite().all()):
+        return float("nan")
+    eigenvalues = torch.linalg.eigvalsh(gram)
+    noise = eigenvalues[-1] * len(gram) * torch.finfo(gram.dtype).eps
+    singular = torch.where(eigenvalues > noise, eigenvalues, 0.0).sqrt()
+    return float(torch.special.entr(singular / singular.sum()).sum().exp())

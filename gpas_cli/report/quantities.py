@@ -158,7 +158,6 @@ _METRICS = {
     ),
     **dict.fromkeys([f"{name}_{what}" for name in ("importance", _SCORE) for what in _LEFT_OUT], "mean_importance"),
     **dict.fromkeys([f"{part}_{what}" for part in _OUTPUTS for what in ("ks", "excess_kurtosis")], "largest_ks"),
-    **dict.fromkeys(("max_to_median", "effective_rank", "first_token_share"), "mean_effective_rank"),
 }
 # Spikes are recorded as curves; a claim counts them.
 SPIKES = {f"spike_{of}": Quantity(f"spike_{of}", f"spikes of the {of}") for of in ("loss", "grad_norm")}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from gpas_cli.data.order import Draw, Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import first_row, is_shard, local, sum_of_shards
 from gpas_cli.model.llama import Llama, stream_statistics
+from gpas_cli.model.stream import RANK, effective_rank
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.run import SHARDED
@@ -52,18 +54,23 @@ _SeriesIndex = tuple[tuple[str, ...], int]  # the series that a number belongs t
 
 @dataclass(frozen=True)
 class _LayerStatistics:
-    """Numbers on the device, shape (n,), and the series and index of each.
+    """Numbers on the device, shape (n,), and the series and index of each, or of as many as `sizes` says.
 
-    Norms with the same index are combined as norms of the parts of one vector.
+    Norms with the same index are combined as norms of the parts of one vector. An effective rank has the numbers of a
+    Gram matrix.
     """
 
     indices: tuple[_SeriesIndex, ...]
+    sizes: tuple[int, ...]
     numbers: Tensor
 
     def series(self, numbers: Sequence[float]) -> dict[str, list[float | None]]:
         """Return the series by layer, from the fetched `self.numbers`; None for a layer without the part."""
         found: dict[str, dict[int, float]] = {}
-        for (names, index), number in zip(self.indices, numbers, strict=True):
+        given = iter(numbers)
+        for (names, index), size in zip(self.indices, self.sizes, strict=True):
+            own = list(islice(given, size))
+            number = own[0] if names != (RANK,) else effective_rank(_square(own))
             for name in names:
                 at = found.setdefault(name, {})
                 at[index] = math.hypot(at[index], number) if index in at else number
@@ -157,9 +164,15 @@ def measure_layers(network: Llama, streams: _Streams, active: ActiveLayers | Non
         *_values("alpha", (gate.alpha for gate in network.gates())),
         *_of_streams(network, streams, active),
     ]
-    parts = [number.detach().reshape(()).float() for _, number in rest]
+    parts = [number.detach().reshape(-1) for _, number in rest]
     indices = tuple(index for index, _ in (*norms, *rest))
-    return _LayerStatistics(indices, torch.stack([*_l2_norms([tensor for _, tensor in norms]), *parts]))
+    sizes = (*(1 for _ in norms), *map(len, parts))
+    return _LayerStatistics(indices, sizes, torch.cat([_l2_norms([tensor for _, tensor in norms]), *parts]))
+
+
+def _square(numbers: Sequence[float]) -> Tensor:
+    """Return the numbers of a square matrix, row by row, as a matrix in float64."""
+    return torch.tensor(numbers, dtype=torch.float64).view(math.isqrt(len(numbers)), -1)
 
 
 def _l2_norms(tensors: Sequence[Tensor]) -> Tensor:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from gpas_cli.data.loader import lengths_needed, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
-from gpas_cli.evaluate.layer_statistics import LayerStatistics, effective_rank, measure
+from gpas_cli.evaluate.layer_statistics import LayerStatistics, measure
 from gpas_cli.events import Outcome
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.stream import effective_rank
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import STAGE_KINDS
 from gpas_cli.train.run import prepare_text

@@ -98,8 +98,9 @@ class Request:
         """How the cells differ from the paper's: "toy size: quickstart"; "" in the paper's own grid."""
         if self.grid == self.spec.grid or not self.entries:
             return ""
-        sizes = list(dict.fromkeys(str(entry.axes.get("size", "")) for entry in self.entries))
-        toy = all(entry.cell.model.size == SIZES[name] for entry in self.entries for name in _TOY_SIZES)
+        own = [entry for entry in self.entries if entry.cell.network is None]
+        sizes = list(dict.fromkeys(str(entry.axes.get("size", "")) for entry in own))
+        toy = all(entry.cell.model.size == SIZES[name] for entry in own for name in _TOY_SIZES)
         return f"{'toy size' if toy else 'size'}: {listed(sizes, _SHOWN)}, grid {self.grid}"
 
 

@@ -119,7 +119,7 @@ def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
 def _draw_panel(axes: Any, panel: Figure, width: float, *, titled: bool) -> list[tuple[str, Any]]:
     handles = _draw_all(axes, panel)
     axes.set_xlabel(panel.x)
-    axes.set_ylabel("\n".join(textwrap.wrap(panel.y, 44)))
+    axes.set_ylabel("\n".join(textwrap.wrap(panel.y, 36)))
     if titled:
         axes.set_title("\n".join(_wrapped(panel.title, width)), loc="left")
     axes.grid(alpha=0.25, linewidth=0.5)

@@ -186,7 +186,9 @@ def _mixtures(table: Table) -> Iterator[Note]:
         yield from _mixture(results, "validation texts", lambda r: (r.validation_fingerprint or "")[:_DIGEST], where)
     everything = table.statuses
     results = _shown_results(everything)
-    yield from _mixture(results, "precisions", lambda r: r.precision)
+    # Networks that were not trained here are measured in the precision in which they are stored.
+    trained = _shown_results([s for s in everything if s.entry.cell.network is None])
+    yield from _mixture(trained, "precisions", lambda r: r.precision)
     yield from _mixture(results, "versions of the code", lambda r: (r.code or "")[:_DIGEST])
     yield from _mixture(results, "devices", lambda r: r.hardware)
     # One with several versions was resumed after the code had changed.

@@ -281,7 +281,7 @@ def run_layers(stage: StageContext) -> Outcome:
         network = subject.network
         assert isinstance(network, TransformersNetwork)
         return layer_statistics.measure_subject(
-            subject, stage.emit, stage.stop, lambda _: attention_to_first(network, subject.blocks)
+            subject, stage.emit, stage.stop, lambda: attention_to_first(network, subject.blocks)
         )
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)

@@ -15,7 +15,7 @@ FIGURES = declared_figures()
 STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
 NUMBERS = {
     "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
-    "curse": ["1", "4", "5"],
+    "curse": ["1", "2", "4", "5"],
     "spike": ["2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13"],
     "raptr": ["1a", "1b", "2", "4"],
 }
@@ -161,7 +161,7 @@ def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> Non
         (["gpas-3a"], ["gpas-3a"]),
         (["gpas:3a", "GPAS-2"], ["gpas-2", "gpas-3a"]),
         (["gpas-3"], ["gpas-3a", "gpas-3b"]),
-        (["curse"], ["curse-1", "curse-4", "curse-5"]),
+        (["curse"], ["curse-1", "curse-2", "curse-4", "curse-5"]),
         (["all"], list(FIGURES)),
     ],
 )
