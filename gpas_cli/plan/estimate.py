@@ -6,6 +6,7 @@ The FLOPs of a training update are those of `spec.cost`; a forward pass takes a 
 import heapq
 import socket
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ Shape = tuple[Any, ...]
 
 
 # FLOP/s of one device
-_ASSUMED_GPU_FLOPS = {"fp32": 2e13, "bf16": 1e14, "bf16_stream": 1e14, "fp16": 1e14, "pure_bf16": 1e14}
+_ASSUMED_GPU_FLOPS = defaultdict(lambda: 1e14, fp32=2e13)  # by precision
 _ASSUMED_THREAD_FLOPS = 2e10  # FLOP/s of a CPU thread, in any precision
 Sized = Callable[[Cell], Cell]
 _MIN_UPDATES = 3  # in a measurement with only some of the rows of an update

@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ import psutil
 
 from gpas_cli.errors import GpasError
 from gpas_cli.permissions import explain, user_name
-from gpas_cli.spec.run import Monitoring
+from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.state import locks
 from gpas_cli.state.attempt import lives, process_path
 from gpas_cli.state.cancellation import request
@@ -69,20 +69,29 @@ def job_environment(package: Path, variables: Mapping[str, str]) -> dict[str, st
     return {**without_secrets(), **variables, "PYTHONPATH": search_path, **_ISOLATED, "PYTHONUNBUFFERED": "1"}
 
 
-_OPTIONAL = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases"}  # name of the setting, the module and the extra
+_OPTIONAL = {  # by module: the setting and the value that ask for it, and the extra
+    "tensorboard": ("watch.tensorboard asks for TensorBoard", "tensorboard"),
+    "wandb": ("watch.wandb asks for Weights & Biases", "wandb"),
+    "torchao": ("precision: fp8 asks for torchao", "fp8"),
+}
 
 
-def require_libraries(wanted: Mapping[str, Monitoring]) -> None:
-    """Raise GpasError if a job asks for a library that is not installed. `wanted` has each job's `watch` by its id."""
+def require_libraries(jobs: Iterable[StageJob]) -> None:
+    """Raise GpasError if a job asks for a library that is not installed."""
     missing: dict[str, list[str]] = {}
-    for who, watch in wanted.items():
+    for job in jobs:
+        own = (getattr(job.cell.parameters(stage.kind), "precision", None) for stage in job.cell.stages)
+        asked = {
+            "tensorboard": job.watch.tensorboard,
+            "wandb": job.watch.wandb,
+            "torchao": "fp8" in (job.cell.precision, *own),
+        }
         for name in _OPTIONAL:
-            if getattr(watch, name) and find_spec(name) is None:
-                missing.setdefault(name, []).append(who)
+            if asked[name] and find_spec(name) is None:
+                missing.setdefault(name, []).append(job.id)
     lines = [
-        f"{listed(jobs, 1)}: watch.{name} asks for {_OPTIONAL[name]}, "
-        f"which is not installed: pip install 'gpas-cli[{name}]'"
-        for name, jobs in missing.items()
+        f"{listed(ids, 1)}: {_OPTIONAL[name][0]}, which is not installed: pip install 'gpas-cli[{_OPTIONAL[name][1]}]'"
+        for name, ids in missing.items()
     ]
     if lines:
         raise GpasError("\n".join(lines))

@@ -32,7 +32,8 @@ from gpas_cli.spec.run import SHARDED, Resources
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
-PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "pure_bf16")
+PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "fp8", "pure_bf16")
+FLOAT8_SIDE = 16  # GPUs multiply matrices of float8 whose sides are multiples of it
 MOST_DROPPED = 0.99  # the highest rate of dropout
 
 
@@ -164,7 +165,7 @@ _STREAM_BYTES = {
     name: 2 if name in ("bf16_stream", "pure_bf16") else 4 for name in PRECISIONS
 }  # of the residual stream
 _PRODUCT_BYTES = {name: 4 if name == "fp32" else 2 for name in PRECISIONS}  # per element of the factors of a product
-_AUTOCAST = ("bf16", "bf16_stream", "fp16")  # weights in float32, products in half precision
+_AUTOCAST = ("bf16", "bf16_stream", "fp16")  # weights in float32, products in half precision, of copies of the matrices
 # The fraction of a device's memory that weights, gradients and optimizer state may take before the network is sharded.
 _STATE_FRACTION = 0.4
 USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication and the allocator's losses
@@ -262,7 +263,14 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     if model.copies > 1:  # each sub-layer saves all copies and what it adds to them
         stream, products = stream + 2 * model.copies, products + 2
     hidden = wide * stream + narrow * products + 2 * dropout
-    return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * model.size.heads
+    # A product in float8 saves its own input, and silu(gate) is not recomputed for it.
+    kept = 4 if in_float8(precision, model.size.ffn) and model.family.ffn == "swiglu" else 2
+    return hidden * model.size.hidden + kept * narrow * model.size.ffn + 4 * model.size.heads
+
+
+def in_float8(precision: str, *sides: int) -> bool:
+    """Return whether a matrix of a layer with these `sides` is multiplied in float8."""
+    return precision == "fp8" and not any(side % FLOAT8_SIDE for side in sides)
 
 
 def _update_bytes(
@@ -298,6 +306,8 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
     inner = 5 if model.family.ffn == "swiglu" else 2
     computed = inner * narrow * model.size.ffn + (weight - 3 * narrow) * model.size.hidden
+    if in_float8(precision, model.size.ffn):  # a gradient, also in float32 on its way to float8
+        computed = (narrow + 4) * model.size.ffn + weight * model.size.hidden
     if model.copies > 1:  # a product with each of them, before they are summed
         computed += model.copies * weight * model.size.hidden
     if recompute:  # the layer's input is saved anyway

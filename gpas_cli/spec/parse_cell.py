@@ -17,7 +17,7 @@ from gpas_cli.spec.check import (
     check_wiring,
 )
 from gpas_cli.spec.check_depth import depth_problems
-from gpas_cli.spec.cost import MOST_DROPPED, PRECISIONS
+from gpas_cli.spec.cost import FLOAT8_SIDE, MOST_DROPPED, PRECISIONS, in_float8
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
 from gpas_cli.spec.gate import Gate
@@ -92,6 +92,9 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     cell = replace(cell, later=tuple(_in_cell(stage, cell, problems) for stage in later))
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
     problems.extend(wrong)
+    if cell.precision == "fp8" and not in_float8("fp8", model.size.hidden):
+        where = f"fp8 is for matrices whose sides are multiples of {FLOAT8_SIDE}, and hidden is {model.size.hidden}"
+        problems.append(Problem(("precision",), f"{where}; write bf16"))
     return cell if len(problems) == before else None
 
 

@@ -1,7 +1,7 @@
 """Optional recipients of a run's events: TensorBoard and Weights & Biases. The journal does not depend on them.
 
 If a sink raises an exception, the journal gets a warning and the sink no further events; the run continues. The
-libraries are imported when a sink is opened; `schedule.extras` refuses a run that asks for one which is not installed.
+libraries are imported when a sink is opened; `schedule.process` refuses a run that asks for one which is not installed.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class ParallelLayout:
             network = build(model, device="meta").to(precision.weights)
         else:
             network = build(model, seed=seed, dtype=precision.weights, device=precision.device)
-        network.round_stream(precision.stream)
+        precision.apply(network)
         if self.compiled:
             compile_layers(network)
         if self.recompute:

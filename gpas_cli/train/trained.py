@@ -34,7 +34,7 @@ def load_trained(cell: Cell, trained: Path | Sequence[Path], world: World = ALON
     """
     precision = Precision(cell.trained_precision, choose_device())
     network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
-    network.round_stream(precision.stream)
+    precision.apply(network)
     paths = [trained] if isinstance(trained, Path) else trained
     weights = network.state_dict()
     sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items() if len(paths) > 1}

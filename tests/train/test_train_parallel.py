@@ -44,6 +44,7 @@ CELLS = {
     "bf16": values("pre", precision="bf16"),
     "stream": values("pre", precision="bf16_stream"),
     "fp16": values("pre", precision="fp16"),
+    "fp8": values("pre", precision="fp8"),
     "pure": values("pre", precision="pure_bf16"),
     "adafactor": values(
         "pre", family={"qk_norm": "head"}, optim={"optimizer": "adafactor", "lr": 0.1, "weight_decay": 0.1}

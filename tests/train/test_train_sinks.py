@@ -10,9 +10,11 @@ import pytest
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Checkpoint, Evaluation, Event, Layers, Phase, Skipped, Spike, Step, silent
+from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.schedule import process
 from gpas_cli.schedule.process import require_libraries
-from gpas_cli.spec.run import Monitoring
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import sinks
 from gpas_cli.train.sinks import Subject, opened, scalars
 
@@ -158,11 +160,22 @@ def test_real_tensorboard_reads_what_was_written(subject: Subject, tmp_path: Pat
 
 def test_a_missing_library_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "find_spec", lambda name: None)
-    require_libraries({"g/a": Monitoring()})
+    size = {"hidden": 16, "ffn": 16, "heads": 2, "layers": 1, "vocab": 280}
+    optim = {"lr": 1e-3, "warmup": 1, "steps": 2, "batch": 2}
+
+    def job(name: str, watch: Monitoring, precision: str = "bf16") -> StageJob:
+        cell = cell_from({"size": size, "optim": optim, "data": "quickstart", "precision": precision})
+        return StageJob(
+            kind="pretrain", key=cell.key, parents=(), cell=cell, grid="g", name=name, axes={}, cadence=Cadence(),
+            watch=watch, resources=Resources(),
+        )  # fmt: skip
+
+    require_libraries([job("a", Monitoring())])
     both = Monitoring(tensorboard="x", wandb="y")
     with pytest.raises(GpasError) as caught:
-        require_libraries({"g/a": both, "g/b": both})
+        require_libraries([job("a", both), job("b", both), job("c", Monitoring(), "fp8")])
     lines = str(caught.value).splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "g/a and 1 more: watch.tensorboard asks for TensorBoard" in lines[0]
     assert "pip install 'gpas-cli[wandb]'" in lines[1]
+    assert lines[2].endswith("precision: fp8 asks for torchao, which is not installed: pip install 'gpas-cli[fp8]'")

@@ -106,7 +106,7 @@ class LocalRun:
                 phase = "waiting" if key in self._claims.held else "followed" if status.state in ALIVE else "ended"
                 self._tasks[key] = _StageRun(self.jobs[key], phase, status, before=phase == "ended")
             machines.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
-            require_libraries({t.job.id: t.job.watch for t in self._in("waiting")})
+            require_libraries(t.job for t in self._in("waiting"))
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
             code = snapshot(runs, project=self.project.config.parent)

@@ -248,7 +248,7 @@ class ArraySubmitter:
             done.over = sum(state in RETRIABLE for state in others)
             done.unknown = others.count("unknown")
             if mine:
-                require_libraries({job.id: job.watch for job in mine if not job.resources.python})
+                require_libraries(job for job in mine if not job.resources.python)
                 self._submit_all(self._with_texts(mine, claims, done, again), claims, done)
         done.notes += held_jobs(self.jobs, done.seen)
         with suppress(OSError):
