@@ -27,6 +27,11 @@ class Trial:
     share: int
     perplexity: float
 
+    @property
+    def updates(self) -> str:
+        """How many of the cell's updates it has: "all", "1/2" or "1/4"."""
+        return "all" if self.share == 1 else f"1/{self.share}"
+
 
 @dataclass
 class Method:

@@ -48,6 +48,7 @@ class _TotalsJson(TypedDict):
 class _PreparedCorpusJson(TypedDict):
     """A corpus that has been tokenised."""
 
+    name: Annotated[str, "of a part of a mixture; otherwise the path or the source"]
     source: str
     folder: str
     fingerprint: Annotated[str, From("survey.fingerprint")]
@@ -135,7 +136,7 @@ def prepare(
         for name, totals in one["splits"].items():
             words = f"{totals['documents']:,} documents, {totals['tokens']:,} tokens"
             more = "" if totals["final"] else ", more in the source"
-            say(f"{one['source']} {name}: {words}{more} in {one['folder']}")
+            say(f"{one['name']} {name}: {words}{more} in {one['folder']}")
 
 
 def _prepare(
@@ -148,9 +149,10 @@ def _prepare(
         for stem in (stem for split in splits for stem in discard_damaged(tokens.folder / split)):
             view.notice(f"{stem} is damaged and is rebuilt")
     shards = build(caches, data, demand.rows, notify=view.note, splits=splits, workers=workers, watch=view.watch)
+    totals = [{split: sum_of(own[split]) for split in splits} for own in shards]
     return [
-        filled(_PreparedCorpusJson, tokens, source=part.source, splits={split: sum_of(own[split]) for split in splits})
-        for tokens, part, own in zip(caches, data.parts, shards, strict=True)
+        filled(_PreparedCorpusJson, tokens, name=name, source=part.source, splits=own)
+        for name, tokens, part, own in zip(data.names, caches, data.parts, totals, strict=True)
     ]
 
 

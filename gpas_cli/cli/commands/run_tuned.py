@@ -16,7 +16,7 @@ from gpas_cli.cli.running import DryRun, RunOptions, plan_for, run_notify, with_
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline
-from gpas_cli.documents import DocumentJson, NumberJson
+from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.claim import Feature
 from gpas_cli.grid.companions import tuned_name, tuned_path, write_tuned
@@ -47,10 +47,10 @@ class _TrialJson(TypedDict):
 class _MethodJson(TypedDict):
     """The trials of one method."""
 
-    cell: Annotated[str, "its name without the seed"]
+    cell: Annotated[str, "its name without the seed", From("name")]
     best: float | None
     at_edge: Annotated[bool, "whether the best is the smallest or largest value that was tried"]
-    trainings: Annotated[float, "that it got, in whole ones"]
+    trainings: Annotated[float, "that it got, in whole ones", From("cost")]
     trials: list[_TrialJson]
 
 
@@ -221,7 +221,10 @@ class Search:
 
     def finish(self, code: Exit) -> NoReturn:
         """Print the document and exit."""
-        made = self._document(code)
+        made = filled(
+            RunTunedJson, self, exit_code=code.value, grid=tuned_name(self.grid),
+            trainings=sum(number / share for number, share in self.plan),
+        )  # fmt: skip
         if code is Exit.DONE and any(method.trials for method in self.methods):
             say(f"Next: gpas run {tuned_name(self.grid)}, then gpas table {tuned_name(self.grid)}")
         if STATE.as_json:
@@ -230,39 +233,12 @@ class Search:
             run_notify(self.options.notify, made, f"gpas: {self.grid} {'tuned' if code is Exit.DONE else 'not tuned'}")
         raise typer.Exit(code)
 
-    def _document(self, code: Exit) -> RunTunedJson:
-        methods: list[_MethodJson] = [
-            {
-                "cell": method.name,
-                "best": method.best,
-                "at_edge": method.at_edge,
-                "trainings": method.cost,
-                "trials": [
-                    {"value": trial.value, "updates": _share(trial.share), "perplexity": trial.perplexity}
-                    for trial in method.trials
-                ],
-            }
-            for method in self.methods
-        ]
-        return {
-            "schema": 1,
-            "exit_code": code.value,
-            "grid": tuned_name(self.grid),
-            "setting": self.setting,
-            "trainings": sum(number / share for number, share in self.plan),
-            "methods": methods,
-        }
-
-
-def _share(share: int) -> str:
-    return "all" if share == 1 else f"1/{share}"
-
 
 def _shown(trial: Trial | None) -> str:
     if trial is None:
         return ""
     text = f"{trial.perplexity:.4g}" if math.isfinite(trial.perplexity) else "diverged"
-    return text if trial.share == 1 else f"{text} ({_share(trial.share)})"
+    return text if trial.share == 1 else f"{text} ({trial.updates})"
 
 
 def tune(grids: Sequence[str], options: RunOptions) -> Exit:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +37,7 @@ _Layers = Annotated[int, typer.Option("--layers", help="The depth of the deepest
 _Dimension = Annotated[int, typer.Option("--dimension", help="The width d of the networks.", min=2, max=2000)]
 _Updates = Annotated[int, typer.Option("--updates", help="The number of updates of each network.", min=1, max=100)]
 _PROBED = 16  # layers of a network that is timed to estimate the simulations, whose work grows as layers squared
+_BUILDING = "building the network in float64"
 THREADS = "OPENBLAS_NUM_THREADS"  # numpy reads it when it is imported
 _Points = Sequence[tuple[float, float]]
 _TITLES = {"norm": "norm of the output", "psi": "Psi", "gap": "gap"}
@@ -195,7 +196,10 @@ def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
     """
     (entry,) = find_cells([cell])
-    found = _computed("norms", entry.cell)
+    with _working(entry.cell, _BUILDING):
+        from gpas_cli.evaluate.norm_growth import growths
+
+        found = growths(entry.cell)
     lines = {one.title: list(enumerate(one.squares)) for one in found}
     figures = [_figure("|y|^2 / d at initialisation", "layer", "|y|^2 / d", lines)]
     rows = [
@@ -217,7 +221,10 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
     Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
     """
     (entry,) = find_cells([cell])
-    found = _computed("length", entry.cell)
+    with _working(entry.cell, _BUILDING):
+        from gpas_cli.evaluate.norm_growth import length_law
+
+        found = length_law(entry.cell)
     lines = {
         "equation (48)": [(point.length, point.predicted) for point in found.points],
         "measured": [(point.length, point.measured) for point in found.points],
@@ -241,7 +248,11 @@ def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     Example: [bold]gpas theory depth quickstart-curse/pre-normal-s1[/bold]
     """
     (entry,) = find_cells([cell])
-    bound, stages = _computed("depth", entry.cell)
+    here = project()
+    with _working(entry.cell, _BUILDING) as show:
+        from gpas_cli.evaluate.theory import depth_theory
+
+        bound, stages = depth_theory(entry.cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
     drawn = {"Psi / |F|": list(enumerate(stages.relative, start=1))}
     if bound:
         drawn["(54) of LNS" if bound.lns else "(25)"] = [(i.layer, i.feed_forward * i.attention) for i in bound.layers]
@@ -266,7 +277,11 @@ def coordinates(
     Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
     """
     (entry,) = find_cells([cell])
-    found = _computed("coordinates", entry.cell, updates)
+    here = project()
+    with _working(entry.cell, "training small networks") as show:
+        from gpas_cli.evaluate.coordinates import coordinates as trained
+
+        found = trained(entry.cell, here.cache, here.config.parent, updates, show)
     figures, whole = [], max(one.place for one in found if one.place != "logits")
     for over in ("width", "depth"):
         chosen = [one for one in found if one.over == over and one.place in ("logits", whole)]
@@ -291,26 +306,18 @@ def _place(place: str) -> str:
     return place if place == "logits" else f"stream, layer {place}" if place != "0" else "embedding"
 
 
-def _computed(law: str, cell: SpecCell, updates: int = 0) -> Any:
-    """Return the numbers of a law for a cell. Raises GpasError without torch or enough memory, and for a cell with an
-    encoder."""
+@contextmanager
+def _working(cell: SpecCell, first: str) -> Iterator[Callable[[str], None]]:
+    """Show what is computed inside the context. Raises GpasError without torch, and for a cell with an encoder."""
     if cell.model.family.encoder:
         raise GpasError("these laws are for decoders alone; the cell is of family encoder-decoder")
     try:
-        from gpas_cli.evaluate.coordinates import coordinates
-        from gpas_cli.evaluate.norm_growth import growths, length_law
-        from gpas_cli.evaluate.theory import depth_theory
+        import torch  # noqa: F401
     except ImportError as error:
         raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
-    first = "training small networks" if law == "coordinates" else "building the network in float64"
     with working(first) as show:
         show(first)
-        here = project()
-        if law == "coordinates":
-            return coordinates(cell, here.cache, here.config.parent, updates, show)
-        if law == "depth":
-            return depth_theory(cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
-        return growths(cell) if law == "norms" else length_law(cell)
+        yield show
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def test_prepare_then_status(folder: Path) -> None:
     assert code == 0, out + err
     document = json.loads(out)
     (corpus,) = document["corpora"]  # two cells, one text
-    assert (document["schema"], corpus["source"]) == (1, "files")
+    assert (document["schema"], corpus["source"], corpus["name"]) == (1, "files", "text/*.jsonl")
     assert sum(split["documents"] for split in corpus["splits"].values()) == 400
     assert all(split["final"] for split in corpus["splits"].values())
     again = json.loads(gpas(folder, "prepare", "--json")[1])
@@ -90,6 +90,7 @@ def test_a_text_is_called_by_its_name(face: Face, monkeypatch: pytest.MonkeyPatc
     assert "text/*.jsonl is tokenised first, by the first job that reads it" in face("plan", "mine").out
     said = face("data", "prepare", "--workers", "1")
     assert "files" not in said.err.replace("files-", "")
+    assert "\ntext/*.jsonl train: 376 documents" in said.out
     assert face("data", "status", "--json").json["caches"][0]["name"] == "own"
     assert " own " in face("data", "status").out
     assert "is tokenised first" not in face("plan", "mine").out
