@@ -40,7 +40,7 @@ from gpas_cli.errors import DataError, first_line, nearest
 # The record of a file at which the download of the next one starts, late enough that a short run needs only one file.
 _FETCH_NEXT = 100_000
 _CONNECT_SECONDS = 3.0
-_OWN_TEXT = "use your own text: data.source: files or hf with data.tokenizer: bpe"
+_OWN_TEXT = "use a text that is here: data: quickstart, or data.source: files with data.tokenizer: bpe"
 _KINDS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -99,7 +99,7 @@ class HfDataset(Source):
             raise DataError(
                 f"data.source: {self.name}: cannot load '{self.path}': {type(error).__name__}: {first_line(error)}; "
                 f"check data.path (name, name:configuration, a folder or a glob of files below {self.root}), "
-                "or use data.source: files"
+                f"or {_OWN_TEXT}"
             ) from error
         if "train" not in loaded:
             raise DataError(
@@ -122,7 +122,8 @@ class HfDataset(Source):
                 raise DataError(f"data.path: no file matches '{self.path}' in {self.root}")
             return datasets.load_dataset(kind, data_files=files)
         name, _, configuration = self.path.partition(":")
-        return datasets.load_dataset(name, configuration or None)
+        with offline_if_unreachable():
+            return datasets.load_dataset(name, configuration or None)
 
     def _check_field(self, rows: Any) -> None:
         if self.text_field not in rows.column_names:

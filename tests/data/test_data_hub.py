@@ -377,6 +377,12 @@ def test_a_repository_that_cannot_be_listed_is_reported_with_remedies(tmp_path: 
         HubFiles("a/b:*.parquet", "text", tmp_path).survey()
 
 
+def test_a_data_set_that_cannot_be_reached_is_reported_at_once_with_a_text_that_is_here(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(hub, "_reachable", lambda: False)
+    with pytest.raises(DataError, match=r"cannot load 'a/b:c'.*OfflineMode.*data: quickstart.*data\.source: files"):
+        HfDataset("a/b:c", "text", tmp_path).survey()
+
+
 def test_a_real_zst_file_is_read(tmp_path: Path):
     path = REAL / "dolma" / "test.jsonl.zst"
     assert list(read_lines(path)) == [b'{"message": "this is a test"}']

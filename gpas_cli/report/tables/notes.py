@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.papers import load
@@ -16,13 +16,16 @@ from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
 from gpas_cli.spec.model import remark
-from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS
+from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS, PRETRAIN
 from gpas_cli.words import abbreviated, count, listed
+
+_T = TypeVar("_T")
 
 _SIGNIFICANT = 0.05
 _MIN_PAIRS = 3  # for a star: two differences agree by chance too easily for a test that relies on their spread
 _NAMED = 3  # cells in one note
 _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-span"}  # by objective
+_TOKENIZERS = "tokenizers, whose losses compare in bits per byte (`--value bits_per_byte`)"
 _DIGEST = 12  # hex digits of a version or a text
 
 
@@ -184,6 +187,9 @@ def _mixtures(table: Table) -> Iterator[Note]:
         where = f"{column.title}: "
         yield from _mixture(results, "training texts", lambda r: (r.fingerprint or "")[:_DIGEST], where)
         yield from _mixture(results, "validation texts", lambda r: (r.validation_fingerprint or "")[:_DIGEST], where)
+        if column.metric.stage == PRETRAIN and column.metric.family in ("loss", "perplexity"):
+            shown = [s.entry.cell for cell in cells for s in cell.statuses if s.value is not None]
+            yield from _mixture(shown, _TOKENIZERS, lambda c: f"{c.data.tokenizer} of {c.text_vocab:,} ids", where)
     everything = table.statuses
     results = _shown_results(everything)
     # Networks that were not trained here are measured in the precision in which they are stored.
@@ -205,10 +211,8 @@ def _shown_results(statuses: Iterable[EntryStatus]) -> list[Result]:
     return [s.result for s in statuses if s.result is not None and s.value is not None]
 
 
-def _mixture(
-    results: Sequence[Result], what: str, of: Callable[[Result], str | None], where: str = ""
-) -> Iterator[Note]:
-    counts = Counter([of(result) or "not recorded" for result in results])
+def _mixture(numbers: Sequence[_T], what: str, of: Callable[[_T], str | None], where: str = "") -> Iterator[Note]:
+    counts = Counter([of(number) or "not recorded" for number in numbers])
     if len(counts) > 1:
         parts = ", ".join(f"{name} ({n})" for name, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
         yield Note("mixture", f"{where}the numbers mix {what}: {parts}")
