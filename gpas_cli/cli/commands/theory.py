@@ -311,13 +311,12 @@ def _working(cell: SpecCell, first: str) -> Iterator[Callable[[str], None]]:
     """Show what is computed inside the context. Raises GpasError without torch, and for a cell with an encoder."""
     if cell.model.family.encoder:
         raise GpasError("these laws are for decoders alone; the cell is of family encoder-decoder")
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
     with working(first) as show:
         show(first)
-        yield show
+        try:
+            yield show
+        except ImportError as error:
+            raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
 
 
 @contextmanager
