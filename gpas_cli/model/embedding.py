@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpas_cli.model.attention import Packing
@@ -83,5 +82,6 @@ class LearnedPositions(nn.Module):
         time = packing.time if packing else x.shape[1]
         if time > context:
             raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
-        # The backward pass of indexing the table would be a sort on GPUs with deterministic algorithms.
-        return x + (F.embedding(packing.index % time, self.weight) if packing else self.weight[:time])
+        # The gradient of a lookup would be a sort on GPUs with deterministic algorithms.
+        rows = self.weight[:time]
+        return x + (packing.join(rows.expand(packing.rows, -1, -1)) if packing else rows)
