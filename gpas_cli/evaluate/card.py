@@ -57,7 +57,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was written: `form` is "llama" or "bundled", with the reason for the latter; `step` of `steps` updates.
+    """What was written: `form` is "llama", "pegasus" or "bundled", with the reason for it; `step` of `steps` updates.
 
     folded: whether the gates, if any, are folded into the weights.
     """
@@ -100,7 +100,7 @@ def card(
     code = written.form == "bundled"
     sections = {
         f"# {title}": _summary(cell, origin),
-        "## Load": _load(folder, code=code, tokenizer=tokenizer),
+        "## Load": _load(folder, form=written.form, tokenizer=tokenizer),
         "## Network": _network(cell, written),
         **_trainings(cell, origin, written),
         "## Evaluation": _evaluation(origin, written.measured),
@@ -118,7 +118,7 @@ def _front_matter(cell: Cell, license_id: str, *, code: bool, local_text: bool) 
     return {
         **({"license": license_id} if license_id else {}),
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        "pipeline_tag": "translation" if cell.model.family.encoder else "text-generation",
         "tags": [scheme, *(["gpas"] if cell.model.gate else []), *(["custom_code"] if code else [])],
         **({"datasets": datasets} if datasets else {}),
     }
@@ -142,25 +142,30 @@ def _summary(cell: Cell, origin: TrainingOrigin) -> str:
     )
 
 
-def _load(folder: Path, *, code: bool, tokenizer: bool) -> str:
-    trust = ", trust_remote_code=True" if code else ""
+def _load(folder: Path, *, form: str, tokenizer: bool) -> str:
+    trust = ", trust_remote_code=True" if form == "bundled" else ""
+    pegasus = form == "pegasus"
+    kind = "AutoModelForSeq2SeqLM" if pegasus else "AutoModelForCausalLM"
     lines = [] if tokenizer else ["import torch"]
-    lines += [f"from transformers import AutoModelForCausalLM{', AutoTokenizer' * tokenizer}", ""]
+    lines += [f"from transformers import {kind}{', AutoTokenizer' * tokenizer}", ""]
     lines += [f"folder = {json.dumps(folder.name)}"]
-    lines += [f"model = AutoModelForCausalLM.from_pretrained(folder{trust})"]
+    lines += [f"model = {kind}.from_pretrained(folder{trust})"]
     if tokenizer:
         # Without the argument, transformers asks whether to run the folder's code, which the tokenizer does not need.
         lines += [f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})"]
-        lines += ['inputs = tokenizer("The", return_tensors="pt")']
+        text = '"The\\n"' if pegasus else '"The"'
+        lines += [f'inputs = tokenizer({text}, return_tensors="pt")' + "  # a text ends with a line end" * pegasus]
         lines += ["print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"]
     else:
         lines += ["print(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=20))"]
-    needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if code else "")
+    needs = "transformers 4.45 or newer" + (", which runs the code in `modeling_gpas.py`" if trust else "")
     return f"Needs {needs}.\n\n```python\n" + "\n".join(lines) + "\n```"
 
 
 def _network(cell: Cell, written: ExportReport) -> str:
     form = "plain LLaMA: scales, gates and embedding stages are folded into the weights"
+    if written.form == "pegasus":
+        form = "Pegasus: scales and gates are folded into the weights"
     if written.form == "bundled":
         form = f"its own code{', without gates: they are folded into the weights' if written.folded else ''}"
     legend = "f is attention, then the feed-forward network; N is a norm; sg stops the gradient."

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from gpas_cli import __version__
 from gpas_cli.checkpoints import short_name
-from gpas_cli.data.loader import Batch, validation_batches
+from gpas_cli.data.loader import CAUSAL, Batch, validation_batches
+from gpas_cli.data.objective import reader_of
+from gpas_cli.data.pairs import SEPARATOR
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin, card, check_license
-from gpas_cli.model.export import bundled_files, check_target, llama_files, write_folder
+from gpas_cli.model.attention import Visible
+from gpas_cli.model.export import bundled_files, check_target, llama_files, pegasus_files, pegasus_weights, write_folder
 from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
@@ -71,8 +74,9 @@ def export(
         network, measured, kept = _exported(cell, network, corpus, options, reason, notify)
     if kept:
         notes.append(kept)
+    pegasus = cell.model.family.encoder
     written = ExportReport(
-        form="bundled" if reason else "llama",
+        form="bundled" if reason else "pegasus" if pegasus else "llama",
         reason=reason,
         folded=measured.random_error is not None,
         checkpoint=trained,
@@ -90,9 +94,10 @@ def export(
         license_id=check_license(options.license_id),
     )  # fmt: skip
     about = {"gpas.json": _origin(cell, written), "README.md": readme}
-    own_files = bundled_files(network, tokens) if reason else llama_files(network, tokens)
+    own_files = (bundled_files if reason else pegasus_files if pegasus else llama_files)(network, tokens)
+    weights = pegasus_weights(network, cell.data.length) if pegasus else network.state_dict()
     notify(f"writing {options.folder}")
-    write_folder(options.folder, network, {**own_files, **tokenizer_files, **about})
+    write_folder(options.folder, weights, {**own_files, **tokenizer_files, **about})
     return written
 
 
@@ -100,6 +105,12 @@ def _check(cell: Cell, options: ExportOptions) -> None:
     """Raise GpasError if the network cannot be exported as the options say, whatever its weights are."""
     check_target(options.folder)
     check_license(options.license_id)
+    if cell.model.family.encoder:
+        if options.bundled:
+            raise GpasError("--bundled: a network with an encoder is exported as Pegasus, without code of its own")
+        if reason := obstacle(cell.model):
+            raise GpasError(f"a network with an encoder is exported as Pegasus, and this one cannot be: {reason}")
+        return
     if not cell.objective.causal:
         raise GpasError(cell.objective.needs_next_token("export"))
     if replace(cell.model.family, qk_norm=Family().qk_norm) != Family():
@@ -122,7 +133,8 @@ def _exported(
             return *_folded(cell, network, goal, corpus, options.max_error, notify), ""
     except GpasError as error:
         if not reason:
-            raise GpasError(f"{error}; --bundled exports the network exactly, with its own code") from error
+            more = "" if cell.model.family.encoder else "; --bundled exports the network exactly, with its own code"
+            raise GpasError(f"{error}{more}") from error
         kept = f"the gates are kept in the code: {error}"
     network = network.to(dtype)  # back from float32, which changes no weight
     return network, _measure(cell, network, None, corpus, notify), kept
@@ -180,7 +192,7 @@ def _measure(
         notify("comparing the exported network with the cell's, on random ids and held-out text")
     elif corpus is not None:
         notify("measuring the perplexity on held-out text")
-    error = None if exported is None else logit_difference(ours, exported, _random_ids(cell, ours))
+    error = None if exported is None else _random_error(cell, ours, exported)
     if corpus is None:
         return Comparison(random_error=error)
     score = _score(cell, ours, corpus)
@@ -198,10 +210,20 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _random_ids(cell: Cell, network: Llama) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    shape = (_RANDOM_ROWS, cell.data.length - 1)
-    return torch.randint(cell.model.size.vocab, shape, generator=generator).to(network.model.embed_tokens.weight.device)
+def _random_error(cell: Cell, ours: Llama, exported: Llama) -> float:
+    """Compare the networks on random ids; an encoder reads the first ones of each row, of other numbers each."""
+    device = ours.model.embed_tokens.weight.device
+    length = cell.data.length - 1
+    ids = torch.randint(cell.model.size.vocab, (_RANDOM_ROWS, length), generator=torch.Generator().manual_seed(0))
+    ends = [1 + row * (length - 1) // _RANDOM_ROWS for row in range(_RANDOM_ROWS)]
+    prefix = torch.tensor(ends) if cell.model.family.encoder else None
+    return logit_difference(ours, exported, ids.to(device), _visible(prefix, device))
+
+
+def _visible(prefix: Tensor | None, device: torch.device) -> Visible | None:
+    if prefix is None:
+        return None
+    return Visible(prefix=prefix.to(device), bounds=(int(prefix.min()), int(prefix.max())))
 
 
 def _precision(network: Llama) -> Precision:
@@ -210,7 +232,8 @@ def _precision(network: Llama) -> Precision:
 
 
 def _batches(cell: Cell, corpus: Corpus, rows: int) -> Iterator[Batch]:
-    return validation_batches(corpus.validation, rows, min(_HELD_OUT_TOKENS, cell.data.eval_tokens))
+    reader = reader_of(cell, corpus.tokenizer) if cell.model.family.encoder else CAUSAL
+    return validation_batches(corpus.validation, rows, min(_HELD_OUT_TOKENS, cell.data.eval_tokens), reader)
 
 
 def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
@@ -222,8 +245,11 @@ def _score(cell: Cell, network: Llama, corpus: Corpus) -> dict[str, float]:
 def _held_out_error(cell: Cell, ours: Llama, exported: Llama, corpus: Corpus) -> float:
     device = ours.model.embed_tokens.weight.device
     rows = micro_batch_rows(cell, _precision(ours))
-    tokens = (torch.from_numpy(batch.inputs).to(device) for batch in _batches(cell, corpus, rows))
-    return _largest([logit_difference(ours, exported, ids) for ids in tokens])
+    errors = []
+    for batch in _batches(cell, corpus, rows):
+        visible = _visible(None if batch.prefix is None else torch.from_numpy(batch.prefix), device)
+        errors.append(logit_difference(ours, exported, torch.from_numpy(batch.inputs).to(device), visible))
+    return _largest(errors)
 
 
 def _largest(errors: Iterable[float]) -> float:
@@ -232,16 +258,20 @@ def _largest(errors: Iterable[float]) -> float:
 
 
 def _tokens(cell: Cell, corpus: Corpus | None) -> tuple[dict[str, int | None], dict[str, str]]:
-    """Return the token ids and row length for config.json, and the tokenizer's files. Rows have no start token."""
+    """Return the token ids and row length for config.json, and the tokenizer's files. Rows have no start token; a
+    decoder begins with the line end that ends what the encoder reads."""
     length = cell.data.length
+    encoder = cell.model.family.encoder
     if corpus is None:
         ids = dict[str, int]()
         files = dict[str, str]()
     else:
         ids = corpus.tokenizer.special_ids()
-        files = corpus.tokenizer.transformers_files(length)
-    named = {f"{name}_id": ids.get(name) for name in ("bos_token", "eos_token", "pad_token")}
-    return {"max_position_embeddings": length, **named}, files
+        files = corpus.tokenizer.transformers_files(length, "right" if encoder else "left")
+    if encoder and corpus is not None:
+        ids["decoder_start_token"] = corpus.tokenizer.encode(SEPARATOR)[0]
+    names = ("bos_token", "eos_token", "pad_token", *(("decoder_start_token",) if encoder else ()))
+    return {"max_position_embeddings": length, **{f"{name}_id": ids.get(name) for name in names}}, files
 
 
 def _origin(cell: Cell, written: ExportReport) -> str:

@@ -178,6 +178,22 @@ class OpenedModel:
     positions: int | None
 
 
+def open_translator(model: ExternalModel) -> Any:
+    """Return the network of transformers with an encoder and a decoder. Raises GpasError if it cannot be loaded."""
+    import transformers
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        kind = transformers.AutoModelForSeq2SeqLM
+        loaded, found = kind.from_pretrained(model.folder, output_loading_info=True, local_files_only=True)
+    except Exception as error:  # as in `open_model`
+        raise GpasError(f"transformers cannot load {model.source}: {first_line(error)}") from error
+    if wrong := sorted((*found["missing_keys"], *found["unexpected_keys"])):
+        raise GpasError(f"{model.source}: its weights lack, or have besides, {', '.join(wrong[:3])}")
+    return loaded.eval()
+
+
 def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "stored") -> OpenedModel:
     """Load the network on the GPU, if there is one, and its tokenizer.
 

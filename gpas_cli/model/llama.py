@@ -190,7 +190,7 @@ class Block(nn.Module):
         self._attention.apply(x, attend)
         return found[0]
 
-    def sublayers(self, positions: Positions) -> tuple[SubLayer, SubLayer]:
+    def sublayers(self, positions: Positions) -> tuple[SubLayer, ...]:
         """Return attention and the feed-forward network; applied one after the other they equal `forward`."""
         attention = self.self_attn
         mlp = self.mlp

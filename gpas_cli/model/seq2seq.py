@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gpas_cli.model.attention import Attention, Packing, Positions, Visible, rotate
 from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout, dropped
 from gpas_cli.model.layers import GpasGate
-from gpas_cli.model.llama import Block, Decoder, Llama, Residual, gates_in, norm_of
+from gpas_cli.model.llama import Block, Decoder, Llama, Residual, SubLayer, gates_in, norm_of
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm
@@ -109,6 +109,18 @@ class DecoderBlock(Block):
         assert seen is not None
         kept = self.cross_attn.keys_and_values(memory)
         return self.applied(x, lambda h: self.self_attn(h, positions), kept, seen, positions.dropout)
+
+    def sublayers(self, positions: Positions) -> tuple[SubLayer, ...]:
+        """Return the three sub-layers; applied one after the other they equal `forward`."""
+        first, last = super().sublayers(positions)
+        cross = SubLayer(self._cross, self.cross_attn, self.cross_attn.o_proj, lambda h: self._read(h, positions))
+        return first, cross, last
+
+    def _read(self, x: Tensor, positions: Positions) -> Tensor:
+        assert isinstance(positions, Reading)
+        assert positions.memory is not None
+        assert positions.seen is not None
+        return self.cross_attn.read(x, self.cross_attn.keys_and_values(positions.memory), positions.seen)
 
     def applied(
         self,

@@ -156,7 +156,7 @@ def test_gates_that_do_not_fold_stay_in_the_code_and_a_note_says_why(room: Room)
 def test_a_full_disk_is_one_message_and_leaves_nothing(room: Room, small_disk: Path) -> None:
     network = build(room.cell(gate="gpas").model)
     with full(small_disk), pytest.raises(GpasError, match=r"folder cannot be written: .*No space left on device"):
-        write_folder(small_disk / "folder", network, {})
+        write_folder(small_disk / "folder", network.state_dict(), {})
     assert not list(small_disk.iterdir())
 
 

@@ -70,7 +70,7 @@ class ExportedJson(DocumentJson):
     archive: NotRequired[Archive]
     cell: NotRequired[str]
     folder: NotRequired[str]
-    form: NotRequired[Annotated[str, ("llama", "bundled")]]
+    form: NotRequired[Annotated[str, ("llama", "pegasus", "bundled")]]
     reason: NotRequired[str]
     folded: NotRequired[Annotated[bool, "whether the gates are folded into the weights"]]
     checkpoint: NotRequired[str]
@@ -96,6 +96,7 @@ def export(
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA,
     other schemes are exported with code. The gates are folded into the weights of both, unless a logit would change.
+    Pre-LN and LNS with an encoder become a Pegasus; other schemes with one are refused.
 
     An archive has the grids' declaration, journals, records and code, without checkpoints, logs or text: whoever
     unpacks it runs `gpas db rebuild` and prints the same tables. With --anonymous, for a double-blind review, records
@@ -163,19 +164,23 @@ def _network(cell: str, options: ExportOptions, as_json: bool) -> None:
         notify=notify,
     )
     notify("loading it with transformers")
-    checked = _checked(options.folder)
+    checked = _checked(options.folder, written.form)
     if as_json:
         print_json(filled(ExportedJson, written, cell=entry.id, folder=options.folder, checked=checked))
     else:
         _print(entry, options.folder, written, options.max_error, checked)
 
 
-def _checked(folder: Path) -> str:
+def _checked(folder: Path, form: str) -> str:
     """Return whether transformers loads an exported network and its tokenizer, in words."""
-    from gpas_cli.evaluate.external import find_model, open_model
+    from gpas_cli.evaluate.external import find_model, open_model, open_translator
 
     try:
-        open_model(find_model(str(folder)), trust_code=True)
+        found = find_model(str(folder))
+        if form == "pegasus":
+            open_translator(found)
+        else:
+            open_model(found, trust_code=True)
     except GpasError as error:
         return f"not checked with transformers: {error}"
     return f"transformers {version('transformers')} loads it"
@@ -211,7 +216,10 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
     measured = written.measured
     code = written.form == "bundled"
     gates = ", gates folded into the weights" if written.folded else ""
+    pegasus = written.form == "pegasus"
     plain = "plain LLaMA; scales, gates and embedding stages are folded into its weights"
+    plain = "Pegasus; scales and gates are folded into its weights" if pegasus else plain
+    kind = "AutoModelForSeq2SeqLM" if pegasus else "AutoModelForCausalLM"
     lines = {
         "form": f"its own code, modeling_gpas.py{gates}: {written.reason}" if code else plain,
         "weights": f"{written.parameters:,} in {written.dtype}, after update {written.step} of {written.steps}",
@@ -219,7 +227,7 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
         "held-out": _error(measured.held_out_error, max_error),
         "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
         "checked": checked,
-        "load with": f'AutoModelForCausalLM.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
+        "load with": f'{kind}.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
     say(Text.assemble((entry.id, "bold"), f" -> {folder}"))
     for name, text in lines.items():
