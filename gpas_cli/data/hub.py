@@ -318,9 +318,11 @@ def unavailable(what: str, error: Exception, instead: str = "") -> str:
     what: what cannot be read, as the beginning of a sentence. instead: what else the user may do.
     """
     way_out = f", or {instead}" if instead else ""
+    offline = type(error).__name__ == "LocalEntryNotFoundError"  # as of `offline_if_unreachable`
+    reason = "the hub cannot be reached" if offline else f"{type(error).__name__}: {first_line(error)}"
     return (
-        f"{what}: {type(error).__name__}: {first_line(error)}; it is not in the local hub cache either. Connect this "
-        f"machine to the network, or copy a hub cache here and set HF_HOME to it{way_out}"
+        f"{what}: {reason}; it is not in the local hub cache either. Connect this machine to the network, or copy a "
+        f"hub cache here and set HF_HOME to it{way_out}"
     )
 
 

@@ -262,9 +262,6 @@ def find_blocks(network: nn.Module, source: str, probe: Callable[[], Tensor]) ->
     the stream that the one before returned, and must return exactly the same if it starts in the middle, from the
     stream that was kept. Raises GpasError with the reason if that is not so.
     """
-    config = getattr(network, "config", None)
-    if getattr(config, "is_encoder_decoder", False):
-        raise GpasError(f"{source} is an encoder with a decoder: its layers are no single list of residual blocks")
     lists = [list(found) for found in network.modules() if isinstance(found, nn.ModuleList) and len(found)]
     if not lists:
         raise GpasError(f"{source} has no list of layers")

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import torch
 
-from gpas_cli.data.hub import offline_if_unreachable
+from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.made import made_folder
@@ -137,10 +137,7 @@ def _download(name: str, revision: str) -> tuple[Path, str]:
         if "Gated" in type(error).__name__:
             remedy = "accept its licence on its page, and set HF_TOKEN to a token of that account"
             raise GpasError(f"{name} is for accounts that have accepted its licence: {remedy}") from error
-        raise GpasError(
-            f"{name} is neither a folder nor a repository that the Hugging Face hub or its cache has: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise GpasError(unavailable(f"{name} is neither a folder nor a repository of the hub", error)) from error
     return folder, folder.name
 
 
@@ -204,6 +201,10 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
         raise GpasError(
             f"{model.source} contains the network's code; --trust-code, or trust_code: true in experiments.yaml, runs "
             "it (read it first)"
+        )
+    if model.config.get("is_encoder_decoder"):
+        raise GpasError(
+            f"{model.source} is an encoder with a decoder, whose layers are no single list of residual blocks"
         )
     _require_memory(model, dtype)
     import transformers

@@ -276,16 +276,6 @@ def test_a_network_without_residual_blocks_is_refused(network: nn.Module, reason
 
 
 @needs_transformers
-def test_an_encoder_with_a_decoder_is_refused() -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    network = T5ForConditionalGeneration(
-        T5Config(d_model=16, num_layers=2, num_heads=2, d_ff=24, vocab_size=90, d_kv=8)
-    )
-    with pytest.raises(GpasError, match="an encoder with a decoder"):
-        find_blocks(network, "theirs", lambda: torch.ones(1))
-
-
 @pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "value-residual"])
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])
 def test_a_sublayer_of_our_networks_passes_the_stream_unchanged(scheme: str, part: str) -> None:

@@ -224,6 +224,9 @@ def test_folders_without_a_network_are_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(GpasError, match="transformers cannot load"):
         open_model(find_model(str(tmp_path)))
+    (tmp_path / "config.json").write_text('{"is_encoder_decoder": true}')
+    with pytest.raises(GpasError, match="an encoder with a decoder"):
+        open_model(find_model(str(tmp_path)))
     monkeypatch.setattr("gpas_cli.evaluate.external.find_spec", lambda _: None)
     with pytest.raises(GpasError, match=r"pip install 'gpas-cli\[export\]'"):
         find_model(str(tmp_path))
@@ -259,6 +262,17 @@ def test_weights_that_a_repository_has_twice_are_downloaded_once(
     found = find_network(network, tmp_path, tmp_path, lambda _: None)
     assert {path.name for path in found.folder.iterdir() if path.suffix in (".bin", ".safetensors")} == weights
     assert (found.source, found.revision) == ("org/name", "0" * 40)
+
+
+def test_the_cache_of_an_unreachable_hub_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpas_cli.data.hub._reachable", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    saved(tmp_path / "hub/models--org--name/snapshots" / ("0" * 40), configuration())
+    network = Network(hf="org/name", revision="0" * 40)
+    found = find_network(network, tmp_path, tmp_path, lambda _: None)
+    assert (found.architecture, found.revision) == ("LlamaForCausalLM", "0" * 40)
+    with pytest.raises(GpasError, match="hub: the hub cannot be reached; it is not in the local hub cache either"):
+        find_network(Network(hf="org/name", revision="1" * 40), tmp_path, tmp_path, lambda _: None)
 
 
 def test_a_gated_repository_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
