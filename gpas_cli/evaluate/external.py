@@ -249,7 +249,7 @@ def _require_memory(model: ExternalModel, dtype: str) -> None:
         remedy = "" if halves else "; dtype: bf16 needs half of it"
         raise GpasError(
             f"{model.source}: its weights need {byte_size(needed)}, and {byte_size(free)} are free{remedy}; "
-            "resources: memory and gpus are those of the job"
+            "resources: mem and gpus are those of the job"
         )
 
 
