@@ -5,8 +5,8 @@
 `share` is (time with) / (time without) - 1, the median over pairs of blocks that alternate every ten updates: a block
 is `stats_every` (100) updates with ten log lines, one record of layer statistics, spike detection and a real journal,
 or the same updates without any. `computed` is the same ratio from its parts, each the median of many: (measured update
-- bare update) per 100 updates plus one settling and log line per 10, over the bare update. `streams` is what all
-statistics of the residual stream but its variance add: (measured update - one without them) per 100 updates, over the
+- bare update) per 100 updates plus one settling and log line per 10, over the bare update. `streams` is what the
+statistics of the residual stream and of attention add: (measured update - one without them) per 100 updates, over the
 bare update. On a CPU, time is the CPU time of the process, which other load affects least; on a GPU it is wall-clock
 time.
 """
@@ -20,14 +20,16 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
-from gpas_cli.model import llama
+from gpas_cli.model.llama import Llama, stream_statistics
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring
@@ -80,20 +82,24 @@ def share(loop: Loop, observer: Observer) -> float:
 
 
 def parts(loop: Loop, observer: Observer, repeats: int) -> dict[str, float]:
-    """Return the median seconds of a bare update, of a measured one, of one that measures no more of the stream than
-    its variance, and of a settling with its log line."""
+    """Return the median seconds of a bare update, of a measured one with its settling, of one that measures nothing of
+    the stream, and of a settling with its log line."""
     device = loop.precision.device
-    found: dict[str, list[float]] = {"bare": [], "measured": [], "variance": [], "line": []}
+    found: dict[str, list[float]] = {"bare": [], "measured": [], "norms": [], "line": []}
 
     def measured() -> None:
         observer.add(loop.update(observe=True))
+        observer.settle()
+
+    def nothing(network: Llama, wanted: bool) -> AbstractContextManager[list[dict[str, Tensor]]]:
+        return stream_statistics(network, wanted=False)
 
     for _ in range(repeats):
         found["bare"].append(seconds(loop.update, device))
         found["measured"].append(seconds(measured, device))
-        with patch.object(llama, "of_stream", lambda _: {}), patch.object(llama, "of_block", lambda *_: {}):
-            found["variance"].append(seconds(measured, device))
-        for _ in range(CADENCE.log_every - 1):
+        with patch("gpas_cli.train.loop.stream_statistics", nothing):
+            found["norms"].append(seconds(measured, device))
+        for _ in range(CADENCE.log_every):
             observer.add(loop.update())
         found["line"].append(seconds(lambda: (observer.settle(), observer.log(loop.position)), device))
     return {name: statistics.median(values) for name, values in found.items()}
@@ -111,7 +117,7 @@ def run(cell: Cell, pairs: int, repeats: int) -> dict[str, Any]:
         found = [share(loop, observer) for _ in range(pairs)]
         journal.close()
     cost = (part["measured"] - part["bare"]) / CADENCE.stats_every + part["line"] / CADENCE.log_every
-    streams = (part["measured"] - part["variance"]) / CADENCE.stats_every
+    streams = (part["measured"] - part["norms"]) / CADENCE.stats_every
     return {
         "ratios": {
             "share": statistics.median(found),
