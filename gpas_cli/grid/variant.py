@@ -138,11 +138,13 @@ def _part(name: str, value: Label) -> str:
 
 def _declared(experiments: Experiments) -> dict[str, Entry]:
     """Return the cells of all grids by key, each from the first grid that has it."""
-    expansion = Expansion(experiments)
+    expansion = Expansion(experiments, expanded=dict(experiments.expanded))
     found: dict[str, Entry] = {}
     for grid in experiments.grids:
         for entry in expansion.grid(grid):
             found.setdefault(entry.key, entry)
+    if not expansion.problems:
+        experiments.expanded.update(expansion.expanded)
     return found
 
 

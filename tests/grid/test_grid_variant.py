@@ -8,7 +8,7 @@ from shipped import excerpt
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.grid.declared import Entry
-from gpas_cli.grid.expand import expand
+from gpas_cli.grid.expand import Expansion, expand
 from gpas_cli.grid.select import find
 from gpas_cli.grid.variant import vary
 
@@ -47,6 +47,12 @@ def test_a_variant_that_equals_a_declared_cell_is_that_cell() -> None:
     assert varied("quickstart/pre-s1", "optim.lr=1.5e-3").id == "quickstart/pre-s1"
     assert varied("quickstart/pre-s1", "optim.lr=0.001").id == "quickstart-lr/pre-lr0.001-s1"
     assert varied("quickstart/pre-s1", "gate={like: gpas, activation: tanh}").id == "quickstart-ablations/pre-tanh-s1"
+
+
+def test_the_grids_are_expanded_once_for_many_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    varied("quickstart/pre-s1", "optim.lr=5e-3")
+    monkeypatch.setattr(Expansion, "own_cells", None)
+    assert varied("quickstart/pre-s1", "optim.lr=6e-3").name == "pre-s1+lr0.006"
 
 
 def test_defaults_that_depend_on_the_size_follow_it() -> None:
