@@ -139,13 +139,10 @@ def _part(name: str, value: Label) -> str:
 def _declared(experiments: Experiments) -> dict[str, Entry]:
     """Return the cells of all grids by key, each from the first grid that has it."""
     expansion = Expansion(experiments, expanded=dict(experiments.expanded))
-    found: dict[str, Entry] = {}
-    for grid in experiments.grids:
-        for entry in expansion.grid(grid):
-            found.setdefault(entry.key, entry)
+    every = [entry for grid in experiments.grids for entry in expansion.grid(grid)]
     if not expansion.problems:
         experiments.expanded.update(expansion.expanded)
-    return found
+    return {entry.key: entry for entry in reversed(every)}
 
 
 _UPDATES = 2
