@@ -84,4 +84,5 @@ class LearnedPositions(nn.Module):
             raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
         # The gradient of a lookup would be a sort on GPUs with deterministic algorithms.
         rows = self.weight[:time]
-        return x + (packing.join(rows.expand(packing.rows, -1, -1)) if packing else rows)
+        # The tokens that decoding reads are no whole row.
+        return x + (packing.join(rows.expand(max(1, packing.rows), -1, -1)) if packing else rows)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.events import Score
 from gpas_cli.spec.downstream import BY_TASK, averages, counted_of, score_shares
+from gpas_cli.spec.glue import BY_GLUE_TASK, best_scores
 from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
@@ -56,7 +57,12 @@ class Result:
 
     def stderr(self, name: str) -> float | None:
         """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
-        return standard_error(self.scores, name)
+        metric, _, label = name.partition("/")
+        if metric != BY_GLUE_TASK[0]:
+            return standard_error(self.scores, name)
+        rates = {task: rate for one, rate in self.metrics.items() if (task := one.removeprefix("glue_lr/")) != one}
+        known = {(score.task, score.metric): score.stderr for score in self.scores}
+        return _of_mean([(1.0, known.get(one)) for one in best_scores(label, rates)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +97,17 @@ def standard_error(scores: Sequence[Score], name: str) -> float | None:
     }
     own = averages(tasks).get(label, (label,))
     shares = score_shares(tasks).get(label, {}) if mixed else dict.fromkeys(own, 1 / len(own))
-    errors = [(share, known.get(task)) for task, share in shares.items()]
+    error = _of_mean([(share, known.get(task)) for task, share in shares.items()])
+    return error and error / (100 if metric == "task_perplexity" else 1)
+
+
+def _of_mean(errors: Sequence[tuple[float, float | None]]) -> float | None:
+    """Return the standard error of a mean in percent, given the shares and the errors of its parts; None if one is
+    unknown."""
     squares = [(share * error) ** 2 for share, error in errors if error is not None]
     if not squares or len(squares) < len(errors):
         return None
-    return math.sqrt(sum(squares)) * (1 if metric == "task_perplexity" else 100)
+    return 100 * math.sqrt(sum(squares)) / sum(share for share, _ in errors)
 
 
 METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}

@@ -199,12 +199,14 @@ def _check_encoder(model: Model) -> Iterator[Problem]:
 
 def _check_scheme(model: Model) -> Iterator[Problem]:
     if isinstance(model.norm, Mix):
-        post = model.norm.post_layers(model.size.layers)
+        stacks = (model.encoder_layers, model.decoder_layers) if model.family.encoder else (model.size.layers,)
+        post = sum(map(model.norm.post_layers, stacks))
         if post in (0, model.size.layers):
             same = "pre" if post == 0 else "post"
+            each = " and ".join(map(str, stacks))
             yield Problem(
                 ("norm", "post_fraction"),
-                f"{model.norm.post_fraction:g} of {model.size.layers} layers is {post} Post-LN layers, "
+                f"{model.norm.post_fraction:g} of {each} layers is {post} Post-LN layers, "
                 f"which is the scheme '{same}'; write norm: {same}",
             )
     if model.family.qk_norm != "none" and any(

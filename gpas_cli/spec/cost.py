@@ -23,7 +23,7 @@ from typing import Any
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth, LayerSchedule
 from gpas_cli.spec.model import Model
-from gpas_cli.spec.norm import Factor
+from gpas_cli.spec.norm import Factor, Wiring
 from gpas_cli.spec.objective import CAUSAL, Objective
 from gpas_cli.spec.optim import MATRIX, TABLE, Optim
 from gpas_cli.spec.parse import setting
@@ -232,27 +232,33 @@ def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
 
 def activation_bytes(model: Model, precision: str, *, recompute: bool = False, dropout: bool = False) -> int:
     """Return the bytes per token that a forward pass saves for the backward pass; with `recompute` only the inputs of
-    the layers, with `dropout` also its masks. Logits are computed in chunks and do not count."""
+    the layers, with `dropout` also its masks. Logits are computed in chunks and do not count.
+
+    Of an encoder and a decoder a token goes through one, half of the tokens through each."""
     wide = _STREAM_BYTES[precision]
     layers = model.size.layers
     saved = [wide * model.size.hidden * model.copies] * layers
     if not recompute:
         saved = [_layer_bytes(model, precision, layer, dropout) for layer in range(1, layers + 1)]
     ends = 2 * wide + dropout  # the inputs of the final norm and of the head, and the embedding's mask
-    return sum(saved) + ends * model.size.hidden
+    return sum(saved) // (2 if model.family.encoder else 1) + ends * model.size.hidden
 
 
 def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int:
     """Return the bytes per token that a layer saves: the inputs of its norms, learned factors and products, q, k, v,
     the output of attention and the logarithms of its sums, what enters the last product of the feed-forward network,
-    and the masks of dropout."""
+    and the masks of dropout. A decoder's layer also attends to an encoder, with its keys and values."""
     wide, narrow = _STREAM_BYTES[precision], _PRODUCT_BYTES[precision]
-    parts = model.wiring(layer).parts
+    slots = model.gate_slots(layer)
+    parts: tuple[Wiring, ...] = model.wiring(layer).parts
+    crossing = model.family.encoder and layer > model.encoder_layers
+    if crossing:
+        slots, parts = (*slots, slots[0]), (*parts, parts[0])
     # Autocast casts the input of every product by itself.
     inputs = 2 if wide == narrow else 5 if model.family.ffn == "swiglu" else 4
     stream = sum(bool(norm) for part in parts for norm in (part.in_norm, part.out_norm))
     if model.gate is not None and model.gate.learnable:
-        places = zip(model.gate_slots(layer), parts, strict=True)
+        places = zip(slots, parts, strict=True)
         if precision == "pure_bf16":
             stream += sum(place != "skip" for place, _ in places)
         elif wide != narrow:  # products save their inputs in half precision
@@ -260,12 +266,13 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     branches = sum(bool(part.branch_norm) + isinstance(part.branch, Factor) for part in parts)
     normed = 3 if parts[0].qkv_norm != "none" else 2 * (model.family.qk_norm != "none")
     products = inputs + 4 + branches + normed + isinstance(parts[0].value, Factor)
+    products += (5 if wide == narrow else 7) * crossing
     if model.copies > 1:  # each sub-layer saves all copies and what it adds to them
         stream, products = stream + 2 * model.copies, products + 2
-    hidden = wide * stream + narrow * products + 2 * dropout
+    hidden = wide * stream + narrow * products + len(parts) * dropout
     # A product in float8 saves its own input, and silu(gate) is not recomputed for it.
     kept = 4 if in_float8(precision, model.size.ffn) and model.family.ffn == "swiglu" else 2
-    return hidden * model.size.hidden + kept * narrow * model.size.ffn + 4 * model.size.heads
+    return hidden * model.size.hidden + kept * narrow * model.size.ffn + 4 * (len(parts) - 1) * model.size.heads
 
 
 def in_float8(precision: str, *sides: int) -> bool:
@@ -311,7 +318,10 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     if model.copies > 1:  # a product with each of them, before they are summed
         computed += model.copies * weight * model.size.hidden
     if recompute:  # the layer's input is saved anyway
-        computed += _layer_bytes(model, precision, 1, dropout) - stream * model.size.hidden * model.copies
+        computed += (
+            _layer_bytes(model, precision, model.encoder_layers + 1, dropout)
+            - stream * model.size.hidden * model.copies
+        )
     backward = tokens * computed
     if recompute and strategy not in SHARDED:
         backward += _copies(cell) // model.size.layers

@@ -209,6 +209,14 @@ class Glue:
         return found | {f"{_RATE}/{task}": rate for task, rate in rates.items()}
 
 
+def best_scores(label: str, rates: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the task and the metric of each score that the accuracy `label` consists of: at the best of the `rates`,
+    those of the first splits for the average over tasks."""
+    names = {name: rate for task, rate in rates.items() for name in GLUE_TASKS[task].held_out}
+    first = [next(iter(GLUE_TASKS[task].held_out)) for task in rates]
+    return [(name, f"acc@{names[name]:g}") for name in (first if label == _AVERAGE else (label,)) if name in names]
+
+
 def glue_tokens(cell: CellParts, cadence: object, resumed: int) -> float:
     """Return the cost of all tasks at all rates in tokens: those to train, and a third of those to evaluate."""
     spec: Glue = cell.parameters("glue")

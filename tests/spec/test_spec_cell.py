@@ -126,6 +126,10 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"gate": {"like": "none", "activation": "tanh"}}, "has no effect"),
         ({"norm": {"scheme": "mix", "post_fraction": 0.01}}, "which is the scheme 'pre'"),
         ({"norm": {"scheme": "mix", "post_fraction": 1}}, "which is the scheme 'post'"),
+        (
+            {"norm": {"scheme": "mix", "post_fraction": 0.15}, "family": "encoder-decoder", "objective": "translation"},
+            "0.15 of 6 and 6 layers is 0 Post-LN layers",
+        ),
         ({"size": {"like": "quickstart", "heads": 5}}, "not divisible"),
         ({"size": {"like": "quickstart", "heads": 32}}, "even head dimension"),
         ({"optim": {**RECIPE, "warmup": 600}}, "not shorter than the 600 steps"),

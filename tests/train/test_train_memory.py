@@ -68,6 +68,23 @@ def test_rows_at_once_follow_free_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert micro_batch_rows(what, FP32, recompute=True) > 100
 
 
+def saved_bytes(network: Llama, rows: DeviceRows, precision: Precision, smallest: int) -> int:
+    """Return the bytes of the tensors with at least `smallest` elements that a forward pass saves."""
+    sizes = {parameter.numel() for parameter in network.parameters()}  # no activation has one of these sizes
+    kept: dict[int, torch.Tensor] = {}  # storages count once; the reference prevents reuse
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() >= smallest and tensor.numel() not in sizes:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = summed_loss(network, rows, precision)
+    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    loss.backward()
+    return found
+
+
 @pytest.mark.parametrize("scheme", ["pre", "sandwich"])
 @pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
 def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) -> None:
@@ -75,22 +92,26 @@ def test_an_estimate_covers_what_a_forward_pass_keeps(scheme: str, name: str) ->
     model = parse_model({"size": size, "norm": scheme})
     precision = Precision(name, CPU)
     network = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32)
-    tokens = (2, 48)
-    sizes = {parameter.numel() for parameter in network.parameters()}  # no activation has one of these sizes
-    kept: dict[int, torch.Tensor] = {}  # storages count once; the reference prevents reuse
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.numel() >= 96 * 64 and tensor.numel() not in sizes:
-            kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    inputs = np.zeros(tokens, np.int64)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = summed_loss(network, DeviceRows.of(inputs, np.ones(tokens, np.int64), CPU), precision)
-    found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    rows = DeviceRows.of(np.zeros((2, 48), np.int64), np.ones((2, 48), np.int64), CPU)
     estimate = 96 * activation_bytes(model, name)
+    assert 0.8 * estimate < saved_bytes(network, rows, precision, 96 * 64) <= estimate
+
+
+@pytest.mark.parametrize("decoder_layers", [1, 3])
+@pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", "none"), ("sandwich", "none")])
+@pytest.mark.parametrize("name", ["fp32", "bf16", "pure_bf16"])
+def test_an_estimate_covers_what_an_encoder_and_a_decoder_keep(
+    scheme: str, gate: str, name: str, decoder_layers: int
+) -> None:
+    """Half of the tokens are the encoder's; a layer of the decoder keeps what its cross-attention needs, too."""
+    size = {"hidden": 64, "ffn": 172, "heads": 4, "layers": 4, "vocab": 300, "decoder_layers": decoder_layers}
+    model = parse_model({"size": size, "norm": scheme, "gate": gate, "family": "encoder-decoder"})
+    network = build(model, dtype=torch.bfloat16 if name == "pure_bf16" else torch.float32)
+    targets = np.where(np.arange(48) < 23, IGNORED, np.ones((4, 48), np.int64))
+    rows = DeviceRows.of(np.zeros((4, 48), np.int64), targets, CPU, np.full(4, 24))
+    found = saved_bytes(network, rows, Precision(name, CPU), 4 * 24 * 64)
+    estimate = 4 * 48 * activation_bytes(model, name)
     assert 0.8 * estimate < found <= estimate
-    loss.backward()
 
 
 def test_free_memory_heeds_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,12 +232,14 @@ class RecallTask:
         return ()
 
 
-def _shuffled(kind: str) -> list[Question]:
+@cache
+def _shuffled(kind: str) -> tuple[Question, ...]:
+    """Return all questions of a kind; hashes decide their order, so that a few first ones need all (2 s for names)."""
     found = []
     for document in _held_out():
         for number, question in enumerate(questions(document.text, kind)):
             found.append((_hash(f"{kind}:{document.id}:{number}"), question))
-    return [question for _, question in sorted(found, key=lambda item: item[0])]
+    return tuple(question for _, question in sorted(found, key=lambda item: item[0]))
 
 
 @cache

@@ -71,6 +71,18 @@ def test_a_score_has_its_standard_error_in_percent_and_an_average_that_of_its_ta
     assert ",50.0,,2.0," in to_csv(table_of(*(score(task) for task in _POSTER)))
 
 
+def test_an_accuracy_after_finetuning_has_the_standard_error_at_its_best_rate() -> None:
+    rates = {("mnli", 1e-5): 0.01, ("mnli", 2e-5): 0.02, ("mnli_mm", 2e-5): 0.03, ("sst2", 1e-5): 0.04}
+    scores = tuple(score(task, metric=f"acc@{lr:g}", stderr=error) for (task, lr), error in rates.items())
+    metrics = {"glue_lr/mnli": 2e-5, "glue_lr/sst2": 1e-5, "glue_seconds": 3.0}
+    own = Result(key="1", stage="glue", outcome="done", number=1, directory="", metrics=metrics, scores=scores)
+    assert own.stderr("glue_accuracy/mnli") == pytest.approx(2.0)
+    assert own.stderr("glue_accuracy/mnli_mm") == pytest.approx(3.0)
+    assert own.stderr("glue_accuracy/average") == pytest.approx((2**2 + 4**2) ** 0.5 / 2)
+    assert own.stderr("glue_accuracy/qnli") is None
+    assert replace(own, scores=scores[:2]).stderr("glue_accuracy/average") is None
+
+
 def test_scores_of_a_stage_that_has_not_finished_are_shown() -> None:
     key = entry(**NINE).cell.key
     table = table_of(score("piqa"), outcome=PARTIAL, states={key: ("interrupted", None)})
