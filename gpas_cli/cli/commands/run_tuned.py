@@ -245,7 +245,10 @@ def tune(grids: Sequence[str], options: RunOptions) -> Exit:
     """Tune the learning rate in grids that have no tuned cells. Return the code of the first one that fails."""
     for grid in grids:
         if tuned_name(grid) not in experiments().grids:
-            code = Search(grid, None, RATE, FACTORS, options).run()
+            search = Search(grid, None, RATE, FACTORS, options)
+            code = search.run()
+            say(search.table())
             if code is not Exit.DONE:
                 return code
+            say(f"Its figure: gpas run tuned {grid} --out search.svg")
     return Exit.DONE

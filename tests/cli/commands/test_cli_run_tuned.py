@@ -103,6 +103,8 @@ def test_claims_about_tuned_cells(face: Face) -> None:
     write_numbers(face, {"pre": 2e-3, "pre-gpas": 5e-4, "post": 1e-3, "post-gpas": 2e-3})
     said = face("run", "claims", "gate-lowers", "--tuned", "--max-seeds", "2", *LOCAL, "--json", expect=Exit.INCOMPLETE)
     assert [part["seeds"] for part in said.json["claims"][0]["parts"]] == [[1, 2], [1, 2]]
+    assert "Validation perplexity by optim.lr" in said.err
+    assert "Its figure: gpas run tuned small --out search.svg" in said.err
     (claim,) = face("claims", "gate-lowers", "--tuned", "--json").json["claims"]
     assert claim["command"] == "gpas run claims gate-lowers --tuned --until decided --max-seeds 8"
     assert "gate-lowers, tuned: undecided" in face("claims", "gate-lowers", "--tuned").out
