@@ -272,7 +272,7 @@ def coordinates(
 
     Small networks with the cell's scheme, gate and recipe train for a few updates. In muP the change of the stream and
     of the logits does not depend on the width, in CompleteP neither on the depth; in the standard parametrisation it
-    grows.
+    grows. Over the width the logits need some tens of updates for that (--updates 25); before, theirs falls.
 
     Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
     """
