@@ -196,6 +196,11 @@ def test_every_cell_of_a_published_table_has_its_number(grid: str) -> None:
     assert bare == {source: UNPRINTED.get((grid, source), 0) for source in spec.published}
 
 
+def test_table_11_of_raptr_trains_nothing_besides_table_3() -> None:
+    trained = {entry.cell.stages[0].key for entry in GRIDS["raptr-ul2"]}
+    assert {entry.cell.stages[0].key for entry in GRIDS["raptr-ul2-tasks"]} < trained
+
+
 @pytest.mark.parametrize("grid", list(GRIDS))
 def test_names_are_unique_and_safe_and_every_grid_has_a_table(grid: str) -> None:
     names = [entry.name for entry in GRIDS[grid]]
