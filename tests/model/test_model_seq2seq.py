@@ -35,6 +35,8 @@ TARGETS = [[20, 21], [22, 23, 24, 25], [26]]
 
 def network(**values: Any) -> Translator:
     """Return a small network in float64 whose parameters are all random."""
+    if values.get("norm") == "mix":  # so that its stacks of two layers have a Post-LN layer each
+        values["norm"] = {"scheme": "mix", "post_fraction": 0.5}
     made = build(parse_model({"size": SIZE, "family": "encoder-decoder", **values}), dtype=torch.float64)
     assert isinstance(made, Translator)
     generator = torch.Generator().manual_seed(1)
