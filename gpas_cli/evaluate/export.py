@@ -113,8 +113,9 @@ def _check(cell: Cell, options: ExportOptions) -> None:
         return
     if not cell.objective.causal:
         raise GpasError(cell.objective.needs_next_token("export"))
-    if replace(cell.model.family, qk_norm=Family().qk_norm) != Family():
-        raise GpasError("only networks of the family llama can be exported")
+    usual = {**asdict(Family()), "qk_norm": cell.model.family.qk_norm}
+    if others := [f"{name}: {value}" for name, value in asdict(cell.model.family).items() if value != usual[name]]:
+        raise GpasError(f"only the family llama, with any qk_norm, can be exported; this one has {', '.join(others)}")
 
 
 def _exported(
