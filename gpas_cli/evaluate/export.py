@@ -113,9 +113,9 @@ def _check(cell: Cell, options: ExportOptions) -> None:
         return
     if not cell.objective.causal:
         raise GpasError(cell.objective.needs_next_token("export"))
-    usual = {**asdict(Family()), "qk_norm": cell.model.family.qk_norm}
+    usual = {**asdict(Family()), "norm": cell.model.family.norm, "qk_norm": cell.model.family.qk_norm}
     if others := [f"{name}: {value}" for name, value in asdict(cell.model.family).items() if value != usual[name]]:
-        raise GpasError(f"only the family llama, with any qk_norm, can be exported; this one has {', '.join(others)}")
+        raise GpasError(f"only the family llama, with any norms, can be exported; this one has {', '.join(others)}")
 
 
 def _exported(

@@ -87,8 +87,10 @@ def fold(network: Llama, goal: Model) -> Llama:
     device.
 
     `goal` is the model of `network` with `gate=None`, or its `plain_llama` if it has no `obstacle`. Raises GpasError if
-    a gate multiplies the stream by 0, or if a layer adds its input to a stream that has another C.
+    a gate multiplies the stream by 0, if a layer adds its input to a stream that has another C, or for a gate with DyT.
     """
+    if network.spec.gate is not None and network.spec.family.norm == "dyt":
+        raise GpasError("dyt does not undo the scale of its input, so no gate folds into the weights before it")
     folded = build(goal, device="meta")
     weights = network.state_dict()
     folded.load_state_dict({name: weights[name].clone() for name in folded.state_dict()}, assign=True)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ OTHERS: dict[str, Mapping[str, object]] = {
     "deepnorm-fixed": {"norm": "deepnorm", "gate": {"learnable": False, "init": (0.1, 0.2, 0.3, -0.1)}},
     "lns-qk-head": {"norm": "lns", "gate": "gpas", "family": {"like": "llama", "qk_norm": "head"}},
     "pre-qk-width": {"norm": "pre", "gate": "gpas", "family": {"like": "llama", "qk_norm": "width"}},
+    "pre-dyt": {"norm": "pre", "family": {"like": "llama", "norm": "dyt"}},
     "pre-mup": {"norm": "pre", "gate": "gpas", "parametrisation": {"like": "mup", "base_hidden": 8, "base_heads": 2}},
     "layerscale-completep": {"norm": "layerscale", "gate": "gpas", "parametrisation": COMPLETEP},
     "lns-qk-completep": {"norm": "lns", "family": {"like": "llama", "qk_norm": "head"}, "parametrisation": COMPLETEP},
@@ -93,7 +95,7 @@ def test_perplexity_through_transformers_is_ours(room: Room, names: list[str]) -
     for name, seen in found.items():
         assert seen["problems"] == [], name
         assert seen["perplexity"] == pytest.approx(ours[name][0], rel=1e-4), name
-        plain = name.startswith(FOLDED) and name not in ("pre-own-code", "pre-qk-width")
+        plain = name.startswith(FOLDED) and name not in ("pre-own-code", "pre-qk-width", "pre-dyt")
         known = "Qwen3ForCausalLM" if name.startswith("lns-qk") else "LlamaForCausalLM"
         assert (forms[name], seen["class"]) == (("llama", known) if plain else ("bundled", "GpasForCausalLM"))
         config = json.loads((room.folder / "out" / name / "config.json").read_text())
@@ -310,6 +312,12 @@ def test_eps_is_the_error_of_folding() -> None:
     errors = [logit_difference(network, fold(network, plain_llama(network.spec)), TOKENS) for network in networks]
     assert errors[0] < 2e-5 < 1e-3 < errors[2]
     assert errors[1] < errors[2]
+
+
+def test_a_gate_does_not_fold_into_a_norm_that_keeps_scale() -> None:
+    model = parse_model({"size": "quickstart", "gate": "gpas", "family": {"norm": "dyt"}})
+    with pytest.raises(GpasError, match="dyt does not undo the scale"):
+        fold(build(model), replace(model, gate=None))
 
 
 def test_a_stream_multiplied_by_0_does_not_fold() -> None:
