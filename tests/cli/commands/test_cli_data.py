@@ -162,8 +162,8 @@ def test_a_crafted_marker_is_reported(folder: Path, marker: str) -> None:
 def test_one_split_alone(folder: Path) -> None:
     code, out, _ = gpas(folder, "prepare", "mine", "--where", "norm=pre", "--split", "validation", "--workers", "1")
     assert code == 0
-    assert "files validation:" in out
-    assert "files train:" not in out
+    assert "text/*.jsonl validation:" in out
+    assert "text/*.jsonl train:" not in out
     (cache,) = json.loads(gpas(folder, "status", "--json")[1])["caches"]
     assert cache["splits"]["train"] == {"documents": 0, "tokens": 0, "bytes": 0, "final": False, "cut": 0.0}
     code, out, err = gpas(folder, "prepare", "--split", "valid")
