@@ -290,6 +290,9 @@ def _update_bytes(
 
 def _copies(cell: CellParts) -> int:
     """Return the bytes of the copies of the layers' matrices that autocast makes."""
+    if cell.precision == "fp8":  # of those that are not multiplied in float8
+        shapes = [(shape, count) for role, shape, count in _matrices(cell.model) if role == MATRIX]
+        return sum(2 * count * math.prod(shape) for shape, count in shapes if not in_float8("fp8", *shape))
     return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision in _AUTOCAST else 0
 
 

@@ -266,7 +266,7 @@ def mesh(eight: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wide_cell(precision: str, size: object = WIDE, **more: Any) -> Cell:
-    data = {"source": "c4", "tokenizer": "bpe", "length": 64} if size is WIDE else "c4"
+    data = {"source": "c4", "tokenizer": "bpe", "length": 64} if isinstance(size, dict) else "c4"
     optim = {"lr": 1e-3, "warmup": 1, "steps": 5, "batch": 512}
     return cell_from({"size": size, "precision": precision, "data": data, "optim": optim, **more})
 
@@ -307,6 +307,7 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
     "bf16-stream-layerscale": (wide_cell("bf16_stream", norm="layerscale"), 64, False),
     "fp16": (wide_cell("fp16", gate="gpas"), 64, False),
     "fp8": (wide_cell("fp8", gate="gpas"), 64, False),
+    "fp8-odd": (wide_cell("fp8", {**WIDE, "ffn": 1372}, gate="gpas"), 64, False),
     "fp8-gpt": (wide_cell("fp8", family="gpt"), 64, False),
     "fp32-post": (wide_cell("fp32", norm="post"), 64, False),
     "pure": (wide_cell("pure_bf16", gate="gpas"), 64, False),
