@@ -28,6 +28,8 @@ transformers.logging.set_verbosity_warning()
 transformers.logging.disable_default_handler()
 transformers.logging.add_handler(Keep())
 logging.getLogger().addHandler(Keep())
+for other in ("torchao", "torchao.kernel.intmm"):  # which transformers imports, and which warns without a GPU
+    logging.getLogger(other).setLevel(logging.ERROR)
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
