@@ -22,11 +22,19 @@ from gpas_cli.spec.objective import CAUSAL
 from gpas_cli.spec.stage import PRETRAIN, STAGE_KINDS, TRAINING_PARTS, StageKind
 
 _KEY_VERSION = "gpas-cell-1"
+_SEED = "\0"  # stands for the seed in the text of a key; no setting may have this character
 
 
 def _digest(spec: Mapping[str, Any]) -> str:
     """Return the key of a specification: 16 hexadecimal digits."""
-    text = json.dumps([_KEY_VERSION, spec], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return _digest_of(_text_of(spec))
+
+
+def _text_of(spec: Mapping[str, Any]) -> str:
+    return json.dumps([_KEY_VERSION, spec], sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -89,7 +97,7 @@ class Cell(CellParts):
         identity = self.network.identity() if self.network else {}
         if self.network is None:
             teacher = self.teacher()
-            first = _digest(self._without_later(for_key=True))
+            first = _digest_of(str(self.seed).join(self._around_seed))
             chain.append(Stage(STAGE_KINDS[PRETRAIN], first, (teacher.stages[0].key,) if teacher else ()))
         for stage in self.later:
             parents = (_last_training(chain).key,) if self.network is None else ()
@@ -97,6 +105,22 @@ class Cell(CellParts):
             spec = {"stage": stage.kind.name, "parent": parent, "spec": parse.plain(stage.parameters, for_key=True)}
             chain.append(Stage(stage.kind, _digest(spec), parents))
         return tuple(chain)
+
+    @cached_property
+    def _around_seed(self) -> list[str]:
+        """The text that the key of pretraining hashes, before and after the seed."""
+        return _text_of({**self._without_later(for_key=True), "seed": _SEED}).split(json.dumps(_SEED))
+
+    def with_seed(self, seed: int) -> Cell:
+        """Return the cell with another seed. What keys hash is not made again, nor may a later stage read the seed."""
+        other = replace(self, seed=seed)
+        vars(other)["_around_seed"] = self._around_seed
+        return other
+
+    @property
+    def reads_seed(self) -> bool:
+        """Whether settings of a later stage may depend on the seed."""
+        return any(hasattr(stage.parameters, "in_cell") for stage in self.later)
 
     @cached_property
     def seedless(self) -> Cell:

@@ -35,6 +35,7 @@ EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training o
 PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "fp8", "pure_bf16")
 FLOAT8_SIDE = 16  # GPUs multiply matrices of float8 whose sides are multiples of it
 MOST_DROPPED = 0.99  # the highest rate of dropout
+MOST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class CellParts:
     depth: Depth = field(default_factory=Depth)
     dropout: float = setting(0.0, low=0, high=MOST_DROPPED)
     precision: str = setting("fp32", choices=PRECISIONS)
-    seed: int = setting(42, low=0, high=2**31 - 1)
+    seed: int = setting(42, low=0, high=MOST_SEED)
     objective: Objective = CAUSAL
 
     @cached_property

@@ -17,7 +17,7 @@ from gpas_cli.spec.check import (
     check_wiring,
 )
 from gpas_cli.spec.check_depth import depth_problems
-from gpas_cli.spec.cost import FLOAT8_SIDE, MOST_DROPPED, PRECISIONS, in_float8
+from gpas_cli.spec.cost import FLOAT8_SIDE, MOST_DROPPED, MOST_SEED, PRECISIONS, in_float8
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
 from gpas_cli.spec.gate import Gate
@@ -134,7 +134,7 @@ def cell_from(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> 
 class _Scalars:
     dropout: float = parse.setting(0.0, low=0, high=MOST_DROPPED)
     precision: str = parse.setting("fp32", choices=PRECISIONS)
-    seed: int = parse.setting(42, low=0, high=2**31 - 1)
+    seed: int = parse.setting(42, low=0, high=MOST_SEED)
 
 
 def _parse_later(
