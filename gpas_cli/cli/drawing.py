@@ -56,7 +56,7 @@ class Output:
     def print(self, plots: Sequence[Figure]) -> None:
         """Print plots as text, if that was asked for."""
         for one in plots if self.terminal else ():
-            if one.is_empty:
+            if not one.drawn:
                 raise GpasError(f"{one.title}: no such curve has been recorded")
             say(Plot(one))
 

@@ -73,8 +73,7 @@ def _settings() -> list[str]:
 
 def _printed() -> list[str]:
     """Return the tables of the papers, SOURCE:NUMBER."""
-    from gpas_cli.report.papers import SOURCES
-    from gpas_cli.report.papers.layouts import ALIASES, SEPARATOR, numbers, source_named
+    from gpas_cli.report.papers import ALIASES, SEPARATOR, SOURCES, numbers, source_named
 
     short = [name for name in (*SOURCES, *ALIASES) if name not in ALIASES.values()]
     return [f"{source}{SEPARATOR}{number}" for source in short for number in numbers(source_named(source))]

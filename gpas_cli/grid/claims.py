@@ -5,13 +5,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gpas_cli.errors import nearest
-from gpas_cli.grid.claim import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Source
-from gpas_cli.grid.declared import Grid
+from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Grid, Source
 from gpas_cli.grid.document import Label, identity, mapping, spelled
-from gpas_cli.grid.read import AxisLabels, check_choice, condition, read_where
-from gpas_cli.grid.readers import Entries, Part
-from gpas_cli.grid.settings import children, label, name_fault
-from gpas_cli.grid.validate import labels_of
+from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, read_where
+from gpas_cli.grid.settings import Entries, Part, children, label, name_fault
 
 _OUTER_KEYS = ("statement", "source", "parts", "toy")
 _COMPARISON_KEYS = (
@@ -103,78 +100,67 @@ def _read_source(part: Part) -> Source:
 
 
 def _read_all(layers: list[list[Entries]], part: Part, context: _Context) -> tuple[Comparison, ...]:
-    return tuple(_Reader(over, part, context).comparison() for over in layers)
+    return tuple(_read_comparison(over, part, context) for over in layers)
 
 
-class _Reader:
-    """Reads one comparison from layers of settings; later layers replace the settings of earlier ones."""
+def _read_comparison(layers: list[Entries], part: Part, context: _Context) -> Comparison:
+    """Return one comparison from layers of settings; later layers replace the settings of earlier ones."""
+    parts = Entries(replace(layers[-1].part, mark=part.key))
+    for layer in layers:
+        parts.update(layer)
+    grids = _read_grids(parts["grids"], context.names)
+    labels = _labels(grids, context)
+    subject = _condition(parts["subject"], labels)
+    against = _condition(parts["against"], labels)
+    for axis, chosen in against.items():
+        if len(chosen) > 1:
+            parts["against"].report(f"{axis} has {len(chosen)} labels; a base has one")
+    compare = _choice(parts["compare"], _KINDS, "difference" if against else "value")
+    if (compare == "value") == bool(against):
+        words = "needs 'against': the labels of the base" if not against else "compares values, without 'against'"
+        parts["compare"].report(words)
+    low, high = _bounds(parts["expect"], compare)
+    return Comparison(
+        says=parts["says"].sentence(),
+        grids=grids,
+        subject=subject,
+        value=_feature(parts["value"]),
+        against={axis: chosen[0] for axis, chosen in against.items()},
+        compare=compare,
+        low=low,
+        high=high,
+        by=tuple(_checked_axis(parts["by"], name, labels) for name in parts["by"].texts()),
+        over=_checked_axis(parts["over"], parts["over"].text("seed"), labels),
+        best=_best(parts["best"], labels),
+        across=_across(parts["across"], labels),
+        test=_choice(parts["test"], _TESTS, PAIRED_T),
+        published=parts["published"].text_mapping(),
+        printed=_number(parts["printed"]) if "printed" in parts else None,
+        mark=part.key,
+        marks={key: each.mark for key, each in parts.items()},
+    )
 
-    def __init__(self, layers: list[Entries], part: Part, context: _Context):
-        self.mark = part.key
-        self.parts = Entries(replace(layers[-1].part, mark=part.key))
-        for layer in layers:
-            self.parts.update(layer)
-        self.context = context
 
-    def comparison(self) -> Comparison:
-        parts = self.parts
-        grids = self._grids(parts["grids"])
-        labels = self._labels(grids)
-        subject = self._condition(parts["subject"], labels)
-        against = self._condition(parts["against"], labels)
-        for axis, chosen in against.items():
-            if len(chosen) > 1:
-                parts["against"].report(f"{axis} has {len(chosen)} labels; a base has one")
-        compare = _choice(parts["compare"], _KINDS, "difference" if against else "value")
-        if (compare == "value") == bool(against):
-            words = "needs 'against': the labels of the base" if not against else "compares values, without 'against'"
-            parts["compare"].report(words)
-        low, high = _bounds(parts["expect"], compare)
-        return Comparison(
-            says=parts["says"].sentence(),
-            grids=grids,
-            subject=subject,
-            value=_feature(parts["value"]),
-            against={axis: chosen[0] for axis, chosen in against.items()},
-            compare=compare,
-            low=low,
-            high=high,
-            by=tuple(_checked_axis(parts["by"], name, labels) for name in parts["by"].texts()),
-            over=_checked_axis(parts["over"], parts["over"].text("seed"), labels),
-            best=_best(parts["best"], labels),
-            across=_across(parts["across"], labels),
-            test=_choice(parts["test"], _TESTS, PAIRED_T),
-            published=parts["published"].text_mapping(),
-            printed=_number(parts["printed"]) if "printed" in parts else None,
-            mark=self.mark,
-            marks={key: part.mark for key, part in parts.items()},
-        )
+def _read_grids(part: Part, known: Collection[str] | None) -> tuple[str, ...]:
+    names = part.texts()
+    if not names:
+        part.report("is required: the grids whose cells are compared")
+    for name in names:
+        if known is not None and name not in known:
+            part.report(f"no grid '{name}'; {nearest(name, known)}")
+    return names
 
-    def _grids(self, part: Part) -> tuple[str, ...]:
-        names = part.texts()
-        if not names:
-            part.report("is required: the grids whose cells are compared")
-        known = self.context.names
-        for name in names:
-            if known is not None and name not in known:
-                part.report(f"no grid '{name}'; {nearest(name, known)}")
-        return names
 
-    def _labels(self, names: tuple[str, ...]) -> AxisLabels | None:
-        """Return the labels of the grids by axis; None if they are not checked or a grid is not valid."""
-        declared = self.context.grids
-        if self.context.names is None or any(name not in declared for name in names):
-            return None
-        found: AxisLabels = {}
-        for name in names:
-            for axis, labels in labels_of(declared, declared[name]).items():
-                found[axis] = (*found.get(axis, ()), *labels)
-        return found
+def _labels(names: tuple[str, ...], context: _Context) -> AxisLabels | None:
+    """Return the labels of the grids by axis; None if they are not checked or a grid is not valid."""
+    unchecked = context.names is None or any(name not in context.grids for name in names)
+    return None if unchecked else labels_of(context.grids, *names)
 
-    def _condition(self, part: Part, labels: AxisLabels | None) -> dict[str, tuple[Label, ...]]:
-        if labels is not None:
-            return {axis: chosen for axis, _, chosen in read_where(part, labels).terms}
-        return {axis: tuple(label(node, axis) for node in nodes) for axis, (_, nodes) in condition(part).items()}
+
+def _condition(part: Part, labels: AxisLabels | None) -> dict[str, tuple[Label, ...]]:
+    if labels is not None:
+        return {axis: chosen for axis, _, chosen in read_where(part, labels).terms}
+    return {axis: tuple(label(node, axis) for node in nodes) for axis, (_, nodes) in condition(part).items()}
 
 
 def _choice(part: Part, valid: Collection[str], default: str) -> str:

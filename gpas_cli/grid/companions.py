@@ -26,8 +26,7 @@ from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.files import replace_file
 from gpas_cli.grid.declared import AddedSeeds, Experiments, Grid
 from gpas_cli.grid.document import Mark, Node, read_document, spelled
-from gpas_cli.grid.readers import Part, root_of
-from gpas_cli.grid.settings import nested
+from gpas_cli.grid.settings import Part, nested, root_of
 
 _VERSION = 1
 _WRITTEN_BY = {

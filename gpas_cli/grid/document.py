@@ -165,16 +165,9 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, name: str) -> InvalidE
     mark = error.problem_mark or error.context_mark
     place = Mark(name, mark.line + 1, mark.column + 1) if mark else Mark(name, 1, 1)
     reason = "; ".join(part for part in (error.context, error.problem) if part)
-    if mark and _tab_indents(text, mark.line):
+    if mark and re.match(r"\s*\t", "".join(text.split("\n")[mark.line : mark.line + 1])):
         reason = "the line is indented with a tab; use spaces"
     return _invalid(place, f"is not YAML: {reason}")
-
-
-def _tab_indents(text: str, line: int) -> bool:
-    """Return whether the indentation of line `line`, counted from 0, has a tab."""
-    content = "".join(text.split("\n")[line : line + 1])
-    indentation = content[: len(content) - len(content.lstrip())]
-    return "\t" in indentation
 
 
 def _display(path: Path) -> str:

@@ -8,9 +8,8 @@ from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override
 from gpas_cli.grid.document import Label, Mark, Node, mapping
 from gpas_cli.grid.read import fixed_labels
-from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import ALL, overlaid
-from gpas_cli.grid.settings import CELL_PARTS, cell_name, children, family_name, located, merge, plain_cell, put
+from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.cost import MOST_SEED
 from gpas_cli.spec.parse import SettingPath
@@ -67,20 +66,19 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
     for name in wanted:
         if name not in experiments.grids:
             raise GpasError(f"no grid '{name}' in {experiments.path.name}; {nearest(name, experiments.grids)}")
-    expansion = Expansion(experiments, expanded=dict(experiments.expanded))
-    entries = [entry for name in wanted for entry in expansion.grid(name)]
-    if expansion.problems:
-        raise InvalidExperiments(expansion.problems)
-    experiments.expanded.update(expansion.expanded)
+    entries, problems = expanded(experiments, wanted)
+    if problems:
+        raise InvalidExperiments(problems)
     return entries
 
 
-def cell_problems(experiments: Experiments) -> list[Problem]:
-    """Return every problem of the cells of all grids."""
-    expansion = Expansion(experiments)
-    for name in experiments.grids:
-        expansion.grid(name)
-    return expansion.problems
+def expanded(experiments: Experiments, grids: Iterable[str]) -> tuple[list[Entry], list[Problem]]:
+    """Return the valid cells of the grids, and every problem of the others; without a problem, all are kept."""
+    expansion = Expansion(experiments, expanded=dict(experiments.expanded))
+    entries = [entry for name in grids for entry in expansion.grid(name)]
+    if not expansion.problems:
+        experiments.expanded.update(expansion.expanded)
+    return entries, expansion.problems
 
 
 def cell_names(experiments: Experiments, grid: str) -> list[str]:

@@ -12,16 +12,26 @@ labels, names and keys of cells are the same on every machine. If all numbers ar
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Override, TableSpec, Value
 from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
-from gpas_cli.grid.readers import Entries, Part
 from gpas_cli.grid.resources import read_grid_resources
-from gpas_cli.grid.settings import CELL_PARTS, children, has_label, label, merge, name_fault, nested, unnamed
+from gpas_cli.grid.settings import (
+    CELL_PARTS,
+    Entries,
+    Part,
+    children,
+    has_label,
+    label,
+    merge,
+    name_fault,
+    nested,
+    unnamed,
+)
 from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.parse import control_character
 from gpas_cli.spec.run import Cadence, Monitoring
@@ -54,10 +64,10 @@ def read_grid(part: Part, stages: Sequence[str]) -> Grid | None:
     parts = {key: replace(others[key], problems=part.problems) for key in _GRID_KEYS}
     base = _read_base(parts["base"], parts["stages"], stages)
     axes = _read_axes(parts["axes"], stages)
-    labels = known_labels(base, axes)
+    labels = _known_labels(base, axes)
     when = _read_when(parts["when"], labels, stages)
     for step in when:
-        labels = with_axes(labels, step.axes)
+        labels = _with_axes(labels, step.axes)
     title = others["title"].sentence(name)
     grid = Grid(
         name=name,
@@ -196,7 +206,7 @@ def fixed_labels(base: Node) -> dict[str, Label]:
     return _DEFAULT_LABELS | {name: label(node, name) for name, node in named.items()}
 
 
-def known_labels(base: Node, axes: tuple[Axis, ...]) -> AxisLabels:
+def _known_labels(base: Node, axes: tuple[Axis, ...]) -> AxisLabels:
     """Return the labels that a condition may use: of the axes and of fixed settings."""
     return {name: (value,) for name, value in fixed_labels(base).items()} | _labels_of(axes)
 
@@ -209,9 +219,39 @@ def _labels_of(axes: tuple[Axis, ...]) -> AxisLabels:
     return found
 
 
-def with_axes(labels: AxisLabels, axes: tuple[Axis, ...]) -> AxisLabels:
+def _with_axes(labels: AxisLabels, axes: tuple[Axis, ...]) -> AxisLabels:
     """Return `labels` with the labels of conditional axes; cells outside the condition keep theirs."""
     return labels | {name: (*labels.get(name, ()), *values) for name, values in _labels_of(axes).items()}
+
+
+def labels_of(grids: Mapping[str, Grid], *names: str) -> AxisLabels:
+    """Return the labels of every axis of the grids of these names and of those that they include."""
+    found: AxisLabels = {}
+    for part in reached(grids, names):
+        for name, labels in _own_labels(part).items():
+            found[name] = (*found.get(name, ()), *labels)
+    return found
+
+
+def _own_labels(grid: Grid) -> AxisLabels:
+    if not grid.has_own_cells:
+        return {}
+    labels = _known_labels(grid.base, grid.axes)
+    for step in grid.when:
+        labels = _with_axes(labels, step.axes)
+    return labels
+
+
+def reached(grids: Mapping[str, Grid], names: Iterable[str]) -> list[Grid]:
+    """Return the grids of these names and all that they include, directly or not."""
+    found = {name: grids[name] for name in names}
+    pending = list(found.values())
+    while pending:
+        for include in pending.pop().include:
+            if include.grid in grids and include.grid not in found:
+                found[include.grid] = grids[include.grid]
+                pending.append(grids[include.grid])
+    return list(found.values())
 
 
 def read_where(part: Part, labels: AxisLabels) -> Condition:
@@ -258,7 +298,7 @@ def _read_when(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tuple[C
         if "axes" not in parts:
             item.report("needs 'axes': the further axes of the matching cells")
         steps.append(ConditionalAxes(read_where(parts["where"], labels), axes))
-        labels = with_axes(labels, axes)
+        labels = _with_axes(labels, axes)
     return tuple(steps)
 
 

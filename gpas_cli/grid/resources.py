@@ -12,8 +12,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError, Problem, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
-from gpas_cli.grid.readers import Entries, Part, root_of
-from gpas_cli.grid.settings import children
+from gpas_cli.grid.settings import Entries, Part, children, root_of
 from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import TOKENISE
@@ -99,10 +98,9 @@ def read_resources(
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
     parts = part.entries()
     known = (*sizes, ALL, *kinds)
-    settings = {each.name for each in fields(Resources)}
     for name, child in (*site.items(), *parts.items()):
         if name not in known:
-            hint = f"write {ALL}: {{{name}: ...}}" if name in settings else nearest(name, known)
+            hint = f"write {ALL}: {{{name}: ...}}" if name in FIELDS else nearest(name, known)
             child.report(f"no size or stage '{name}'; {hint}", child.key)
         elif name not in kinds:
             child.instance(Resources)

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpas_cli.errors import GpasError, UnknownCell, closest, nearest
 from gpas_cli.grid.declared import Entry
@@ -12,19 +11,8 @@ from gpas_cli.spec import parse
 from gpas_cli.words import listed
 
 MIN_PREFIX_DIGITS = 4
+_WRITABLE = re.compile(r"[^\s,]([^,]*[^\s,])?", re.DOTALL)  # labels that can be the value of a condition
 _FILTER = re.compile(r"\s*([^=!\s]+)\s*(!?=)\s*(.*?)\s*")
-
-
-@dataclass(frozen=True)
-class _Filter:
-    name: str
-    wanted: tuple[str, ...]
-    negated: bool
-
-    def holds(self, entry: Entry) -> bool:
-        """Return whether an entry matches. One with neither the axis nor the field matches only negated conditions."""
-        found = any(_equals(text, value) for value in _values(entry, self.name) for text in self.wanted)
-        return found != self.negated
 
 
 def select(entries: Sequence[Entry], where: Sequence[str]) -> list[Entry]:
@@ -34,8 +22,14 @@ def select(entries: Sequence[Entry], where: Sequence[str]) -> list[Entry]:
     dotted name may be shortened to its last part. Numbers are compared as numbers: 1e-3 is 0.001. Raises GpasError for
     a malformed condition, a name or value that no entry has, and if no entry matches.
     """
-    conditions = [_parse(text, entries) for text in where]
-    chosen = [entry for entry in entries if all(condition.holds(entry) for condition in conditions)]
+    chosen = list(entries)
+    for name, wanted, negated in [_parse(text, entries) for text in where]:
+        # An entry with neither the axis nor the field matches only negated conditions.
+        chosen = [
+            entry
+            for entry in chosen
+            if any(_equals(text, value) for value in _values(entry, name) for text in wanted) != negated
+        ]
     if not chosen and entries:
         raise GpasError(f"no cell matches --where {' '.join(where)}")
     return chosen
@@ -51,7 +45,7 @@ def conditions(chosen: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     for axis in dict.fromkeys(axis for entry in entries for axis in entry.axes):
         wanted = list(dict.fromkeys(spelled(entry.axes[axis]) for entry in chosen if axis in entry.axes))
         others = {spelled(entry.axes[axis]) for entry in entries if axis in entry.axes} - set(wanted)
-        if wanted and others and all(axis in entry.axes for entry in chosen) and all(map(_is_writable, wanted)):
+        if wanted and others and all(axis in entry.axes for entry in chosen) and all(map(_WRITABLE.fullmatch, wanted)):
             found.append(f"{axis}={','.join(wanted)}")
     return found
 
@@ -102,18 +96,19 @@ def find_preferring(default: str, entries: Sequence[Entry], query: str) -> Entry
     return find(usual if any(entry.name == query for entry in usual) else entries, query)
 
 
-def _parse(text: str, entries: Sequence[Entry]) -> _Filter:
+def _parse(text: str, entries: Sequence[Entry]) -> tuple[str, list[str], bool]:
+    """Return the name, the values and whether they are excluded."""
     match = _FILTER.fullmatch(text)
     if match is None or not match[3]:
         raise GpasError(f"--where '{text}' is not NAME=VALUE, NAME=VALUE,VALUE or NAME!=VALUE")
     name = _name(match[1], entries)
-    wanted = tuple(part.strip() for part in match[3].split(","))
+    wanted = [part.strip() for part in match[3].split(",")]
     valid = list(dict.fromkeys(value for entry in entries for value in _values(entry, name)))
     for part in wanted:
         if not any(_equals(part, value) for value in valid):
             hint = f"write --where {part}" if "=" in part else nearest(part, map(spelled, valid))
             raise GpasError(f"--where {text}: no cell has {name} '{part}'; {hint}")
-    return _Filter(name, wanted, match[2] == "!=")
+    return name, wanted, match[2] == "!="
 
 
 def _name(query: str, entries: Sequence[Entry]) -> str:
@@ -154,11 +149,6 @@ def _equals(text: str, label: Label) -> bool:
     except ValueError:
         return False
     return value is not None and same(value, label)
-
-
-def _is_writable(label: str) -> bool:
-    """Return whether a label can be the value of a condition."""
-    return bool(label) and label == label.strip() and "," not in label
 
 
 def _by_key(entries: Sequence[Entry], query: str) -> list[Entry]:

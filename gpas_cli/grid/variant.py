@@ -14,11 +14,10 @@ from typing import Annotated, Any
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, Mark, Node, mapping, parse_document, resolve, spelled
-from gpas_cli.grid.expand import Draft, Expansion
+from gpas_cli.grid.expand import Draft, Expansion, expanded
 from gpas_cli.grid.read import check_setting
-from gpas_cli.grid.readers import Part
 from gpas_cli.grid.resources import FIELDS, overlaid
-from gpas_cli.grid.settings import label, merge, nested, safe, short
+from gpas_cli.grid.settings import Part, label, merge, nested, safe, short
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import Depth
@@ -48,7 +47,8 @@ def vary(experiments: Experiments, entries: Iterable[Entry], words: Sequence[str
     problems.extend(expansion.problems)
     if problems:
         raise InvalidExperiments(problems)
-    known = _declared(experiments)
+    declared, _ = expanded(experiments, experiments.grids)
+    known = {entry.key: entry for entry in reversed(declared)}  # each from the first grid that has it
     return [known.get(entry.key, entry) for entry in varied if entry is not None]
 
 
@@ -136,15 +136,6 @@ def _part(name: str, value: Label) -> str:
     return f"{name.rpartition('.')[2].replace('_', '-')}-{value}" if dotted else short(name, value)
 
 
-def _declared(experiments: Experiments) -> dict[str, Entry]:
-    """Return the cells of all grids by key, each from the first grid that has it."""
-    expansion = Expansion(experiments, expanded=dict(experiments.expanded))
-    every = [entry for grid in experiments.grids for entry in expansion.grid(grid)]
-    if not expansion.problems:
-        experiments.expanded.update(expansion.expanded)
-    return {entry.key: entry for entry in reversed(every)}
-
-
 _UPDATES = 2
 _BATCH_ROWS = 4
 _ROW_TOKENS = 16
@@ -191,8 +182,7 @@ def one_seed(entries: Iterable[Entry]) -> list[Entry]:
     """Return the first of the entries that differ only in the seed."""
     families: dict[tuple[Any, ...], Entry] = {}
     for entry in entries:
-        axes = tuple((axis, label) for axis, label in entry.axes.items() if axis != "seed")
-        families.setdefault((entry.grid, axes), entry)
+        families.setdefault((entry.grid, entry.labels_without("seed")), entry)
     return list(families.values())
 
 

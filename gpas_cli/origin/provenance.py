@@ -12,7 +12,7 @@ from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
 from gpas_cli.events import Event, Phase, Score, Warned
 from gpas_cli.grid.document import spelled
-from gpas_cli.report import query
+from gpas_cli.report import query, recorded
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import measure_of
 from gpas_cli.spec.parse import flat
@@ -142,7 +142,7 @@ def trace_number(
     own = cell_from(stage["cell"], catalogue)
     if base is None and own.model.gate:
         base = cell_from({**own.to_mapping(), "gate": None}, catalogue)
-    result = query.results(engine, [key]).get(key)
+    result = recorded.read_results(engine, [key]).get(key)
     section = own.parameters("downstream")
     places = {task: place for place, task in enumerate(section.tasks if section else ())}
     scores = sorted(

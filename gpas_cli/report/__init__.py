@@ -1,9 +1,7 @@
 """Tables, claims and figures, made from database rows.
 
-    recorded     what is recorded of some cells: states and results, where everything here starts
+    recorded     what is recorded of some cells: states, results and their metrics, where everything here starts
     query        attempts, stages, curves and external networks, from the database
-    stored_results  the decisive result of each stage, from the database with or without SQLAlchemy
-    result       the result of one stage, and the metrics that it can contain
     quantities   the curves that are recorded, and the numbers that claims take of them
     labels       what a cell is called: in row titles, and in the papers
     papers/      published numbers, recipes, layouts, claims and figures, as data

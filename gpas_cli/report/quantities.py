@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.claim import Feature
-from gpas_cli.report.result import metric
+from gpas_cli.grid.declared import Feature
+from gpas_cli.report.recorded import metric
 from gpas_cli.spec.stage import Metric, StageKind
 
 
@@ -44,10 +44,6 @@ class Quantity:
     @property
     def recorded_as(self) -> str:
         return self.curve or self.name
-
-    def recorded_over(self, n: int) -> str:
-        """Return the name in the database of the values over `n` layers."""
-        return self.recorded_as if n == 1 else f"{self.recorded_as}/{n}"
 
     @property
     def axis(self) -> str:

@@ -11,24 +11,17 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Select, func, literal, select
 from sqlalchemy.orm import aliased
 
-from gpas_cli.report.result import SCORING, ExternalNetwork, Result
-from gpas_cli.report.stored_results import metrics_in, results_in, score_rows, task_score
+from gpas_cli.report.recorded import SCORING, ExternalNetwork, metrics_in, rows_through, score_rows, task_score
 from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.downstream import Downstream
 from gpas_cli.spec.stage import EXTERNAL
 from gpas_cli.state.outputs import scoring_identity
-from gpas_cli.store.peek import STATEMENT_PARAMETERS, Rows
+from gpas_cli.store.peek import STATEMENT_PARAMETERS
 from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
 
 DECISIVE = ("done", "diverged")
 _MODULUS = 2**31 - 1  # the largest INTEGER of Postgres; sums of many numbers below it fit 64 bits
-
-
-def results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
-    """Return what `results_in` returns."""
-    with engine.connect() as connection:
-        return results_in(_plain(connection), keys)
 
 
 def ingested(engine: Engine) -> tuple[int | None, ...]:
@@ -48,7 +41,7 @@ def attempts(engine: Engine, key: str) -> list[dict[str, Any]]:
             connection,
             select(AttemptRow.__table__).where(AttemptRow.stage_key == key).order_by(AttemptRow.number),
         )
-        metrics = metrics_in(_plain(connection), [row["id"] for row in rows])
+        metrics = metrics_in(rows_through(connection), [row["id"] for row in rows])
     return [{**row, "metrics": metrics.get(row["id"], {})} for row in rows]
 
 
@@ -65,7 +58,7 @@ def external_networks(engine: Engine) -> list[ExternalNetwork]:
     Each is there once for each choice of settings. Scores whose run directories are gone are left out.
     """
     with engine.connect() as connection:
-        rows = score_rows(_plain(connection), "stage.kind IN ({})", [EXTERNAL, "downstream"])
+        rows = score_rows(rows_through(connection), "stage.kind IN ({})", [EXTERNAL, "downstream"])
     rows = [row for row in rows if row["cell"].get(EXTERNAL) or row["cell"].get(NETWORK)]
     found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: (row["created"] or 0.0, row["stage_key"])):
@@ -89,16 +82,6 @@ def _external(rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
         precision=last["precision"],
         scores=tuple(map(task_score, rows)),
     )
-
-
-def _plain(connection: Connection) -> Rows:
-    place = "%s" if connection.dialect.name == "postgresql" else "?"
-
-    def rows(statement: str, parameters: Sequence[Any]) -> list[dict[str, Any]]:
-        found = connection.exec_driver_sql(statement.replace("?", place), tuple(parameters))
-        return [dict(row) for row in found.mappings()]
-
-    return rows
 
 
 def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:

@@ -1,28 +1,308 @@
 """What is recorded of some cells: their states from the run directories, their results from the database.
 
-Tables, claims, figures and the report page all start here.
+Tables, claims, figures and the report page all start here. Results are read as plain SQL, which `store.peek` and
+SQLAlchemy both run, so that tables can be built without SQLAlchemy.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.events import Score
 from gpas_cli.grid.declared import Entry
 from gpas_cli.project import Project
-from gpas_cli.report.result import Result
-from gpas_cli.report.stored_results import results_in
+from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, averages, counted_of, metrics_of, score_shares
+from gpas_cli.spec.glue import BY_GLUE_TASK, best_scores
+from gpas_cli.spec.stage import BY_BITS, PRETRAIN, STAGE_KINDS, Metric, StageKind
+from gpas_cli.spec.translation import BY_TEST
 from gpas_cli.state.observe import observe
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.peek import Survey, describe_lost, lost_stages, rows_of, survey
+from gpas_cli.store.peek import Rows, Survey, describe_lost, lost_stages, rows_in, rows_of, survey
+from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.refresh import describe_missing_runs, results_of
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
+
+PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
+SCORING = ("shots", "limit", "max_length")  # of the scoring; scores under others cannot be compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the latest done or diverged attempt of a stage reported.
+
+    scores: those of all its attempts, the newest of each task. If the stage has not finished, the metrics are those of
+    these tasks and the outcome is PARTIAL.
+
+    gone: the run directories of this and every other such attempt are gone, so nothing confirms the numbers. device:
+    e.g. "cpu" or "cuda". ended: unix time. fingerprint: that of the training text. None means not recorded.
+    """
+
+    key: str
+    stage: str
+    outcome: str
+    number: int
+    directory: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    cause: str = ""
+    host: str | None = None
+    device: str | None = None
+    gpu: str | None = None
+    precision: str | None = None
+    code: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    fingerprint: str | None = None
+    validation_fingerprint: str | None = None
+    parameters: int | None = None
+    last_step: int | None = None
+    ended: float | None = None
+    gone: bool = False
+    scores: tuple[Score, ...] = ()
+
+    @property
+    def hardware(self) -> str | None:
+        """The GPU, else the kind of device."""
+        return self.gpu or self.device
+
+    def stderr(self, name: str) -> float | None:
+        """Return the standard error of the metric `name`, METRIC/TASK, over the questions; None if it is unknown."""
+        metric, _, label = name.partition("/")
+        if metric != BY_GLUE_TASK[0]:
+            return standard_error(self.scores, name)
+        rates = {task: rate for one, rate in self.metrics.items() if (task := one.removeprefix("glue_lr/")) != one}
+        known = {(score.task, score.metric): score.stderr for score in self.scores}
+        return _of_mean([(1.0, known.get(one)) for one in best_scores(label, rates)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalNetwork:
+    """A network that `gpas evaluate` scored with one choice of the settings SCORING.
+
+    origin: source, revision, digests of the files and architecture. scores: the newest of each task and metric.
+    """
+
+    name: str
+    key: str
+    origin: Mapping[str, str]
+    settings: Mapping[str, int]
+    precision: str | None
+    scores: tuple[Score, ...]
+
+
+def standard_error(scores: Sequence[Score], name: str) -> float | None:
+    """Return the standard error of METRIC/TASK over the questions, of an average over the tasks of `scores` too.
+
+    None if it is unknown. Accuracies are in percent.
+    """
+    if not scores:
+        return None
+    metric, _, label = name.partition("/")
+    tasks = list(dict.fromkeys(score.task for score in scores))
+    mixed = metric == "score"
+    known = {
+        score.task: score.stderr
+        for score in scores
+        if (score.metric == counted_of(score.task) if mixed else score.metric in BY_TASK.get(metric, ()))
+    }
+    own = averages(tasks).get(label, (label,))
+    shares = score_shares(tasks).get(label, {}) if mixed else dict.fromkeys(own, 1 / len(own))
+    error = _of_mean([(share, known.get(task)) for task, share in shares.items()])
+    return error and error / (100 if metric == "task_perplexity" else 1)
+
+
+def _of_mean(errors: Sequence[tuple[float, float | None]]) -> float | None:
+    """Return the standard error of a mean in percent, given the shares and the errors of its parts; None if one is
+    unknown."""
+    squares = [(share * error) ** 2 for share, error in errors if error is not None]
+    if not squares or len(squares) < len(errors):
+        return None
+    return 100 * math.sqrt(sum(squares)) / sum(share for share, _ in errors)
+
+
+METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}
+_SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
+
+
+def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
+    """Return the metric called `name`, of a built-in stage or of `kinds`. Raises GpasError with the nearest name."""
+    known = _declared(kinds)
+    if name not in known:
+        raise GpasError(f"unknown metric '{name}'; {nearest(name, known)}")
+    return known[name]
+
+
+def recorded_metric(name: str, kinds: Iterable[StageKind], results: Mapping[str, Result]) -> Metric:
+    """Return the metric called `name`: one of `metric`, or any number that `results` have, of which none is better.
+
+    Raises GpasError with the nearest name.
+    """
+    known = _declared(kinds)
+    if name in known:
+        return known[name]
+    found = [result for result in results.values() if name in result.metrics]
+    if not found:
+        names = dict.fromkeys([*(n for result in results.values() for n in result.metrics), *known])
+        raise GpasError(f"no metric '{name}' is recorded; {nearest(name, names)}")
+    digits = _digits([result.metrics[name] for result in found])
+    return Metric(name, name.replace("_", " "), better="", digits=digits, stage=found[0].stage)
+
+
+def _declared(kinds: Iterable[StageKind]) -> dict[str, Metric]:
+    return {**{own.name: own for kind in kinds for own in kind.metrics}, **METRICS}
+
+
+def _digits(values: Iterable[float]) -> int:
+    """Return the digits after the point that show SIGNIFICANT_DIGITS of the largest value; none for whole numbers."""
+    finite = [abs(value) for value in values if math.isfinite(value)]
+    largest = max(finite, default=0.0)
+    if not largest or all(value == int(value) for value in finite):
+        return 0
+    return max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(largest)))
+
+
+SKIPPED_UPDATES = "skipped_updates"
+SPIKE_METRICS = {"loss": "loss_spikes", "grad_norm": "gradient_spikes"}
+
+# Columns of an attempt that are fields of a result.
+_SAME = (
+    *("number", "directory", "outcome", "host", "device", "gpu", "precision", "code", "git_commit", "git_dirty"),
+    *("fingerprint", "validation_fingerprint", "parameters", "last_step", "ended"),
+)
+_ATTEMPT = ", ".join(f"attempt.{name}" for name in ("id", "stage_key", "cause", "gone", "created", "name", *_SAME))
+_SCORE = ("task", "metric", "value", "stderr", "examples", "shots", "task_version", "harness")
+_OF = "JOIN stage ON stage.key = attempt.stage_key"
+
+
+def read_results(engine: Engine, keys: Iterable[str]) -> dict[str, Result]:
+    """Return what `results_in` returns, from a database of any kind."""
+    with engine.connect() as connection:
+        return results_in(rows_through(connection), keys)
+
+
+def rows_through(connection: Connection) -> Rows:
+    """Return the rows of plain statements on a connection of SQLAlchemy."""
+    place = "%s" if connection.dialect.name == "postgresql" else "?"
+
+    def rows(statement: str, parameters: Sequence[Any]) -> list[dict[str, Any]]:
+        found = connection.exec_driver_sql(statement.replace("?", place), tuple(parameters))
+        return [dict(row) for row in found.mappings()]
+
+    return rows
+
+
+def results_in(rows: Rows, keys: Iterable[str]) -> dict[str, Result]:
+    """Return the result of the latest done or diverged attempt by stage key; stages without one are left out.
+
+    They are in the order of `keys`. An attempt whose run directory is gone counts only if there is no other, and its
+    result is marked as gone. A stage that has not finished has a result if some of its tasks are scored.
+    """
+    wanted = list(keys)
+    decisive = rows_in(
+        rows,
+        f"SELECT {_ATTEMPT}, stage.kind FROM attempt {_OF} WHERE attempt.outcome IN ('done', 'diverged') "
+        "AND attempt.stage_key IN ({}) ORDER BY attempt.gone IS NULL, attempt.number",
+        wanted,
+    )
+    latest = {row["stage_key"]: row for row in decisive}
+    metrics = metrics_in(rows, [row["id"] for row in latest.values()])
+    spikes = _spike_counts(rows, [k for k, row in latest.items() if row["kind"] == PRETRAIN and row["gone"] is None])
+    for key in [key for key in spikes if latest[key]["precision"] == "fp16"]:
+        spikes[key].setdefault(SKIPPED_UPDATES, 0.0)
+    found = {key: _result(row, {**metrics.get(row["id"], {}), **spikes.get(key, {})}) for key, row in latest.items()}
+    found |= _with_scores(rows, wanted, found)
+    return {key: found[key] for key in wanted if key in found}
+
+
+def metrics_in(rows: Rows, ids: Iterable[int]) -> dict[int, dict[str, float]]:
+    """Return the final metrics by the ids of attempts, sorted by name."""
+    found: dict[int, dict[str, float]] = {}
+    metrics = rows_in(rows, "SELECT attempt_id, name, value FROM metric WHERE attempt_id IN ({})", ids)
+    for row in sorted(metrics, key=lambda row: str(row["name"])):  # a server has an order of its own
+        found.setdefault(row["attempt_id"], {})[row["name"]] = _real(row["value"])
+    return found
+
+
+def score_rows(rows: Rows, which: str, values: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return the scores of attempts that are not gone, with their attempts, earlier attempts first.
+
+    which: a condition with `IN ({})` for the values.
+    """
+    statement = (
+        f"SELECT score.*, {_ATTEMPT}, stage.kind, stage.cell FROM score "
+        f"JOIN attempt ON attempt.id = score.attempt_id {_OF} WHERE attempt.gone IS NULL AND {which}"
+    )
+    found = rows_in(rows, statement, values)
+    for row in found:
+        row["value"] = _real(row["value"])
+        row["cell"] = json.loads(row["cell"]) if isinstance(row["cell"], str) else row["cell"]
+    return sorted(found, key=lambda row: (row["number"], row["task"], row["metric"]))  # servers collate
+
+
+def task_score(row: Mapping[str, Any]) -> Score:
+    """Return the score in one of `score_rows`."""
+    return Score(**{name: row[name] for name in _SCORE})
+
+
+def _with_scores(rows: Rows, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
+    """Return the results, by key, of the stages in `keys` that have scores, with these scores."""
+    by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
+    for row in score_rows(rows, "attempt.stage_key IN ({})", keys):
+        known = found.get(row["stage_key"])
+        # Until the stage has been run again, its earlier result counts.
+        if known is None or known.gone or row["number"] <= known.number:
+            by_key.setdefault(row["stage_key"], {})[row["task"], row["metric"]] = row
+    return {key: _scored(found.get(key), scores) for key, scores in by_key.items()}
+
+
+def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Result:
+    scores = tuple(map(task_score, rows.values()))
+    if known is not None and not known.gone:
+        return replace(known, scores=scores)
+    last = max(rows.values(), key=lambda row: row["number"])
+    tasks = (last["cell"].get("downstream") or {}).get("tasks", ())
+    metrics = metrics_of({(score.task, score.metric): score.value for score in scores}, tasks)
+    others = (*BY_TEXT, *BY_BITS, *BY_TEST)
+    metrics |= {f"{score.metric}/{score.task}": score.value for score in scores if score.metric in others}
+    return replace(_result(last, metrics), outcome=PARTIAL, scores=scores)
+
+
+def _spike_counts(rows: Rows, keys: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the number of spikes and skipped updates of each stage by metric; a resumed attempt's count once."""
+    names = {SPIKE_CURVES[of]: metric for of, metric in SPIKE_METRICS.items()}
+    found = {key: dict.fromkeys(names.values(), 0.0) for key in keys}
+    names[SKIPPED_CURVE] = SKIPPED_UPDATES
+    listed = ", ".join(f"'{name}'" for name in names)
+    statement = (
+        "SELECT attempt.stage_key, curve.name, count(DISTINCT curve.step) AS number FROM attempt "
+        f"JOIN curve ON curve.attempt_id = attempt.id WHERE attempt.gone IS NULL AND curve.name IN ({listed}) "
+        "AND attempt.stage_key IN ({}) GROUP BY attempt.stage_key, curve.name"
+    )
+    for row in rows_in(rows, statement, keys):
+        found[row["stage_key"]][names[row["name"]]] = float(row["number"])
+    return found
+
+
+def _result(row: Mapping[str, Any], metrics: Mapping[str, float]) -> Result:
+    same = {name: row[name] for name in _SAME}
+    same["git_dirty"] = None if same["git_dirty"] is None else bool(same["git_dirty"])
+    own = {"key": row["stage_key"], "stage": row["kind"], "cause": row["cause"] or "", "gone": row["gone"] is not None}
+    return Result(metrics=metrics, **own, **same)
+
+
+def _real(value: float | None) -> float:
+    """Return the number in a column `value`, where NULL means NaN (`store.schema`)."""
+    return math.nan if value is None else value
+
 
 State = tuple[str, float | None]  # with the fraction that is done, None if unknown
 
@@ -60,12 +340,10 @@ def recorded(project: Project, entries: Sequence[Entry], *, database: bool = Tru
     if stored is not None and not database:
         yield Recorded(tuple(entries), _states(project.runs, keys), stored)
         return
-    from gpas_cli.report import query
-
     with results_of(project, None if database else keys) as (engine, problem):
         # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done
         # stage.
-        results = query.results(engine, keys)
+        results = read_results(engine, keys)
         lost = describe_lost(project, lost_stages(project.runs, seen.known)) if seen else ""
         problem = "; ".join(filter(None, (problem, lost)))
         yield Recorded(tuple(entries), _states(project.runs, keys), results, engine, problem)

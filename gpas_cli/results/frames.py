@@ -21,8 +21,7 @@ from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimJson, claim_json
-from gpas_cli.report.recorded import Recorded, recorded, stage_keys
-from gpas_cli.report.result import PARTIAL, Result
+from gpas_cli.report.recorded import PARTIAL, Recorded, Result, recorded, stage_keys
 from gpas_cli.report.tables.entry_status import is_supported
 from gpas_cli.report.tables.table import Table, TableCell, build
 

@@ -43,7 +43,7 @@ MEASURED_COLUMNS = ("task", "text", "corpus", "bits")
 CORPUS_LOSS = "corpus_loss"  # the metric that a mixture has for each of its corpora
 BY_BITS = ("quantised_perplexity", "quantised_rise")  # the metrics that are reported for each number of bits
 UNQUANTISED = "unquantised"  # the task of a score with the weights as they are
-CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.convergence` derives from curves
+CONVERGENCE = ("updates_to", "tokens_to", "speedup")  # metrics that `report.figures.convergence` derives from curves
 EXTERNAL = "external"  # in place of the grid's name: `gpas evaluate` scored it. A kind of stage in older records
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from grids import complaints, read, whole
 
-from gpas_cli.grid.claim import Claim, Comparison, Feature
+from gpas_cli.grid.declared import Claim, Comparison, Feature
 
 GRID = """\
 base: {size: quickstart, data: quickstart}

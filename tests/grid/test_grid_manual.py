@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 from documentation import DOCS, hooks
 
-from gpas_cli.grid.claim import Feature
 from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _KINDS, _OUTER_KEYS, _SIDES, _TESTS
+from gpas_cli.grid.declared import Feature
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import _TOP_LEVEL_KEYS, load
 from gpas_cli.grid.read import _GRID_KEYS, _RULES
@@ -16,7 +16,7 @@ from gpas_cli.grid.settings import CELL_PARTS
 from gpas_cli.project import packaged
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.quantities import DIVERGED, SPIKES
-from gpas_cli.report.result import METRICS
+from gpas_cli.report.recorded import METRICS
 from gpas_cli.spec.cell import LATER_STAGES, NETWORK
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data

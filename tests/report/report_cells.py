@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gpas_cli.events import Score
 from gpas_cli.grid import Entry, TableSpec
-from gpas_cli.report.result import Result
+from gpas_cli.report.recorded import Result
 from gpas_cli.spec.parse_cell import cell_from
 
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
@@ -34,6 +35,12 @@ def result(of: Entry, perplexity: float | None = None, stage: str = "pretrain", 
     metrics: Mapping[str, float] = {} if perplexity is None else both
     usual = {"outcome": "done", "metrics": metrics, "precision": "fp32", "device": "cpu", "code": "c0de", **facts}
     return {key: Result(key=key, stage=stage, number=1, directory=f"{key[:2]}/{key}/001", **usual)}
+
+
+def score(task: str, value: float = 0.5, **changed: Any) -> Score:
+    """Return an accuracy at 500 questions, as a fraction."""
+    usual = {"metric": "acc", "stderr": 0.02, "examples": 500, "shots": 0, "task_version": "1.0"}
+    return Score(task=task, value=value, **{**usual, "harness": "lm_eval 0.4.13", **changed})
 
 
 def valued(entries: Sequence[Entry], perplexities: Iterable[float]) -> dict[str, Result]:

@@ -12,8 +12,7 @@ from gpas_cli.errors import UnknownCell
 from gpas_cli.origin.provenance import differences, trace_number
 from gpas_cli.report import query
 from gpas_cli.report.query import LAST, curves, layer_curves
-from gpas_cli.report.recorded import stage_keys
-from gpas_cli.report.stored_results import SPIKE_METRICS
+from gpas_cli.report.recorded import SPIKE_METRICS, read_results, stage_keys
 from gpas_cli.report.tables.table import build
 
 
@@ -24,7 +23,7 @@ def test_spikes_of_all_attempts_are_counted_once_each(engine: Engine) -> None:
     add(engine, calm.cell, 1, "done", 34.0)
     gone = add(engine, entry(seed=3).cell, 1, "done", 35.0, gone=1.0, spikes={"spike_loss": [3]})
     entries = [resumed, calm]
-    found = query.results(engine, [*stage_keys(entries), gone])
+    found = read_results(engine, [*stage_keys(entries), gone])
     keys = [resumed.cell.key, calm.cell.key, gone]
     counts = [tuple(found[key].metrics.get(name) for name in SPIKE_METRICS.values()) for key in keys]
     assert counts == [(3, 1), (0, 0), (None, None)]
@@ -39,7 +38,7 @@ def test_skipped_updates_are_counted_where_there_can_be_any(engine: Engine) -> N
     add(engine, steady.cell, 1, "done", 34.0, precision="fp16")
     add(engine, single.cell, 1, "done", 35.0)
     entries = [scaled, steady, single]
-    found = query.results(engine, stage_keys(entries))
+    found = read_results(engine, stage_keys(entries))
     assert [found[one.cell.key].metrics.get("skipped_updates") for one in entries] == [2, 0, None]
     assert query.skipped(engine, scaled.cell.key) == ((1, 9.0), (9, 9.0))
 
@@ -50,7 +49,7 @@ def test_the_latest_decisive_attempt_counts(engine: Engine) -> None:
     add(engine, cell, 1, "done", 99.0, code="old")
     add(engine, cell, 3, "failed", 11.0)
     add(engine, cell, 4, None)
-    found = query.results(engine, [key, "0" * 16])
+    found = read_results(engine, [key, "0" * 16])
     assert list(found) == [key]
     one = found[key]
     assert (one.number, one.metrics["perplexity"], one.code, one.stage) == (2, 33.0, "new", "pretrain")
@@ -60,20 +59,20 @@ def test_the_latest_decisive_attempt_counts(engine: Engine) -> None:
 def test_diverged_is_decisive_and_running_is_not(engine: Engine) -> None:
     diverged, running = entry(seed=1).cell, entry(seed=2).cell
     keys = [add(engine, diverged, 1, "diverged", cause="loss is nan"), add(engine, running, 1, None)]
-    found = query.results(engine, keys)
+    found = read_results(engine, keys)
     assert [(r.outcome, r.cause) for r in found.values()] == [("diverged", "loss is nan")]
 
 
 def test_a_number_that_is_not_one_survives(engine: Engine) -> None:
     key = add(engine, entry().cell, 1, "diverged", math.nan)
-    assert math.isnan(query.results(engine, [key])[key].metrics["perplexity"])
+    assert math.isnan(read_results(engine, [key])[key].metrics["perplexity"])
 
 
 def test_more_keys_than_one_statement_takes(engine: Engine) -> None:
     key = add(engine, entry().cell, 1, "done", 33.0)
     keys = [f"{i:016x}" for i in range(3000)]
-    assert list(query.results(engine, [*keys, key, key])) == [key]
-    assert query.results(engine, []) == {}
+    assert list(read_results(engine, [*keys, key, key])) == [key]
+    assert read_results(engine, []) == {}
 
 
 def test_attempts_are_in_order_with_their_metrics(engine: Engine) -> None:

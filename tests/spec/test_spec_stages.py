@@ -7,7 +7,7 @@ import pytest
 
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import Score
-from gpas_cli.report.result import standard_error
+from gpas_cli.report.recorded import standard_error
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import (
     _PAPER,

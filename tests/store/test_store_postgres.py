@@ -14,6 +14,7 @@ from gpas_cli.errors import StoreError
 from gpas_cli.events import Layers, Outcome, Score
 from gpas_cli.report import query
 from gpas_cli.report.query import LAST, layer_curves
+from gpas_cli.report.recorded import read_results
 from gpas_cli.store import maintenance, session
 from gpas_cli.store.ingest import Ingested, sync
 from gpas_cli.store.parquet import export_tables
@@ -69,7 +70,7 @@ def test_queries_give_the_same_in_the_same_order(
 
     def read(engine: Engine, folder: Path) -> list[object]:
         exported = [path.read_bytes() for path in sorted(one.path for one in export_tables(engine, folder))]
-        found = [query.results(engine, asked), layer_curves(engine, asked, "gate", until=until), exported]
+        found = [read_results(engine, asked), layer_curves(engine, asked, "gate", until=until), exported]
         return [repr(found), query.attempts(engine, attempt.key)[0]["metrics"].__repr__()]
 
     assert read(server, tmp_path / "server") == read(file, tmp_path / "file")

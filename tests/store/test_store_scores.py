@@ -7,8 +7,7 @@ import pytest
 from life import Connect, Life, with_journal
 from sqlalchemy import select
 
-from gpas_cli.report.query import results
-from gpas_cli.report.result import PARTIAL
+from gpas_cli.report.recorded import PARTIAL, read_results
 from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import Line
@@ -51,7 +50,7 @@ def test_scores_of_a_stage_that_has_not_finished_are_a_partial_result(connect: C
     scored(life, {}, outcome="interrupted")
     engine = connect(url, create=True)
     sync(engine, life.runs)
-    (found,) = results(engine, ["0123456789abcdef"]).values()
+    (found,) = read_results(engine, ["0123456789abcdef"]).values()
     assert found.outcome == PARTIAL
     assert found.metrics == {"accuracy/piqa": 60.0}
     assert found.stderr("accuracy/piqa") == pytest.approx(2.0)
@@ -62,7 +61,7 @@ def test_attempts_are_joined_and_the_newest_score_of_a_task_counts(connect: Conn
     scored(life, {}, {"task": "openbookqa", "value": 0.2}, outcome="interrupted")
     engine = connect(url, create=True)
     sync(engine, life.runs)
-    (found,) = results(engine, ["0123456789abcdef"]).values()
+    (found,) = read_results(engine, ["0123456789abcdef"]).values()
     assert found.metrics == pytest.approx({"accuracy/piqa": 60.0, "accuracy/openbookqa": 20, "accuracy/average": 40})
     assert found.stderr("accuracy/average") == pytest.approx(100 * math.hypot(0.02, 0.02) / 2)
 

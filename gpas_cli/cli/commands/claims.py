@@ -8,7 +8,7 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_grid, offer
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.claims import detailed, overview
-from gpas_cli.grid.claim import Claim
+from gpas_cli.grid.declared import Claim
 from gpas_cli.report.claims.declared import all_claims, select_claims, tuned_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimsJson, Verdict, claim_json

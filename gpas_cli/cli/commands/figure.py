@@ -19,12 +19,11 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.figures.convergence import Speed
 from gpas_cli.report.figures.convergence import convergence as convergence_of
-from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios, recorded_quantities
 from gpas_cli.report.figures.envelope import envelope as envelope_of
 from gpas_cli.report.figures.figure import PlotJson, as_json, make_figure, with_growth
 from gpas_cli.report.figures.paper_figures import declared_figures
 from gpas_cli.report.figures.scaling import Law, PowerLaw, scaling
-from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, ratios, recorded_quantities
 from gpas_cli.report.quantities import BY_LAYER, OVER_UPDATES, QUANTITIES, quantity
 from gpas_cli.words import count, listed
 
@@ -316,7 +315,7 @@ def _draw_envelope(names: Sequence[str] | None, where: Sequence[str] | None, axi
     title = output.title if output.title is not None else spec.title
     with recorded_of(chosen, database=False) as known:
         made, missing = envelope_of(known, axis, spec.value, spec.over, title)
-    if made.is_empty:
+    if not made.drawn:
         raise GpasError(f"none of the {count(len(chosen), 'cell')} has a number yet; `gpas status` shows them")
     output.draw([made], paths)
     if output.as_json:

@@ -15,10 +15,10 @@ from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.cli.views.claims import conclusions, document, evidence_table, round_lines
 from gpas_cli.cli.views.plan import occupied
 from gpas_cli.errors import Exit, GpasError, nearest
-from gpas_cli.grid.claim import Claim
+from gpas_cli.grid.declared import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.report.claims.declared import select_claims, tuned_claims
-from gpas_cli.report.claims.sequential import ClaimEvidence
+from gpas_cli.report.claims.verdict import ClaimEvidence
 from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named
 from gpas_cli.state.status import ALIVE
 from gpas_cli.store.refresh import ingest

@@ -18,9 +18,8 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline
 from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.grid.claim import Feature
 from gpas_cli.grid.companions import tuned_name, tuned_path, write_tuned
-from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.declared import Entry, Feature
 from gpas_cli.grid.variant import vary
 from gpas_cli.report.claims.measure import measure
 from gpas_cli.report.figures.envelope import search_figures

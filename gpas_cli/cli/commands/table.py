@@ -19,8 +19,8 @@ from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
-from gpas_cli.report.figures.curves import has_labels
-from gpas_cli.report.papers.layouts import (
+from gpas_cli.report.figures.series import has_labels
+from gpas_cli.report.papers import (
     SEPARATOR,
     USUAL,
     PrintedPart,
@@ -30,7 +30,7 @@ from gpas_cli.report.papers.layouts import (
     printed_named,
     source_named,
 )
-from gpas_cli.report.result import METRICS
+from gpas_cli.report.recorded import METRICS
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import select_networks
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
@@ -188,7 +188,7 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], val
         raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
     with recorded_of(chosen, database=bool(external) or converges) as known:
         if converges:
-            from gpas_cli.report.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
+            from gpas_cli.report.figures.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
             losses = smooth_losses(known)
             known = with_convergence(

@@ -28,7 +28,7 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
 from gpas_cli.origin.provenance import AttemptProvenance, Difference, Provenance, trace_number
 from gpas_cli.report import query
-from gpas_cli.report.papers.layouts import is_printed_name
+from gpas_cli.report.papers import is_printed_name
 from gpas_cli.report.recorded import recorded
 from gpas_cli.report.tables.paper_table import paper_table
 from gpas_cli.report.tables.table_place import PlaceName, place_name

@@ -13,12 +13,11 @@ from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.plan import occupied
 from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError
-from gpas_cli.grid.claim import EACH_RUN, Claim
+from gpas_cli.grid.declared import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules
 from gpas_cli.report.claims.evaluate import SIGN
-from gpas_cli.report.claims.sequential import SEQUENTIAL, ClaimEvidence, PartEvidence
-from gpas_cli.report.claims.verdict import WORDS, Part, Verdict, VerdictWord
+from gpas_cli.report.claims.verdict import SEQUENTIAL, WORDS, ClaimEvidence, Part, PartEvidence, Verdict, VerdictWord
 from gpas_cli.report.papers import load
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.claim import EACH_RUN, Claim
 from gpas_cli.grid.companions import add_seeds, seeds_path, with_seeds
-from gpas_cli.grid.declared import Entry, Experiments
+from gpas_cli.grid.declared import EACH_RUN, Claim, Entry, Experiments
 from gpas_cli.grid.expand import expand, family_of
 from gpas_cli.grid.select import select
 from gpas_cli.project import Project
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.sequential import ClaimEvidence, PartEvidence, assess
+from gpas_cli.report.claims.verdict import ClaimEvidence, PartEvidence, assess
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.state.locks import locked
 from gpas_cli.statistics.sequential import UNDECIDED, fewest, log_evidence, possible
@@ -205,7 +204,7 @@ def _next(part: PartEvidence, level: float, max_seeds: int, step: int, declared_
     wanted = min(max(step, fewest(level) - len(part.seeds)), max_seeds - len(part.seeds))
     if wanted <= 0:
         return ()
-    if not part.can_grow:
+    if part.part.comparison.over != "seed" or not part.part.pairs:  # nothing to take further seeds from
         return part.pending[:wanted]
     last = max((*part.seeds, *part.pending), default=0)
     return (*part.pending, *range(last + 1, last + 1 + wanted))[:wanted]

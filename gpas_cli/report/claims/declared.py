@@ -6,12 +6,11 @@ from functools import cache
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.claim import Claim
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.companions import tuned_name
-from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.declared import Claim, Experiments
 from gpas_cli.grid.document import read_document
-from gpas_cli.grid.readers import root_of
+from gpas_cli.grid.settings import root_of
 from gpas_cli.report.papers import SOURCES
 
 FOLDER = Path(__file__).parents[1] / "papers" / "claims"

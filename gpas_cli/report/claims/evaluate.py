@@ -4,7 +4,7 @@ A part is one comparison at one combination of the labels on its axes `by`. It i
 inside the claimed interval, adjusted by Holm over the parts of the claim, is at most 0.05, and contradicted if that for
 lying outside is. The claim is contradicted if a part is. It is supported if the own p value of every part is at most
 0.05: all must hold, so that this needs no correction (an intersection-union test). One seed never decides, except where
-the claim is about each run. Where seeds were added to decide the claim, the test is `report.claims.sequential`.
+the claim is about each run. Where seeds were added to decide the claim, the test is `verdict.judged`.
 
 The tests of whether the mean effect lies inside an open interval (low, high), or outside of it:
 
@@ -24,14 +24,12 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from gpas_cli.grid.claim import EACH_RUN, Claim, Comparison
-from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.declared import EACH_RUN, Claim, Comparison, Entry
 from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Group, groups
-from gpas_cli.report.claims.sequential import has_added_seeds, judged
-from gpas_cli.report.claims.verdict import Part, Verdict
+from gpas_cli.report.claims.verdict import Part, Verdict, has_added_seeds, judged
+from gpas_cli.report.figures.convergence import smooth_losses
 from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric
@@ -43,9 +41,6 @@ from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
 from gpas_cli.statistics.stats import Needed, aggregate, holm, mean_interval, needed, same, two_sided_p
 
 _LEVEL = 0.95
-if TYPE_CHECKING:
-    from gpas_cli.report.convergence import Losses
-
 _ALPHA = 0.05
 _POWER = 0.8
 
@@ -61,11 +56,8 @@ def evaluate(claim: Claim, known: Recorded) -> Verdict:
     absent = [grid for grid in claim.grids if grid not in present]
     if absent:
         return Verdict(claim, UNDECIDED, (), reason=f"no cell of grid {' or '.join(absent)} is declared here")
-    losses: Losses = {}
-    if any(comparison.value.metric in CONVERGENCE for comparison in claim.comparisons):
-        from gpas_cli.report.convergence import smooth_losses  # imports SQLAlchemy
-
-        losses = smooth_losses(known)
+    speeds = any(comparison.value.metric in CONVERGENCE for comparison in claim.comparisons)
+    losses = smooth_losses(known) if speeds else {}
     titles = scheme_titles(known.entries)
     found = ((comparison, groups(comparison, known, losses)) for comparison in claim.comparisons)
     parts = _decided([_part(comparison, group, titles) for comparison, own in found for group in own])

@@ -11,12 +11,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, linear_regression
-from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.claim import Comparison, Feature
-from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.declared import Comparison, Entry, Feature
 from gpas_cli.grid.document import Label, identity, same, spelled
+from gpas_cli.report.figures.convergence import Losses, with_convergence
 from gpas_cli.report.figures.series import Points, by_layer
 from gpas_cli.report.labels import stage_kinds, usual_label
 from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
@@ -24,9 +23,6 @@ from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.stats import aggregate, exponential_evidence
-
-if TYPE_CHECKING:
-    from gpas_cli.report.convergence import Losses
 
 _ENDED = ("done", "unrecorded")  # states of a stage that ended normally, with or without a certain metric
 _EARLY_SHARE = 0.2  # of the updates
@@ -224,8 +220,6 @@ def groups(comparison: Comparison, known: Recorded, losses: Losses) -> list[Grou
     """
     entries = [entry for entry in known.entries if entry.grid in comparison.grids]
     if comparison.value.metric in CONVERGENCE:
-        from gpas_cli.report.convergence import with_convergence  # imports SQLAlchemy
-
         own = replace(known, entries=tuple(entries))
         known = with_convergence(own, lambda e: comparison.is_base(e.axes), comparison.against, comparison.mark, losses)
     if comparison.across is None:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from gpas_cli.documents import From, filled
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.curves import Selection
-from gpas_cli.report.figures.series import CellCurve, Points, Series, make_series
+from gpas_cli.report.figures.series import CellCurve, Points, Selection, Series, make_series
 from gpas_cli.report.labels import objective_title
 from gpas_cli.spec.stage import BINS_END
 from gpas_cli.statistics.stats import LEAST_POINTS, better
@@ -138,19 +137,9 @@ class Figure:
         return (*self.series, *self.lines)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to draw."""
-        return not self.drawn
-
-    def values(self) -> list[float]:
-        """Return all values of y."""
-        own = [y for series in self.series for run in series.runs for _, y in run.points]
-        return [*own, *(y for line in self.lines for _, y in line.points)]
-
-    def longest(self) -> int:
-        """Return the number of points of the longest curve."""
-        curves = [run.points for series in self.series for run in series.runs]
-        return max(map(len, [*curves, *(line.points for line in self.lines)]), default=0)
+    def curves(self) -> list[Points]:
+        """The points of all runs and lines."""
+        return [*(run.points for series in self.series for run in series.runs), *(line.points for line in self.lines)]
 
 
 def make_figure(
@@ -303,7 +292,7 @@ def readable(value: float) -> str:
 
 def is_log(figure: Figure) -> bool:
     """Return whether y is logarithmic: all values are positive."""
-    return figure.log and all(y > 0 for y in figure.values())
+    return figure.log and all(y > 0 for points in figure.curves for _, y in points)
 
 
 def log_axis(axis: Any, name: str) -> None:

@@ -28,9 +28,8 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
-from gpas_cli.report.figures.curves import Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
-from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
@@ -210,7 +209,7 @@ def make(request: Request, known: Recorded, bounds: _Bounds | None = None) -> Pa
             drawn |= names
     without = [entry for entry in request.entries if entry.id not in drawn]
     missing = [entry for entry in without if not all(stage.key in known.results for stage in entry.cell.stages)]
-    filled = [panel for panel in panels if not panel.is_empty]
+    filled = [panel for panel in panels if panel.drawn]
     if len(filled) > 1:
         letters = zip(string.ascii_lowercase, filled, strict=False)
         filled = [replace(panel, title=f"({letter}) {panel.title.strip()}") for letter, panel in letters]

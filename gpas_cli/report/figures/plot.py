@@ -1,7 +1,8 @@
 """Draw plots as PDF, SVG or PNG files: one, or the panels of a figure beside or below each other.
 
 Needs matplotlib (the extra `figures`), which is imported only when a figure is drawn. The same data gives the same
-file, without dates or random ids.
+file, without dates or random ids. A heat map is drawn for each series: layers over updates, or the number of layers
+that a value spans by first layer; all maps share their colours.
 """
 
 import math
@@ -9,13 +10,13 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.files import replace_file
-from gpas_cli.report.figures import heat_map
-from gpas_cli.report.figures.figure import Figure, Line, is_log, layer_axis, log_axis
+from gpas_cli.report.figures.figure import Figure, Line, is_log, layer_axis, log_axis, log_ticks, readable
 from gpas_cli.report.figures.series import Series
 
 _FORMATS = (".pdf", ".svg", ".png")
@@ -73,7 +74,7 @@ def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None =
     Raises GpasError without matplotlib, for an unknown suffix, or if there is nothing to draw.
     """
     check_formats(paths)
-    if all(panel.is_empty for panel in sheet.panels):
+    if not any(panel.drawn for panel in sheet.panels):
         raise GpasError(f"{sheet.title or sheet.panels[0].title}: no such curve has been recorded")
     try:
         import matplotlib as mpl
@@ -94,10 +95,11 @@ def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None =
 
 def draw(canvas: Any, sheet: Sheet, size: tuple[float, float]) -> None:
     """Draw the panels on a matplotlib figure and set its size: `size`, plus what legends below the plots need."""
-    panels = [panel for panel in sheet.panels if not panel.is_empty]
+    panels = [panel for panel in sheet.panels if panel.drawn]
     if len(panels) == 1 and panels[0].heat_map:
-        canvas.set_size_inches(heat_map.canvas_size(panels[0].series, size))
-        heat_map.draw(canvas, panels[0], sheet.title or panels[0].title)
+        maps = len(panels[0].series)
+        canvas.set_size_inches(size[0], math.ceil(maps / _map_columns(maps, size[0])) * size[1])
+        _draw_maps(canvas, panels[0], sheet.title or panels[0].title)
         return
     columns = 1 if size[0] < _NARROW else 2 if len(panels) == 4 else min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -211,7 +213,7 @@ def look(one: Series | Line, points: int) -> dict[str, Any]:
 
 def _draw_series(axes: Any, figure: Figure, series: Series) -> Any:
     """Draw one series and return the artist that represents it in the legend."""
-    own = look(series, figure.longest())
+    own = look(series, max(map(len, figure.curves)))
     if figure.every_run:
         lines = [
             axes.plot(*zip(*run.points, strict=True), **own, alpha=1 - _FADED * i / len(series.runs))
@@ -406,3 +408,65 @@ def _colour_bar(one: _Labelled) -> None:
     ranks = range(0, len(numbers), math.ceil(len(numbers) / _BAR_TICKS))
     bar.set_ticks(list(ranks), labels=[f"{numbers[rank]:g}" for rank in ranks])
     bar.outline.set_linewidth(0.4)
+
+
+_MAP_WIDTH = 1.6  # inches, at least, of one of several
+_MAP_TITLE_CHARACTERS = 16  # in an inch
+_MOST_TICKS = 8  # on the axis of layers
+_MOST_UPDATES = 4  # with a number below a map
+
+
+def _draw_maps(canvas: Any, figure: Figure, title: str) -> None:
+    """Draw a map for each series on a matplotlib figure, with one colour bar."""
+    from matplotlib.colors import LogNorm, Normalize
+
+    columns = _map_columns(len(figure.series), canvas.get_figwidth())
+    rows = math.ceil(len(figure.series) / columns)
+    axes = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    values = [value for matrix in (one.matrix() for one in figure.series) for row in matrix for value in row]
+    norm = LogNorm if figure.log and min(values) > 0 else Normalize
+    limits = {"norm": norm(min(values), max(values)), "cmap": "viridis"}
+    drawn = [_draw_map(own, one, limits) for own, one in zip(axes.flat, figure.series, strict=False)]
+    for unused in axes.flat[len(figure.series) :]:
+        unused.set_visible(False)
+    for lowest in axes.flat[: len(figure.series)][-columns:]:
+        lowest.tick_params(labelbottom=True)
+    bar = canvas.colorbar(drawn[0], ax=axes, label=figure.heat_map)
+    if figure.log:
+        low, high = bar.ax.get_ylim()
+        bar.set_ticks(log_ticks(low, high))
+        bar.ax.yaxis.set_major_formatter(lambda value, _: readable(value))
+        bar.minorticks_off()
+    canvas.supxlabel(figure.x, fontsize="medium")
+    canvas.supylabel(figure.y, fontsize="medium")
+    lines = textwrap.wrap(title, int(_MAP_TITLE_CHARACTERS * canvas.get_figwidth()))
+    canvas.suptitle("\n".join(lines), fontsize="medium")
+
+
+def _draw_map(axes: Any, series: Series, limits: dict[str, Any]) -> Any:
+    """Draw one map and return its mesh. Rows may be shorter than the first: a triangle."""
+    rows = series.matrix()
+    width = len(rows[0])
+    padded = [[*row, *[math.nan] * (width - len(row))] for row in rows]
+    columns = series.columns()
+    mesh = axes.pcolormesh(_edges(columns), [i + 0.5 for i in range(len(rows) + 1)], padded, rasterized=True, **limits)
+    if series.runs[0].columns:
+        axes.locator_params(axis="x", nbins=_MOST_UPDATES)
+    else:
+        axes.set_xticks(list(range(1, width + 1, math.ceil(width / _MOST_TICKS))))
+    axes.set_yticks(list(range(1, len(rows) + 1, math.ceil(len(rows) / _MOST_TICKS))))
+    axes.set_title(series.title, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    return mesh
+
+
+def _edges(centres: Sequence[float]) -> list[float]:
+    """Return the edges of columns with these centres."""
+    if len(centres) == 1:
+        return [centres[0] - 0.5, centres[0] + 0.5]
+    inner = [(a + b) / 2 for a, b in pairwise(centres)]
+    return [centres[0] - (inner[0] - centres[0]), *inner, centres[-1] + (centres[-1] - inner[-1])]
+
+
+def _map_columns(count: int, width: float) -> int:
+    return min(max(1, int(width / _MAP_WIDTH)), math.ceil(math.sqrt(count)) if count > 2 else count)

@@ -85,7 +85,7 @@ _AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))
 
 @dataclass(frozen=True)
 class _Point:
-    """The loss of one method at one size, in nats per token. `loss`: the mean over `runs` seeds."""
+    """The loss of one method at one size, in nats per token: the mean over the seeds."""
 
     method: str
     norm: str
@@ -94,7 +94,6 @@ class _Point:
     parameters: float
     flops: float
     loss: float
-    runs: int = 1
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def _ours(entries: Sequence[Entry], known: Recorded) -> list[_Point]:
         if found is not None:
             groups.setdefault((methods[entry.id], str(entry.axes["size"])), []).append((entry, *found))
     return [
-        _point(runs[0][0], method, aggregate([loss for _, loss, _ in runs]).mean, runs[0][2], len(runs))
+        _point(runs[0][0], method, aggregate([loss for _, loss, _ in runs]).mean, runs[0][2])
         for (method, _), runs in groups.items()
     ]
 
@@ -203,7 +202,7 @@ def _methods(entries: Sequence[Entry]) -> dict[str, str]:
     return found
 
 
-def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1) -> _Point:
+def _point(entry: Entry, method: str, loss: float, tokens: float) -> _Point:
     return _Point(
         method=method,
         norm=str(entry.axes.get("norm", entry.cell.model.scheme)),
@@ -212,7 +211,6 @@ def _point(entry: Entry, method: str, loss: float, tokens: float, runs: int = 1)
         parameters=parameters(entry.cell),
         flops=flops_per_token(entry.cell) * tokens,
         loss=loss,
-        runs=runs,
     )
 
 

@@ -6,8 +6,7 @@ table         entries + results -> `Table`: data, not text; of several metrics, 
 paper_table   a paper's table -> `Table`: in its order and notation, with our numbers or without
 table_place   a cell of a table, by the words that name it, and the cells without a number
 notes         what a reader must know of a table
-sheet         `Sheet`: a table as lines of text with notes, how its columns fit a width, its drawing in a terminal
+sheet         `Sheet`: a table as lines of text with notes, how its columns fit a width, in a terminal and as LaTeX
 cell_text     a `Table` -> a `Sheet`: the text of its cells
 render        a `Table` as Markdown, HTML, JSON, CSV
-latex         a `Sheet` as LaTeX
 """

@@ -11,7 +11,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey, measured_labels
-from gpas_cli.report.result import PARTIAL, Result
+from gpas_cli.report.recorded import PARTIAL, Result
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, called
 
 States = Mapping[str, tuple[str, float | None]]

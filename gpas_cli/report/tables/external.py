@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.events import Score
-from gpas_cli.report.result import SCORING, ExternalNetwork, standard_error
+from gpas_cli.report.recorded import SCORING, ExternalNetwork, standard_error
 from gpas_cli.spec.downstream import AVERAGE_TITLES, GROUPS, Downstream, metrics_of, task_title
 from gpas_cli.words import listed
 

@@ -16,9 +16,8 @@ from gpas_cli.documents import DocumentJson, From, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.papers.recipes import Deviation
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.latex import to_latex
 from gpas_cli.report.tables.notes import gains, notes
-from gpas_cli.report.tables.sheet import Sheet, Style
+from gpas_cli.report.tables.sheet import Sheet, Style, to_latex
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.words import one_line
 

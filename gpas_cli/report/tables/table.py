@@ -27,8 +27,7 @@ from gpas_cli.report.labels import (
 )
 from gpas_cli.report.papers import PublishedCell, PublishedTable, published
 from gpas_cli.report.papers.recipes import Deviation, deviations
-from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.result import ExternalNetwork, metric, recorded_metric
+from gpas_cli.report.recorded import ExternalNetwork, Recorded, metric, recorded_metric
 from gpas_cli.report.tables.entry_status import (
     EntryStatus,
     Results,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from face import FOUR, Face, gpas, tiny
 
-from gpas_cli.report import convergence
+from gpas_cli.report import query
 
 CLAIMS = """\
 claims:
@@ -56,8 +56,8 @@ def test_the_figure_marks_where_a_method_reaches_the_final_loss_of_its_base(proj
 
 def test_the_curves_of_a_claim_are_read_once(project: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    curves = convergence.curves
-    monkeypatch.setattr(convergence, "curves", lambda *of: read.append(of[-1]) or curves(*of))
+    curves = query.curves
+    monkeypatch.setattr(query, "curves", lambda *of: read.append(of[-1]) or curves(*of))
     part = "{subject: {gate: gpas, seed: SEED}, by: [seed]}"
     project.edit(
         "    subject: {gate: gpas}\n", f"    parts: [{part.replace('SEED', '1')}, {part.replace('SEED', '2')}]\n"

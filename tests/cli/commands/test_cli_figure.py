@@ -10,8 +10,7 @@ from face import Face, tiny
 from gpas_cli.cli.commands.figure import _require_comparable
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Layers, Outcome, Started
-from gpas_cli.report.figures.curves import Selection
-from gpas_cli.report.figures.series import CellCurve
+from gpas_cli.report.figures.series import CellCurve, Selection
 from gpas_cli.report.quantities import quantity
 
 GRIDS = """

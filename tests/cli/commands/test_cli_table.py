@@ -11,7 +11,7 @@ from test_cli_schema import check
 
 from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
 from gpas_cli.documents import json_schema
-from gpas_cli.report.papers.layouts import numbers
+from gpas_cli.report.papers import numbers
 
 AGAINST = "against: {gate: none}"
 

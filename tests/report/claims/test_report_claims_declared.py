@@ -12,17 +12,15 @@ from report_cells import DIFFERING, entry, result
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
-from gpas_cli.grid.claim import Claim, Comparison, Feature
 from gpas_cli.grid.claims import read_claims
-from gpas_cli.grid.declared import Declared, Entry
+from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry, Feature
 from gpas_cli.grid.document import Mark, Node, read_document
-from gpas_cli.grid.readers import root_of
+from gpas_cli.grid.settings import root_of
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.campaign import Candidate, candidates, chances, chosen
 from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.claims.sequential import ClaimEvidence, assess
-from gpas_cli.report.claims.verdict import Verdict
+from gpas_cli.report.claims.verdict import ClaimEvidence, Verdict, assess
 from gpas_cli.report.figures.paper_figures import FigureSpec, declared_figures, request
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, published, tables

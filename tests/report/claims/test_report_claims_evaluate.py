@@ -11,8 +11,7 @@ from report_cells import entry, result
 from scipy.stats import binomtest, ttest_1samp
 
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.claim import Claim, Comparison, Feature
-from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.declared import Claim, Comparison, Entry, Feature
 from gpas_cli.report import query
 from gpas_cli.report.claims.evaluate import evaluate, is_inside, sign_test, t_test
 from gpas_cli.report.claims.measure import Measured, _effect, measure

@@ -12,10 +12,9 @@ from report_cells import entry
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.figures.curves import Selection
 from gpas_cli.report.figures.figure import Figure, Line, log_ticks, make_figure, readable
 from gpas_cli.report.figures.plot import COLOURS, MARKERS, STYLE, Sheet, draw, save
-from gpas_cli.report.figures.series import CellCurve, make_series
+from gpas_cli.report.figures.series import CellCurve, Selection, make_series
 from gpas_cli.report.figures.terminal_plot import Plot
 from gpas_cli.report.quantities import QUANTITIES
 

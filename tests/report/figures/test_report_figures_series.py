@@ -13,13 +13,21 @@ from shipped import cells_of
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
-from gpas_cli.report.figures.curves import Selection, curves, has_labels, ratios
 from gpas_cli.report.figures.figure import Figure, with_growth
 from gpas_cli.report.figures.scaling import Scaling, fit, scaling
-from gpas_cli.report.figures.series import CellCurve, Series, by_layer, make_series, over_updates
+from gpas_cli.report.figures.series import (
+    CellCurve,
+    Selection,
+    Series,
+    by_layer,
+    curves,
+    has_labels,
+    make_series,
+    over_updates,
+    ratios,
+)
 from gpas_cli.report.quantities import quantity
-from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.result import Result
+from gpas_cli.report.recorded import Recorded, Result
 from gpas_cli.spec.cost import flops_per_token, parameters
 
 

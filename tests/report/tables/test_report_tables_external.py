@@ -5,11 +5,10 @@ import io
 from typing import Any
 
 import pytest
-from report_cells import entry, spec
+from report_cells import entry, score, spec
 
-from gpas_cli.events import Score
 from gpas_cli.grid import Entry
-from gpas_cli.report.result import ExternalNetwork
+from gpas_cli.report.recorded import ExternalNetwork
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import Externals
 from gpas_cli.report.tables.notes import notes
@@ -18,11 +17,6 @@ from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.report.tables.table import Table, build
 
 BOTH = {"tasks": ["indent", "bracket"]}
-
-
-def score(task: str, value: float = 0.5, **changed: Any) -> Score:
-    usual = {"metric": "acc", "stderr": 0.01, "examples": 1200, "shots": 0, "task_version": "1", "harness": "us 1"}
-    return Score(task=task, value=value, **{**usual, **changed})
 
 
 def network(name: str = "theirs", key: str = "a" * 16, **changed: Any) -> ExternalNetwork:
@@ -47,13 +41,13 @@ def values(found: Externals) -> list[list[float | None]]:
 def test_the_numbers_are_those_of_the_columns() -> None:
     found = externals(network(scores=(score("piqa", 0.9), score("bracket", 0.4), score("indent", 0.6))))
     assert values(found) == [pytest.approx([60, 40, 50])]
-    assert found.rows[0].cells[2].stderr == pytest.approx(2**0.5 / 2)
+    assert found.rows[0].cells[2].stderr == pytest.approx(2**0.5)
     assert [one.task for one in found.rows[0].scores] == ["bracket", "indent"]
 
 
 def test_a_hub_network_is_noted_with_its_commit() -> None:
     (note,) = externals(network("a/b", origin={"source": "a/b", "revision": "c0ffee" * 6})).notes
-    assert note == "a/b: a/b at c0ffeec0ffee, weights f00df00df00d, fp32, scored by us 1, 0-shot"
+    assert note == "a/b: a/b at c0ffeec0ffee, weights f00df00df00d, fp32, scored by lm_eval 0.4.13, 0-shot"
 
 
 def test_scores_of_the_first_questions_are_noted_as_such() -> None:
@@ -130,7 +124,7 @@ def test_other_metrics_are_shown_in_their_units() -> None:
 def test_versions_that_differ_from_those_of_the_cells_are_noted() -> None:
     older = network("older", "b" * 16, scores=(score("indent", task_version="0"),))
     table = table_of([entry(downstream=BOTH)], network(), older)
-    assert "indent: the scores mix task versions: 1 (1), 0 (1)" in [note.text for note in notes(table)]
+    assert "indent: the scores mix task versions: 1.0 (1), 0 (1)" in [note.text for note in notes(table)]
 
 
 def test_no_published_number_is_beside_a_network() -> None:
@@ -140,7 +134,7 @@ def test_no_published_number_is_beside_a_network() -> None:
     header, ours, theirs = sheet(table).texts(PLAIN)
     place = header.index("PIQA")
     assert header[place + 1] == "PIQA, GPAS paper"
-    assert (ours[place + 1], theirs[place], theirs[place + 1]) == ("68.72", "70.00 ± 1.00", "")
+    assert (ours[place + 1], theirs[place], theirs[place + 1]) == ("68.72", "70.00 ± 2.00", "")
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     assert [(line["external"], line["published_gpas"]) for line in lines if line["task"] == "piqa"] == [
         ("", "68.72"),

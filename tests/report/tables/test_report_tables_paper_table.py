@@ -16,10 +16,9 @@ from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import SOURCES, PublishedCell, PublishedTable
-from gpas_cli.report.papers.layouts import PrintedPart, numbers, printed
+from gpas_cli.report.papers import SOURCES, PrintedPart, PublishedCell, PublishedTable, numbers, printed
 from gpas_cli.report.papers.recipes import deviations, recipes
-from gpas_cli.report.result import Result
+from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render

@@ -9,22 +9,20 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_cells import entry, quickstart, result, spec, valued
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.papers import SOURCES
-from gpas_cli.report.papers.layouts import numbers, printed
-from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.result import Result, recorded_metric
+from gpas_cli.report.papers import SOURCES, numbers, printed
+from gpas_cli.report.recorded import Recorded, Result, recorded_metric
 from gpas_cli.report.tables.cell_text import number, sheet
-from gpas_cli.report.tables.latex import MOST_CHARACTERS, latex_escape, to_latex
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import FORMATS, render, to_csv, to_json
-from gpas_cli.report.tables.sheet import PLAIN, THEMES, Drawn, Note
+from gpas_cli.report.tables.sheet import MOST_CHARACTERS, PLAIN, THEMES, Drawn, Note, latex_escape, to_latex
 from gpas_cli.report.tables.table import Table, build, by_metrics
 
 SIZES = ("71m", "130m", "250m")
@@ -155,10 +153,7 @@ def test_html_has_no_markup_of_labels() -> None:
 
 
 def test_rich(table: Table) -> None:
-    console = Console(width=160, file=io.StringIO(), color_system=None)
-    with console.capture() as capture:
-        console.print(Drawn(sheet(table)))
-    text = "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()) + "\n"
+    text = "\n".join(drawn(table, 160)) + "\n"
     wide = re.compile(" {2,}|─+")  # old versions of rich make columns wider
     assert wide.sub("  ", text).startswith(wide.sub("  ", RICH))
 
@@ -179,8 +174,8 @@ def wide() -> Table:
     return build(entries, {}, results, spec(published={"gpas": "table2_perplexity"}))
 
 
-def drawn(table: Table, width: int) -> list[str]:
-    console = Console(width=width, file=io.StringIO(), color_system=None)
+def drawn(table: Table, width: int, **terminal: Any) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), **{"color_system": None, **terminal})
     with console.capture() as capture:
         console.print(Drawn(sheet(table)))
     return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
@@ -268,8 +263,7 @@ def test_latex_compiles_without_overfull_boxes(tmp_path: Path, sizes: tuple[str,
     sources = {"gpas": "table2_perplexity", "poster": "pretrain_perplexity"}
     table = build(entries, {}, results, spec(title=label, published=sources))
     text = to_latex(sheet(table))
-    source = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
-    compile_latex(tmp_path, source)
+    compile_latex(tmp_path, text)
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
@@ -277,15 +271,13 @@ def test_table_2_and_all_printed_tables_compile_without_overfull_boxes(tmp_path:
     texts = [table_2_with_both_sources()]
     parts = [part for source in SOURCES for number in numbers(source) for part in printed(source, number)]
     texts += [render(published_table(part), "latex") for part in parts]
-    text = "\n\\clearpage\n".join(texts)
-    compile_latex(
-        tmp_path, f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{text}\\end{{document}}"
-    )
+    compile_latex(tmp_path, "\n\\clearpage\n".join(texts))
 
 
-def compile_latex(folder: Path, source: str) -> None:
+def compile_latex(folder: Path, text: str) -> None:
     """Compile a document; raise if that fails or if a box is overfull."""
-    (folder / "t.tex").write_text(source)
+    head = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}"
+    (folder / "t.tex").write_text(f"{head}{text}\\end{{document}}")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout[-2000:]
@@ -293,11 +285,9 @@ def compile_latex(folder: Path, source: str) -> None:
 
 
 def test_rich_marks_are_styles(table: Table) -> None:
-    console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system="standard")
-    with console.capture() as capture:
-        console.print(Drawn(sheet(table)))
-    assert "\x1b[1m33.48 ± 0.11\x1b[0m" in capture.get()
-    assert "\x1b[4m34.20 ± 0.10\x1b[0m" in capture.get()
+    text = "\n".join(drawn(table, 160, force_terminal=True, color_system="standard"))
+    assert "\x1b[1m33.48 ± 0.11\x1b[0m" in text
+    assert "\x1b[4m34.20 ± 0.10\x1b[0m" in text
 
 
 def test_csv_has_all_numbers_in_full(table: Table) -> None:
@@ -451,11 +441,9 @@ def test_special_characters_are_text_in_every_format() -> None:
     assert (
         "a\\textbar{}b\\_*{[}x{]}\\&50\\%\\{\\textbackslash{}\\}\\textless{}i\\textgreater{}\\#\\$\\textasciitilde{}\\textasciicircum{}"
     ) in render(table, "latex")
-    console = Console(width=120, file=io.StringIO(), color_system=None)
-    with console.capture() as capture:
-        console.print(Drawn(sheet(table)))
-    assert label in capture.get()
-    assert "x|y [bold]z" in capture.get()
+    text = "\n".join(drawn(table, 120))
+    assert label in text
+    assert "x|y [bold]z" in text
     assert next(csv.DictReader(io.StringIO(to_csv(table))))["norm"] == label
 
 

@@ -3,15 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from report_cells import entry, result, spec
+from report_cells import entry, result, score, spec
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Score
 from gpas_cli.grid import Entry
-from gpas_cli.grid.claim import Claim, Comparison, Feature
+from gpas_cli.grid.declared import Claim, Comparison, Feature
 from gpas_cli.report.claims.evaluate import evaluate
-from gpas_cli.report.recorded import Recorded
-from gpas_cli.report.result import PARTIAL, Result
+from gpas_cli.report.recorded import PARTIAL, Recorded, Result
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.render import to_csv
 from gpas_cli.report.tables.table import Table, TableCell, build
@@ -20,11 +19,6 @@ from gpas_cli.spec.downstream import _POSTER, metrics_of
 
 PUBLISHED = {"gpas": "table3_accuracy", "poster": "finetuned_accuracy"}
 NINE = {"size": "1b", "downstream": {"tasks": ["poster"]}}
-
-
-def score(task: str, value: float = 0.5, **changed: object) -> Score:
-    usual = {"metric": "acc", "stderr": 0.02, "examples": 500, "shots": 0, "task_version": "1.0"}
-    return Score(task=task, value=value, **{**usual, "harness": "lm_eval 0.4.13", **changed})
 
 
 def table_of(
@@ -163,12 +157,9 @@ def scored() -> Entry:
 def results(lone: Entry, **changed: object) -> dict[str, Result]:
     metrics = {f"text_perplexity/{name}": value for name, value in VALUES.items()}
     scores = tuple(
-        Score(
-            task=name, metric="text_perplexity", value=value, stderr=None, examples=62, shots=0,
-            task_version="0123456789ab", harness="gpas-cli 1",
-        )
+        score(name, value, metric="text_perplexity", stderr=None, harness="gpas-cli 1")
         for name, value in VALUES.items()
-    )  # fmt: skip
+    )
     own = result(lone, stage="texts", metrics=metrics)
     return result(lone, 20.0) | {key: replace(one, scores=scores, **changed) for key, one in own.items()}
 

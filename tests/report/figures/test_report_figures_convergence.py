@@ -6,9 +6,9 @@ import pytest
 from report_cells import entry, result
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report import convergence
-from gpas_cli.report.convergence import reached, smooth_losses, smoothed, with_convergence
-from gpas_cli.report.figures.curves import has_labels
+from gpas_cli.report import query
+from gpas_cli.report.figures.convergence import reached, smooth_losses, smoothed, with_convergence
+from gpas_cli.report.figures.series import has_labels
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.spec.stage import CONVERGENCE
 
@@ -32,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, losses: tuple[Curve, Curve], outco
     """Return the metrics of Pre-LN and of Pre-LN + GPAS, which ended so, with these training losses."""
     cells = entry("pre", "none"), entry("pre", "gpas")
     curves = {cell.cell.stages[0].key: curve for cell, curve in zip(cells, losses, strict=True)}
-    monkeypatch.setattr(convergence, "curves", lambda engine, keys, name: {key: curves[key] for key in keys})
+    monkeypatch.setattr(query, "curves", lambda engine, keys, name: {key: curves[key] for key in keys})
     facts = {"last_step": 200, "metrics": {"train_tokens": 2e5}}
     results = {**result(cells[0], **facts), **result(cells[1], **facts, outcome=outcome)}
     known = Recorded(cells, results=results, engine="a database")  # type: ignore[arg-type]
