@@ -1,9 +1,9 @@
 """JSON documents: the types that several of them share, their plain data, and their JSON Schema.
 
 A document is a TypedDict whose name ends in Json, or a dataclass; `Annotated` adds a description, or the tuple of the
-values that a string may have, or with `From` the attribute that fills it. It stands beside the function that makes it;
-`gpas_cli.cli.commands.schema.DOCUMENTS` names the document of each command. `schema` grows when a reader of the old
-form would misread the new one; new fields may come at any time.
+values that a string may have, or a further type, or with `From` the attribute that fills it. It stands beside the
+function that makes it; `gpas_cli.cli.commands.schema.DOCUMENTS` names the document of each command. `schema` grows when
+a reader of the old form would misread the new one; new fields may come at any time.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ CellStateJson = Annotated[
     ("missing", "queued", "running", "interrupted", "done", "diverged", "not finite", "failed", "cancelled", "unknown"),
     "not finite: diverged in the first tenth of its updates, which is no result; counts and --state say diverged",
 ]
-NumberJson = float | str  # a number that is not finite is the string "nan", "inf" or "-inf"
+NumberJson = Annotated[float, str]  # a number that is not finite is the string "nan", "inf" or "-inf"
 Time = Annotated[float, "unix time, seconds"]
 
 
@@ -180,6 +180,7 @@ def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
         for remark in arguments[1:]:
             described |= {"description": remark} if isinstance(remark, str) else {}
             described = {"enum": list(remark)} if isinstance(remark, tuple) else described
+            described = _union([described, {"type": _NAMES[remark]}]) if remark in _NAMES else described
         return described
     if hint is Any:
         return {}
@@ -199,7 +200,8 @@ def _schema(hint: Any, shared: dict[str, Any], closed: bool) -> dict[str, Any]:
 
 def _union(parts: list[dict[str, Any]]) -> dict[str, Any]:
     if all(set(part) == {"type"} for part in parts):
-        return {"type": [part["type"] for part in parts]}
+        types = [[part["type"]] if isinstance(part["type"], str) else part["type"] for part in parts]
+        return {"type": [one for several in types for one in several]}
     return {"anyOf": parts}
 
 

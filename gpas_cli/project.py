@@ -46,7 +46,8 @@ class Project:
         would create here. Raises GpasError if a path is not UTF-8, too: records and the database could not hold it.
         """
         named = config or (Path(environ["GPAS_CONFIG"]) if environ.get("GPAS_CONFIG") else None)
-        path = named if named else _nearest(Path.cwd())
+        above = (folder / CONFIG_NAME for folder in (Path.cwd(), *Path.cwd().parents))
+        path = named or next((path for path in above if path.is_file()), None)
         if path is None and not required:
             path = Path.cwd() / CONFIG_NAME
         elif path is None or not path.is_file():
@@ -77,11 +78,6 @@ def utf8_path(path: Path) -> Path:
     except UnicodeEncodeError as error:
         raise GpasError(f"the path {str(path)!a} is not UTF-8; rename the folder, or name another") from error
     return path
-
-
-def _nearest(start: Path) -> Path | None:
-    candidates = (folder / CONFIG_NAME for folder in (start, *start.parents))
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def packaged(name: str) -> Path:

@@ -118,15 +118,13 @@ def _build(cls: type, values: Any, name: str, ignored: Set[str] = frozenset()) -
                 unread[key] = more
         elif key not in ignored:
             unread[key] = value
-    if len(found) < len(fields) and (missing := _missing(fields, found, prefix)):
-        raise _Mismatch(f"no field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+    if len(found) < len(fields):
+        missing = [f"'{prefix}{name}'" for name, field in fields.items() if field.required and name not in found]
+        if missing:
+            raise _Mismatch(f"no field{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
     if issubclass(cls, Record):
         found["unread"] = unread
     return cls(**found)
-
-
-def _missing(fields: Mapping[str, _Field], found: Mapping[str, Any], prefix: str) -> list[str]:
-    return [f"'{prefix}{name}'" for name, field in fields.items() if field.required and name not in found]
 
 
 def _unread(value: Any, own: Any) -> dict[str, Any]:

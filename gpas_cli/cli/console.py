@@ -1,9 +1,10 @@
-"""Text and JSON output of commands, and their questions."""
+"""Text and JSON output of commands, their questions, and what they show while they compute."""
 
 import json
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 
 from gpas_cli.documents import DocumentJson, plain
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.period import Period
 from gpas_cli.words import printable
 
 _LEAST_ROOM = 24  # characters of a fact in one line
+LOG_SECONDS = 5.0  # between two lines about what is computed, if standard error is not a terminal
 
 
 class LiteralConsole(Console):
@@ -101,3 +105,21 @@ def confirm(question: str, yes: bool) -> None:
     if not typer.confirm(question, err=STATE.as_json):
         say("Nothing was done.")
         raise typer.Exit(Exit.INCOMPLETE)
+
+
+@contextmanager
+def working(doing: str) -> Iterator[Callable[[str], None]]:
+    """Show a progress message on standard error and yield a function for the next: on a terminal one changing line, in
+    a log a line at most every LOG_SECONDS."""
+    errors = LiteralConsole(stderr=True)
+    if not errors.is_terminal:
+        period = Period(LOG_SECONDS, at_once=True)
+
+        def log(message: str) -> None:
+            if period.is_over():
+                errors.print(message, soft_wrap=True)
+
+        yield log
+        return
+    with errors.status(doing) as status:
+        yield lambda message: status.update(escape(message))

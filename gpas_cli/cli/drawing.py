@@ -1,6 +1,6 @@
 """Where the commands that draw put their figures: files, the terminal, JSON; and the figures of the papers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypedDict
@@ -116,7 +116,10 @@ def draw_figures(
             raise GpasError(f"{words}; leave out --toy")
         say(f"Left out: {words}.")
     paths = _paths(chosen, output)
-    made = list(_made(_requests(chosen, grid, toy), bounds))
+    requests = _requests(chosen, grid, toy)
+    entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
+    with recorded_of(entries) as known:
+        made = [make(one, known, bounds) for one in requests]
     for figure in made:
         if figure.panels and paths:
             heading = figure.heading if output.title is None else output.title or figure.note
@@ -154,13 +157,6 @@ def _requests(chosen: Sequence[FigureSpec], grid: str, toy: bool) -> list[Reques
     if grid and grid not in experiments().grids:
         raise GpasError(f"no grid '{grid}'; {nearest(grid, experiments().grids)}")
     return [request(spec, experiments(), spec.toy if toy else grid) for spec in chosen]
-
-
-def _made(requests: Sequence[Request], bounds: Callable[[Entry], Sequence[float]]) -> Iterator[PaperFigure]:
-    entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
-    with recorded_of(entries) as known:
-        for one in requests:
-            yield make(one, known, bounds)
 
 
 def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:

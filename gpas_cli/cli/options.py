@@ -1,15 +1,17 @@
 """Arguments and options that several commands share, with their completion in the shell."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
 from gpas_cli.cli.console import STATE
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import GpasError
-from gpas_cli.grid.declared import Entry
 
 
 def offer(*sources: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -43,12 +45,6 @@ def _grids() -> list[str]:
     return list(experiments().grids)
 
 
-def _every_entry() -> list[Entry]:
-    from gpas_cli.grid.expand import expand
-
-    return expand(experiments(), _grids())
-
-
 def _cells() -> list[str]:
     """Return the cells of the default grid by name, and the cells of all grids as grid/name."""
     from gpas_cli.grid.expand import cell_names
@@ -59,7 +55,9 @@ def _cells() -> list[str]:
 
 
 def _keys() -> list[str]:
-    return list(dict.fromkeys(entry.key for entry in _every_entry()))
+    from gpas_cli.grid.expand import expand
+
+    return list(dict.fromkeys(entry.key for entry in expand(experiments(), _grids())))
 
 
 def _settings() -> list[str]:
@@ -171,3 +169,48 @@ AsJson = Annotated[
 ]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+SUMMARY_VARIABLE = "GPAS_SUMMARY"
+Notify = Annotated[
+    str | None,
+    typer.Option(
+        "--notify",
+        metavar="COMMAND",
+        envvar="GPAS_NOTIFY",
+        help=f"Run this command at the end, with a summary line in ${SUMMARY_VARIABLE} and JSON on standard input.",
+    ),
+]
+_Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Run at most this many jobs at once; on SLURM, of each array.")
+]
+_Wait = Annotated[bool, typer.Option("--wait", help="SLURM: wait until all jobs have ended.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The scheduler, the number of jobs at once (None: no limit), and how the command confirms, waits and reports."""
+
+    executor: Executor = "auto"
+    jobs: _Jobs = None
+    wait: _Wait = False
+    yes: Yes = False
+    notify: Notify = None
+    as_json: AsJson = False
+
+
+def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the fields of `RunOptions` as command-line options in place of its parameter `options`."""
+    shared = inspect.signature(RunOptions).parameters
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    own = [parameter for parameter in parameters if parameter.name != "options"]
+
+    @functools.wraps(command)
+    def with_options(**words: Any) -> None:
+        options = RunOptions(**{name: words.pop(name) for name in shared})
+        command(**words, options=options)
+
+    # Typer reads the signature and the annotations of a command.
+    signature = inspect.Signature([*own, *shared.values()])
+    with_options.__signature__ = signature  # type: ignore[attr-defined]
+    with_options.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+    return with_options

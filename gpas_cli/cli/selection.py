@@ -1,26 +1,21 @@
-"""The project of a command, the grids and cells that its words choose, and how listed cells are narrowed and sorted."""
+"""The project of a command, and the grids and cells that its words choose."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpas_cli.cli.console import STATE, warn
-from gpas_cli.errors import GpasError, Problem, UnknownCell, nearest
+from gpas_cli.errors import GpasError, Problem, UnknownCell
 from gpas_cli.project import Project
-from gpas_cli.state.status import CellStatus
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
     from gpas_cli.grid.declared import Entry, Experiments
     from gpas_cli.report.recorded import Recorded
-    from gpas_cli.spec.parse_cell import Catalogue
 
 
 def project() -> Project:
@@ -91,20 +86,16 @@ def _find(declared: Sequence[Entry], name: str) -> Entry:
         return find_preferring(experiments().default, declared, name)
     except UnknownCell:
         keys = (stage.key for entry in declared for stage in entry.cell.stages)
-        recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue())
+        catalogue = experiments().catalogue
+        recorded = [] if any(key.startswith(name.lower()) for key in keys) else with_key(project(), name, catalogue)
         if not recorded and SEPARATOR in name:
-            recorded = undeclared(project().runs, declared, catalogue())
+            recorded = undeclared(project().runs, declared, catalogue)
         if not recorded and name in experiments().grids:
             cells = [entry.name for entry in declared if entry.grid == name]
             raise UnknownCell(f"'{name}' is a grid; name one of its cells: {listed(cells, 4)}") from None
         if not recorded:
             raise
         return find(recorded, name)
-
-
-def catalogue() -> Catalogue:
-    """Return the named sizes, corpora, recipes and schemes of the project's experiments file."""
-    return experiments().catalogue
 
 
 def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -160,52 +151,3 @@ def without_runs(chosen: Sequence[Entry]) -> str:
     from gpas_cli.store.refresh import describe_missing_runs
 
     return describe_missing_runs(project(), {stage.key for entry in chosen for stage in entry.cell.stages})
-
-
-# The states in the order in which cells are listed: what needs attention comes first.
-ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")
-
-
-def check_states(text: str) -> tuple[str, ...]:
-    """Return the states in a text such as "running,failed". Raises GpasError for an unknown state."""
-    states = tuple(part.strip() for part in text.split(","))
-    for state in states:
-        if state not in ORDER:
-            raise GpasError(f"--state: no state '{state}'; {nearest(state, ORDER)}")
-    return states
-
-
-def check_sort(column: str | None) -> str | None:
-    """Return `column`. Raises GpasError when cells cannot be sorted by it."""
-    if column is not None and column not in SORTS:
-        raise GpasError(f"--sort: cells cannot be sorted by '{column}'; {nearest(column, SORTS)}")
-    return column
-
-
-def rest(hidden: Sequence[CellStatus]) -> str:
-    """Return the line about cells that are not listed: "and 12 more: 10 queued, 2 failed"."""
-    counts = Counter(cell.state for cell in hidden)
-    parts = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
-    return f"and {len(hidden)} more: {parts}"
-
-
-def _by_name(cell: CellStatus) -> list[Any]:
-    """Return a sort key that compares numbers in names by value: s2 comes before s10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", cell.entry.id)]
-
-
-def _by_age(cell: CellStatus) -> float:
-    return math.inf if cell.age is None else cell.age
-
-
-def _by_perplexity(cell: CellStatus) -> float:
-    value = float(cell.metrics.get("perplexity", math.inf))
-    return math.inf if math.isnan(value) else value
-
-
-SORTS: dict[str, Callable[[CellStatus], Any]] = {
-    "state": lambda cell: ORDER.index(cell.state),
-    "name": _by_name,
-    "age": _by_age,
-    "perplexity": _by_perplexity,
-}

@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from sqlalchemy import Engine
 
+from gpas_cli.documents import NumberJson
 from gpas_cli.errors import UnknownCell
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.provenance import Difference, differences
@@ -23,19 +24,21 @@ _OF_THE_MACHINE = frozenset(STEP_CURVES) - {"loss", "lr", "grad_norm"}
 _MACHINE = ("host", "device", "gpu", "threads", "precision", "fingerprint", "validation_fingerprint")
 
 
-class Point(NamedTuple):
-    """The values of both at an update."""
+@dataclass(frozen=True)
+class Point:
+    """A point of two curves."""
 
     step: int
-    a: float
-    b: float
+    a: NumberJson
+    b: NumberJson
 
 
-class Pair(NamedTuple):
-    """The values of both, None where one has not reported it."""
+@dataclass(frozen=True)
+class Pair:
+    """A number of both; null where it is not recorded."""
 
-    a: float | None
-    b: float | None
+    a: NumberJson | None
+    b: NumberJson | None
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,14 @@ class Side:
 
 @dataclass(frozen=True)
 class CurveDifference:
-    """A curve of both. `first` is where they first differ, `largest` where they differ most; None if they are equal.
-
-    common: how many updates both have. last: the last of these. lengths: the points of each.
-    """
+    """A curve of both, at the updates that both have."""
 
     name: str
-    common: int
-    lengths: tuple[int, int]
-    first: Point | None
-    largest: Point | None
-    last: Point | None
+    common: Annotated[int, "updates that both have"]
+    points: Annotated[tuple[int, int], "the points of A and of B"]
+    first: Annotated[Point | None, "where they first differ; null if they are equal"]
+    largest: Annotated[Point | None, "where they differ most"]
+    last: Annotated[Point | None, "the last common update"]
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def curve_difference(name: str, a: Mapping[int, float], b: Mapping[int, float]) 
     return CurveDifference(
         name=name,
         common=len(both),
-        lengths=(len(a), len(b)),
+        points=(len(a), len(b)),
         first=unequal[0] if unequal else None,
         largest=max(unequal, key=_gap, default=None),
         last=both[-1] if both else None,
@@ -222,7 +222,7 @@ def curve_difference(name: str, a: Mapping[int, float], b: Mapping[int, float]) 
 
 
 def _gap(point: Point) -> float:
-    _, a, b = point
+    a, b = point.a, point.b
     if a == b or (a != a and b != b):
         return 0.0
     return math.inf if math.isnan(a - b) else abs(a - b)

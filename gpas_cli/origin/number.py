@@ -1,6 +1,5 @@
 """The origin of one number of a table: its seeds and their runs, its cost, and the command that makes it again."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -76,11 +75,6 @@ class NumberOrigin:
     spent: Spent
     command: tuple[str, ...]
     others: int = 0
-
-    @property
-    def command_line(self) -> str:
-        """The command as a line for a shell."""
-        return shlex.join(self.command)
 
 
 def trace_cell(name: PlaceName, spec: TableSpec, known: Recorded, runs: Path) -> NumberOrigin:

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, select
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError, UnknownCell
-from gpas_cli.events import Event, Phase, Score, Warned
+from gpas_cli.events import Phase, Score, Warned
 from gpas_cli.grid.document import spelled
 from gpas_cli.report import query, recorded
 from gpas_cli.spec.cell import Cell
@@ -193,24 +193,19 @@ def _taken_over(runs: Path, key: str, scores: Sequence[Score]) -> dict[str, str]
     return {score.task: origin for score in scores if (origin := newest.get(score.task))}
 
 
-def _computed(events: Sequence[Event]) -> dict[str, Any]:
-    """Return how a training with these events computes; {} for other stages."""
-    began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
-    return {name: value for name in _COMPUTED if (value := getattr(began, name, None)) is not None}
-
-
 def _attempt(runs: Path, row: Mapping[str, Any]) -> AttemptProvenance:
     directory = AttemptDir(runs / row["directory"])
     ended = _read(directory.read_exit)
     asked = _read(directory.read_attempt)
     lines = _read(lambda: list(lines_of(directory.journal_path, {"phase", "warning"})))
     events = [line.event for line in lines or ()]
+    began = next((event for event in events if isinstance(event, Phase) and event.name == "training"), None)
     return AttemptProvenance(
         number=row["number"],
         outcome=row["outcome"],
         cause=row["cause"] or "",
         facts={name: row[name] for name in _FACTS},
-        computed=_computed(events),
+        computed={name: value for name in _COMPUTED if (value := getattr(began, name, None)) is not None},
         warnings=tuple(dict.fromkeys(event.message for event in events if isinstance(event, Warned))),
         metrics=row["metrics"],
         directory=directory.path,

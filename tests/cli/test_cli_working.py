@@ -7,7 +7,8 @@ from face import EXPERIMENTS, START, Face, end
 from rich.console import Console
 
 from gpas_cli import period
-from gpas_cli.cli import console, working
+from gpas_cli.cli import console
+from gpas_cli.cli.commands import status
 
 
 def test_a_log_gets_the_first_message_and_then_one_now_and_then(
@@ -15,10 +16,10 @@ def test_a_log_gets_the_first_message_and_then_one_now_and_then(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(period.time, "monotonic", lambda: now)
-    with working.working("measuring") as show:
+    with console.working("measuring") as show:
         for number in range(20):
             show(f"update {number}")
-            now += working.LOG_SECONDS / 10
+            now += console.LOG_SECONDS / 10
     assert capsys.readouterr().err == "update 0\nupdate 10\n"
 
 
@@ -47,7 +48,7 @@ def test_a_view_follows_the_experiments_file_while_it_is_open(face: Face, monkey
             raise KeyboardInterrupt
 
     monkeypatch.setattr(console, "_console", lambda _: drawn)
-    monkeypatch.setattr(working.time, "sleep", sleep)
+    monkeypatch.setattr(status.time, "sleep", sleep)
     face.ended("pre-s1", "done", 4.5)
     face("top")
     assert ["later" in frame for frame in frames] == [False, True, False, True]

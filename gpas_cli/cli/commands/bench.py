@@ -6,11 +6,10 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.options import AsJson, Names, Where
 from gpas_cli.cli.selection import entries, project
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.schedule.local.benchmark import Bench
 from gpas_cli.schedule.local.benchmark import bench as measure

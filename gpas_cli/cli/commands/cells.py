@@ -6,10 +6,10 @@ from typing import Annotated, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.run import run_entries
+from gpas_cli.cli.commands.plan import DryRun
+from gpas_cli.cli.commands.run import finish, run_entries
 from gpas_cli.cli.console import confirm, print_json, say, warn
-from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes
-from gpas_cli.cli.running import DryRun, RunOptions, finish, with_run_options
+from gpas_cli.cli.options import AsJson, CellsOrGrids, RunOptions, Where, Yes, with_run_options
 from gpas_cli.cli.selection import cells_or_grids, chosen_cells, entries, experiments, project
 from gpas_cli.cli.views.progress import result
 from gpas_cli.cli.views.states import evidence, once

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Names, Where
-from gpas_cli.cli.selection import catalogue, entries, project
+from gpas_cli.cli.selection import entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
@@ -28,11 +28,6 @@ from gpas_cli.processor import usable_cores
 from gpas_cli.words import byte_size, count
 
 app = typer.Typer(help="Prepare, list and check tokenised text; import tasks.", no_args_is_help=True)
-
-_Workers = Annotated[
-    int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
-]
-_Split = Annotated[str | None, typer.Option("--split", help="Only train or only validation.")]
 
 
 class _TotalsJson(TypedDict):
@@ -104,8 +99,10 @@ class CheckedCachesJson(DocumentJson):
 def prepare(
     names: Names = None,
     where: Where = None,
-    workers: _Workers = None,
-    split: _Split = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-j", min=1, help="Number of processes; by default one per CPU.")
+    ] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Only train or only validation.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise the text of a grid's cells with all CPUs. Jobs tokenise missing text themselves, but with fewer CPUs.
@@ -238,7 +235,7 @@ def _names_of_texts() -> dict[str, str]:
     """Return fingerprint -> the name under `corpora` of each text of local files that has been tokenised."""
     here = project()
     found = {}
-    for name, data in catalogue().corpora.items() if here.config.is_file() else ():
+    for name, data in experiments().catalogue.corpora.items() if here.config.is_file() else ():
         with suppress(SurveyUnknown, GpasError, OSError):
             if data.source == "files" and (
                 known := open_source(data, here.cache, here.config.parent).known(here.cache)

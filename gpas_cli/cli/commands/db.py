@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gpas_cli.cli.console import confirm, print_json, say, warn
+from gpas_cli.cli.console import confirm, print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, Yes
 from gpas_cli.cli.selection import project
-from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.permissions import explain

@@ -13,12 +13,12 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import find_cells, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, From, NumberJson, filled
+from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
-from gpas_cli.origin.diff import CodeDifference, ComparedAttempt, Comparison, Point, Side, StageDifference, compare
+from gpas_cli.origin import diff as origin
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.words import count
 
@@ -34,40 +34,14 @@ class _ChangeJson(TypedDict):
     b: Annotated[Any, From("own")]
 
 
-class _PairJson(TypedDict):
-    """A number of both; null where it is not recorded."""
-
-    a: NumberJson | None
-    b: NumberJson | None
-
-
-class _PointPairJson(TypedDict):
-    """A point of two curves."""
-
-    step: int
-    a: NumberJson | None
-    b: NumberJson | None
-
-
-class _CurvePairJson(TypedDict):
-    """A curve of both, at the updates that both have."""
-
-    name: str
-    common: Annotated[int, "updates that both have"]
-    points: Annotated[list[int], "the points of A and of B", From("lengths")]
-    first: Annotated[_PointPairJson | None, "where they first differ; null if they are equal"]
-    largest: Annotated[_PointPairJson | None, "where they differ most"]
-    last: Annotated[_PointPairJson | None, "the last common update"]
-
-
 class _ComparedStageJson(TypedDict):
     """A stage that both have been tried at."""
 
     stage: Annotated[str, From("kind")]
-    a: ComparedAttempt
-    b: ComparedAttempt
-    metrics: dict[str, _PairJson]
-    curves: list[_CurvePairJson]
+    a: origin.ComparedAttempt
+    b: origin.ComparedAttempt
+    metrics: dict[str, origin.Pair]
+    curves: list[origin.CurveDifference]
     environment: Annotated[list[_ChangeJson], "what differs of machine, text and versions of libraries"]
 
 
@@ -135,7 +109,7 @@ def diff(
     with ExitStack() as opened:
         first = opened.enter_context(_side(one, project()))
         second = opened.enter_context(_side(other or one, theirs, first.entry.grid if folder else None))
-        found = compare(first, second)
+        found = origin.compare(first, second)
     if as_json:
         a, b = found.titles
         code = [filled(_ChangedCodeJson, one, a=one.versions[0], b=one.versions[1]) for one in found.code]
@@ -147,7 +121,7 @@ def diff(
 
 
 @contextmanager
-def _side(text: str, where: Project, grid: str | None = None) -> Iterator[Side]:
+def _side(text: str, where: Project, grid: str | None = None) -> Iterator[origin.Side]:
     """Yield what is recorded of the cell, or of the attempt, that `text` names.
 
     grid: of another project, the one whose cells take precedence over those of its default grid.
@@ -164,10 +138,10 @@ def _side(text: str, where: Project, grid: str | None = None) -> Iterator[Side]:
         if known.engine is None:
             message = f"{entry.id} has not been run in {where.config.parent}; `gpas run grid {entry.grid}` runs it"
             raise GpasError(message)
-        yield Side(entry, known.engine, where.runs, int(match[2]) if match else None)
+        yield origin.Side(entry, known.engine, where.runs, int(match[2]) if match else None)
 
 
-def _print(found: Comparison, with_code: bool) -> None:
+def _print(found: origin.Comparison, with_code: bool) -> None:
     say(Text.assemble((found.titles[0], "bold"), " -> ", (found.titles[1], "bold")))
     _print_rows("settings", ("", "A", "B"), [(d.setting, *d.texts) for d in found.settings])
     if not found.settings:
@@ -180,12 +154,12 @@ def _print(found: Comparison, with_code: bool) -> None:
         _print_code(code, with_code)
 
 
-def _print_stage(stage: StageDifference) -> None:
+def _print_stage(stage: origin.StageDifference) -> None:
     sides = (stage.a, stage.b)
     ends = (f"{one.key} attempt {one.attempt}: {one.outcome or 'no outcome'}" for one in sides)
     say(f"{stage.kind}: {' -> '.join(ends)}")
-    metrics = [(name, _text(a), _text(b), "-" if a is None or b is None else f"{b - a:+.6g}")
-               for name, (a, b) in stage.metrics.items() if a != b]  # fmt: skip
+    metrics = [(name, _text(of.a), _text(of.b), "-" if of.a is None or of.b is None else f"{of.b - of.a:+.6g}")
+               for name, of in stage.metrics.items() if of.a != of.b]  # fmt: skip
     _print_rows("final numbers", ("", "A", "B", "B - A"), metrics)
     curves = [(each.name, str(each.common), _at(each.first), _at(each.largest), _at(each.last))
               for each in stage.curves]  # fmt: skip
@@ -207,7 +181,7 @@ def _print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, 
         say(Columns((f"  {title}", *headers[1:]), indented, right=numbers, droppable=droppable))
 
 
-def _print_code(code: CodeDifference, with_lines: bool) -> None:
+def _print_code(code: origin.CodeDifference, with_lines: bool) -> None:
     versions = " -> ".join(code.versions)
     if code.files is None:
         say(f"code {versions}: a copy is gone, so the files cannot be compared")
@@ -223,5 +197,5 @@ def _text(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-def _at(point: Point | None) -> str:
-    return "none" if point is None else f"{point[0]}: {point[1]:.6g}, {point[2]:.6g}"
+def _at(point: origin.Point | None) -> str:
+    return "none" if point is None else f"{point.step}: {point.a:.6g}, {point.b:.6g}"

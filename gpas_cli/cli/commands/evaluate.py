@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpas_cli.cli.console import print_json, say, warn
+from gpas_cli.cli.console import print_json, say, warn, working
 from gpas_cli.cli.options import AsJson, offer_list
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.events import line
 from gpas_cli.cli.views.number import scores_table, skipped_notes
-from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, NumberJson, ScoreJson, filled
 from gpas_cli.errors import Exit, InvalidExperiments, Problem
 from gpas_cli.events import Event, Outcome, Scoring

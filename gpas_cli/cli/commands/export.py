@@ -28,40 +28,6 @@ if TYPE_CHECKING:
     from gpas_cli.evaluate.export import ExportOptions
 
 _NAMED = 10  # the most names in the output that could not be removed
-_Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CELL DIR | GRID",
-        help="A cell and the folder to write, which must be new or empty; with --archive, grids.",
-        autocompletion=complete_cell_or_grid,
-    ),
-]
-_ArchivePath = Annotated[
-    Path | None,
-    typer.Option(
-        "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
-    ),
-]
-_Anonymous = Annotated[
-    bool,
-    typer.Option(
-        "--anonymous",
-        help="With --archive: replace the names of hosts, users, jobs and folders; remove git commits and accounts.",
-    ),
-]
-_MaxError = Annotated[
-    float,
-    typer.Option(
-        min=0, help="Largest change of a logit, as a fraction of the largest logit, when folding gates into weights."
-    ),
-]
-_Bundled = Annotated[
-    bool,
-    typer.Option("--bundled", help="Export the network with its own code even if plain LLaMA weights suffice."),
-]
-_License = Annotated[
-    str, typer.Option("--license", metavar="ID", help="The licence for the model card, e.g. apache-2.0.")
-]
 
 
 class ExportedJson(DocumentJson):
@@ -84,12 +50,41 @@ class ExportedJson(DocumentJson):
 
 
 def export(
-    words: _Words,
-    archive: _ArchivePath = None,
-    anonymous: _Anonymous = False,
-    max_error: _MaxError = 1e-3,
-    bundled: _Bundled = False,
-    license_id: _License = "",
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CELL DIR | GRID",
+            help="A cell and the folder to write, which must be new or empty; with --archive, grids.",
+            autocompletion=complete_cell_or_grid,
+        ),
+    ],
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
+        ),
+    ] = None,
+    anonymous: Annotated[
+        bool,
+        typer.Option(
+            "--anonymous",
+            help="With --archive: replace names of hosts, users, jobs and folders; remove git commits and accounts.",
+        ),
+    ] = False,
+    max_error: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Largest change of a logit, as a fraction of the largest logit, when folding gates into weights.",
+        ),
+    ] = 1e-3,
+    bundled: Annotated[
+        bool,
+        typer.Option("--bundled", help="Export the network with its own code even if plain LLaMA weights suffice."),
+    ] = False,
+    license_id: Annotated[
+        str, typer.Option("--license", metavar="ID", help="The licence for the model card, e.g. apache-2.0.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Write a trained cell as a folder for transformers, or with --archive tables and their evidence.

@@ -47,11 +47,6 @@ _Out = Annotated[
 _What = Annotated[str, _curve_option("--what", help=_WHAT, autocompletion=offer_list(QUANTITIES))]
 _At = Annotated[str, _curve_option("--at", metavar="UPDATE,...", help="Draw layers at these updates.")]
 _Layers = Annotated[str, _curve_option("--layers", metavar="LAYER,...|all", help="Draw these layers over updates.")]
-_Map = Annotated[bool, _curve_option("--map", help="Draw layers over updates as a heat map.")]
-_Start = Annotated[
-    float,
-    _curve_option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False),
-]
 _Against = Annotated[
     list[str] | None,
     _curve_option(
@@ -60,10 +55,6 @@ _Against = Annotated[
         help="Draw ratios to the cells with this label that are otherwise equal: gate=none. Repeat for more axes.",
         autocompletion=complete_where,
     ),
-]
-_EveryRun = Annotated[
-    bool,
-    _curve_option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
 ]
 _WithGrowth = Annotated[
     bool,
@@ -86,7 +77,6 @@ _GridOption = Annotated[
         "--grid", help="Draw it from the cells of this grid instead of the paper's.", autocompletion=complete_grid
     ),
 ]
-_Toy = Annotated[bool, _paper_option("--toy", help="Draw each from its grid at quickstart size.")]
 _ScalingLaws = Annotated[
     bool,
     typer.Option(
@@ -117,15 +107,6 @@ _Title = Annotated[
     str | None,
     typer.Option("--title", help="Title above the plot; by default what is drawn and the grid's name. '' for none."),
 ]
-_Size = Annotated[
-    tuple[float, float] | None,
-    typer.Option(
-        "--size",
-        help="Width and height in inches. By default 6.4 x 4.0, for few lines a column (3.3 x 2.3), for several panels "
-        "two columns (6.8 x 2.4); a long legend adds to it.",
-        min=1,
-    ),
-]
 
 
 class FigureJson(DocumentJson, PlotJson):
@@ -143,21 +124,35 @@ def figure(
     what: _What = "loss",
     at: _At = "",
     layers: _Layers = "",
-    heat_map: _Map = False,
-    start: _Start = 0.0,
+    heat_map: Annotated[bool, _curve_option("--map", help="Draw layers over updates as a heat map.")] = False,
+    start: Annotated[
+        float,
+        _curve_option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False),
+    ] = 0.0,
     against: _Against = None,
-    every_run: _EveryRun = False,
+    every_run: Annotated[
+        bool,
+        _curve_option("--every-run", help="Draw a line per run instead of the mean and standard deviation over seeds."),
+    ] = False,
     growth: _WithGrowth = False,
     paper: _Paper = None,
     grid: _GridOption = "",
-    toy: _Toy = False,
+    toy: Annotated[bool, _paper_option("--toy", help="Draw each from its grid at quickstart size.")] = False,
     scaling: _ScalingLaws = False,
     envelope: _Envelope = "",
     convergence: _Convergence = False,
     terminal: _Terminal = False,
     out: _Out = None,
     title: _Title = None,
-    size: _Size = None,
+    size: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            "--size",
+            help="Width and height in inches. By default 6.4 x 4.0, for few lines a column (3.3 x 2.3), for several "
+            "panels two columns (6.8 x 2.4); a long legend adds to it.",
+            min=1,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.

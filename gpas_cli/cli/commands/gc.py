@@ -10,7 +10,7 @@ import typer
 from gpas_cli.checkpoints import RULES
 from gpas_cli.cli.console import confirm, print_json, say
 from gpas_cli.cli.options import AsJson, CellsOrGrids, Where, Yes, offer_list
-from gpas_cli.cli.selection import catalogue, cells_or_grids, entries, experiments, project
+from gpas_cli.cli.selection import cells_or_grids, entries, experiments, project
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson
 from gpas_cli.errors import GpasError, nearest
@@ -62,7 +62,7 @@ def gc(
             raise GpasError(f"unknown rule '{name}'; {nearest(name, RULES)}")
     chosen = cells_or_grids(words, where)
     if not words and not where:
-        chosen = [*chosen, *undeclared(project().runs, chosen, catalogue())]
+        chosen = [*chosen, *undeclared(project().runs, chosen, experiments().catalogue)]
     uses, started = _uses(chosen, rules, older_than)
     selected = [use for use in uses.values() if use.removable]
     say(_table(chosen, uses, started))

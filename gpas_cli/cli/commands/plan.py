@@ -1,37 +1,40 @@
 """`gpas plan`: what a run would do and cost."""
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from gpas_cli.cli.console import STATE, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where, offer_list
-from gpas_cli.cli.running import Shrink, ShrunkCells, plan_for, print_site, require_local
-from gpas_cli.cli.selection import project, varied_entries, without_runs
-from gpas_cli.cli.views.plan import document, grids_of, render
+from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
+from gpas_cli.cli.views.columns import Columns
+from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, render
+from gpas_cli.data import stdlib
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.resources import from_site, site_path
+from gpas_cli.grid.select import names_in
+from gpas_cli.grid.variant import TinyText, changes, one_seed, shrink
 from gpas_cli.plan.machine import MEMORY_GB, named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
-from gpas_cli.schedule.scheduler import choose, scheduler_named
+from gpas_cli.report.tables.table_place import RETRIED
+from gpas_cli.schedule.scheduler import Scheduler, choose, scheduler_named
+from gpas_cli.state.claims import LOCAL
+from gpas_cli.store.snapshot import current_code
+from gpas_cli.words import count, listed
 
-_Gpu = Annotated[
-    str | None,
+_MOST_VALUES = 4  # of a setting, in the list of what was shrunk
+
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
+Shrink = Annotated[
+    bool,
     typer.Option(
-        "--gpu",
-        help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them.",
-        autocompletion=offer_list(MEMORY_GB),
+        "--shrink", help="Smoke test: train a tiny form of each cell for two updates here; its results are kept apart."
     ),
-]
-_Mfu = Annotated[
-    float | None,
-    typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the fraction of peak FLOP/s that training reaches."),
-]
-_Cells = Annotated[bool, typer.Option("--cells", help="List every cell, however many there are.")]
-_Price = Annotated[
-    float | None, typer.Option("--price", min=0.0, help="Price of a GPU-hour; adds the total cost to the plan.")
 ]
 
 
@@ -39,11 +42,23 @@ def plan(
     names: NamesAndSettings = None,
     where: Where = None,
     executor: Executor = "auto",
-    gpu: _Gpu = None,
-    mfu: _Mfu = None,
-    price: _Price = None,
-    cells: _Cells = False,
-    shrink: Shrink = False,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them.",
+            autocompletion=offer_list(MEMORY_GB),
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option("--mfu", min=0.01, max=1.0, help="With --gpu: the fraction of peak FLOP/s that training reaches."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0.0, help="Price of a GPU-hour; adds the total cost to the plan.")
+    ] = None,
+    cells: Annotated[bool, typer.Option("--cells", help="List every cell, however many there are.")] = False,
+    shrunk: Shrink = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.
@@ -56,11 +71,10 @@ def plan(
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
     chosen = varied_entries(names, where)
-    if shrink:
+    if shrunk:
         if gpu is not None:
             raise GpasError("--shrink runs on this machine; leave out --gpu")
-        require_local(executor)
-        plan_shrunk(ShrunkCells(chosen, where), cells=cells or None, asked=asked(names, where))
+        ShrunkCells(chosen, where, executor).show_plan(cells=cells or None, asked=asked(names, where))
         return
     warn(without_runs(chosen))
     planned = _planned(chosen, executor, gpu, mfu)
@@ -76,20 +90,6 @@ def asked(names: Sequence[str] | None, where: Sequence[str] | None) -> list[str]
     return [*(names or ()), *(word for condition in where or () for word in ("--where", condition))]
 
 
-def plan_shrunk(shrunk: ShrunkCells, *, cells: bool | None = None, asked: Sequence[str] = ()) -> Plan:
-    """Show the plan of a smoke test and the settings that were shrunk, and return the plan.
-
-    cells and asked are as for `render`.
-    """
-    planned = shrunk.plan()
-    if STATE.as_json:
-        print_json(document(planned, shrunk=shrunk.json()))
-    else:
-        shrunk.print()
-        say(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
-    return planned
-
-
 def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | None) -> Plan:
     if gpu is not None:
         gpus = named_gpus(gpu, mfu)
@@ -97,3 +97,90 @@ def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | N
     if mfu is not None:
         raise GpasError("--mfu needs --gpu, for example --gpu H100")
     return plan_for(scheduler_named(choose(executor).name, project().runs), chosen)
+
+
+def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
+    """Return the plan of running these cells with a scheduler, with the jobs that it runs before them."""
+    here = project()
+    prepare = partial(scheduler.prepare, here)
+    return make_plan(here.runs, chosen, retry=retry, machine=scheduler.machine(), project=here, prepare=prepare)
+
+
+def print_site(chosen: list[Entry]) -> None:
+    """Print which resources of the cells' jobs come from the site's profile, if there is one."""
+    site = experiments().site
+    names = {
+        name: None
+        for entry in (chosen if site else ())
+        for stage in entry.cell.stages
+        for name, _ in from_site(site, entry.axes.get("size"), stage.kind, entry.resources_of(stage))
+    }
+    if names:
+        say(f"from the site's profile, {site_path()}: {', '.join(names)}", style="dim", soft_wrap=True)
+
+
+class ShrunkCells:
+    """The cells of a command in tiny form, the project that they run in, and the settings that were shrunk.
+
+    Of cells that differ only in the seed, one is taken, unless a condition in `where` names seeds. The project is
+    in a folder of the code's version, so that a change of the code runs all cells again.
+
+    Raises GpasError if they are asked to run elsewhere than on this machine.
+    """
+
+    def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None, executor: str) -> None:
+        if executor not in ("auto", "local"):
+            raise GpasError(f"--shrink runs on this machine; leave out --executor {executor}")
+        whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
+        self.left_out = len(chosen) - len(whole)
+        here = project()
+        root = here.config.parent
+        self.folder = root / ".gpas" / "shrunk" / current_code()
+        # The project of shrunk cells shares only the experiments file with this one.
+        own: dict[str, Any] = {
+            "runs": self.folder / "runs",
+            "cache": self.folder / "cache",
+            "database": str(self.folder / "gpas.db"),
+        }
+        self.project = replace(here, **own)
+        names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
+        text = TinyText(*(str((self.folder / name).relative_to(root)) for name in names))
+        self.entries = shrink(whole, text, experiments().catalogue)
+        self.changes = changes(whole, self.entries)
+
+    def show_plan(self, *, cells: bool | None = None, asked: Sequence[str] = ()) -> Plan:
+        """Show and return the plan of running the cells, as if their text were written. Show what was shrunk.
+
+        cells and asked are as for `render`.
+        """
+        machine = scheduler_named(LOCAL, self.project.runs).machine()
+        planned = make_plan(self.project.runs, self.entries, retry=RETRIED, machine=machine)
+        if STATE.as_json:
+            print_json(document(planned, shrunk=self.json()))
+        else:
+            self.print()
+            say(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
+        return planned
+
+    def print(self) -> None:
+        """Print the settings that were shrunk, before and after."""
+        rows = [(change.setting, _shown(change.before), _shown(change.after)) for change in self.changes]
+        say(Columns(("setting", "declared", "shrunk"), rows))
+        text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
+        seeds = f" {count(self.left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
+        say(text + (seeds if self.left_out else ""))
+        say(f"Results are in a folder of their own, {self.folder}.")
+
+    def json(self) -> ShrunkJson:
+        """Return what was shrunk, for `--json`."""
+        return {"folder": str(self.folder), "left_out": self.left_out, "settings": self.changes}
+
+
+def _shown(values: Sequence[Any], most: int = _MOST_VALUES) -> str:
+    return listed([_spelled(value) for value in values], most)
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{_shown(value, 2)}]"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "''"

@@ -1,57 +1,42 @@
-"""`gpas run grid`: run every cell of a grid that has no result; `gpas train`: run one cell in the foreground."""
+"""`gpas run grid`: run every cell of a grid that has no result; `gpas train`: run one cell in the foreground.
 
+The other commands that run cells share its options and its end: the JSON document, the --notify command, an exit code.
+"""
+
+import json
+import os
 import shlex
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, NotRequired
 
 import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from gpas_cli.cli.commands.plan import asked, plan_shrunk
+from gpas_cli.cli import options as shared
+from gpas_cli.cli.commands.plan import DryRun, Shrink, ShrunkCells, asked, plan_for, print_site
 from gpas_cli.cli.commands.table import table_entries
 from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
-from gpas_cli.cli.options import AsJson, Cell, NamesAndSettings, Settings, Where, complete_grid, complete_printed
-from gpas_cli.cli.running import (
-    DryRun,
-    Notify,
-    RunOptions,
-    Shrink,
-    ShrunkCells,
-    finish,
-    plan_for,
-    print_site,
-    require_local,
-    with_run_options,
-)
 from gpas_cli.cli.selection import experiments, find_cells, project, varied_entries, without_runs
-from gpas_cli.cli.views.plan import document, headline, render
-from gpas_cli.cli.views.progress import (
-    SubmissionReporter,
-    make_reporter,
-    make_train_reporter,
-    print_submitted,
-    results_so_far,
-)
-from gpas_cli.errors import GpasError
+from gpas_cli.cli.views import progress
+from gpas_cli.cli.views.plan import ShrunkJson, document, headline, render
+from gpas_cli.data.stdlib import write_sample
+from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, filled, plain
+from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.plan.plan import Plan
+from gpas_cli.project import Project
 from gpas_cli.report.tables.table_place import RETRIED
-from gpas_cli.schedule.scheduler import (
-    Item,
-    RunRequest,
-    RunSummary,
-    Scheduler,
-    Submitted,
-    choose,
-    scheduler_named,
-    stop_on_signals,
-)
+from gpas_cli.schedule import scheduler as schedulers
+from gpas_cli.schedule.scheduler import Item, RunRequest, RunSummary, Scheduler, Submitted, scheduler_named
+from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
@@ -71,27 +56,30 @@ class _RunGroup(TyperGroup):
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Return the commands and the grids that begin with `incomplete`."""
         item = type(super().shell_complete(ctx, "")[0])
-        return [*super().shell_complete(ctx, incomplete), *map(item, complete_grid(incomplete))]
+        return [*super().shell_complete(ctx, incomplete), *map(item, shared.complete_grid(incomplete))]
 
 
 app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=_RunGroup, no_args_is_help=True)
 
 _ASK_ABOVE_HOURS = 1.0
 _NAMED = 3  # cells named in one line of the summary
+_NOTIFY_SECONDS = 60.0  # time limit of the --notify command
+_PROFILED_UPDATES = 5
+_WITHOUT_RESULT = (*OUTCOMES[1:], "skipped")  # how cells end that have none
 
 
 @app.command("grid")
-@with_run_options
+@shared.with_run_options
 def run_grid(
-    names: NamesAndSettings = None,
-    where: Where = None,
+    names: shared.NamesAndSettings = None,
+    where: shared.Where = None,
     for_table: Annotated[
         str | None,
         typer.Option(
             "--for-table",
             metavar="[SOURCE:]NUMBER",
             help="Run the cells of a paper's table: 2, gpas:3.",
-            autocompletion=complete_printed,
+            autocompletion=shared.complete_printed,
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -100,7 +88,7 @@ def run_grid(
     ] = False,
     shrink: Shrink = False,
     *,
-    options: RunOptions,
+    options: shared.RunOptions,
 ) -> None:
     """Run every cell of a grid that has no result yet. Running a grid twice is free.
 
@@ -124,14 +112,13 @@ def run_grid(
     if shrink:
         if test_only:
             raise GpasError("--shrink runs on this machine; leave out --test-only")
-        require_local(options.executor)
-        _run_shrunk(ShrunkCells(chosen, where), options, dry_run=dry_run, words=asked(names, where))
+        _run_shrunk(ShrunkCells(chosen, where, options.executor), options, dry_run=dry_run, words=asked(names, where))
     run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=asked(names, where))
 
 
 def run_entries(
     chosen: list[Entry],
-    options: RunOptions,
+    options: shared.RunOptions,
     *,
     dry_run: bool = False,
     test_only: bool = False,
@@ -147,7 +134,7 @@ def run_entries(
     if lost and not dry_run:
         raise GpasError(f"{lost}; to train these cells again all the same, move the database away")
     warn(lost)
-    choice = choose(options.executor, here.runs)
+    choice = schedulers.choose(options.executor, here.runs)
     scheduler = scheduler_named(choice.name, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
@@ -164,9 +151,8 @@ def run_entries(
         return
     say(f"{choice.note}\n{headline(planned)}" if choice.note else headline(planned))
     confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
-    request = RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, ingest=lambda: ingest(here))
     started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
-    submitted, summary = run_request(scheduler, request, options.wait, started if planned.jobs else None)
+    submitted, summary = _run(scheduler, here, chosen, options, retry, started if planned.jobs else None)
     if summary:
         _conclude(summary, words)
     finish(summary, options.notify, submitted)
@@ -183,62 +169,72 @@ def confirm_start(planned: Plan, question: str, yes: bool) -> None:
 
 
 def _run_shrunk(
-    cells: ShrunkCells, options: RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
+    cells: ShrunkCells, options: shared.RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
 ) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
     if dry_run:
-        raise typer.Exit(plan_shrunk(cells, asked=words).exit_code)
-    here = cells.project
-    cells.write_text()
+        raise typer.Exit(cells.show_plan(asked=words).exit_code)
+    write_sample(cells.folder)
     cells.print()
-    request = RunRequest(
-        project=here, entries=cells.entries, retry=RETRIED, at_once=options.jobs, ingest=lambda: ingest(here)
-    )
-    submitted, summary = run_request(scheduler_named(LOCAL, here.runs), request, options.wait)
-    assert summary is not None, "local jobs are waited for"
-    lists = print_reasons(summary)
-    for item in lists["failed"]:
+    summary = run_to_end(scheduler_named(LOCAL, cells.project.runs), cells.project, cells.entries, options, RETRIED)
+    for item in summary.failed:
         say(f"{item.entry.id}: log in {item.status.directory}")
-    counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
-    say(counts or "nothing to do", style="bold")
-    finish(summary, options.notify, submitted, cells.json())
+    say(_counts(summary), style="bold")
+    finish(summary, options.notify, shrunk=cells.json())
 
 
-def run_request(
-    scheduler: Scheduler, request: RunRequest, wait: bool, started: Callable[[], None] | None = None
+def run_to_end(
+    scheduler: Scheduler, here: Project, cells: Sequence[Entry], options: shared.RunOptions, retry: Collection[str] = ()
+) -> RunSummary:
+    """Run cells, wait for them, also on SLURM, and print why cells have no result. `retry` is as for `RunRequest`."""
+    _, summary = _run(scheduler, here, cells, replace(options, wait=True), retry)
+    assert summary is not None  # waited for
+    print_reasons(summary)
+    return summary
+
+
+def _run(
+    scheduler: Scheduler,
+    here: Project,
+    chosen: Sequence[Entry],
+    options: shared.RunOptions,
+    retry: Collection[str],
+    started: Callable[[], None] | None = None,
 ) -> tuple[Submitted | None, RunSummary | None]:
     """Submit the cells, and wait for them if the scheduler needs this process or if asked to. `started` is called when
     they have been submitted.
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
-    waits = scheduler.foreground or wait
-    results = partial(results_so_far, request.project, request.entries)
-    with make_reporter(console(), results) if waits else nullcontext(SubmissionReporter()) as reporter:
-        run = scheduler.submit(replace(request, reporter=reporter))
+    waits = scheduler.foreground or options.wait
+    results = partial(progress.results_so_far, here, chosen)
+    with progress.make_reporter(console(), results) if waits else nullcontext(progress.Notices()) as reporter:
+        done = partial(ingest, here)
+        run = scheduler.submit(
+            RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, reporter=reporter, ingest=done)
+        )
         if started:
             started()
         submitted = None if scheduler.foreground else run.submitted
         if submitted:
-            print_submitted(submitted, request.entries)
+            progress.print_submitted(submitted, chosen)
         if not waits:
             return submitted, None
-        with stop_on_signals(run):
+        with schedulers.stop_on_signals(run):
             return submitted, run.follow()
 
 
 def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     """Print how the cells ended and what to do next. `words` selected them, if they are those of grids."""
-    lists = print_reasons(summary)
-    counts = ", ".join(f"{len(items)} {name}" for name, items in lists.items() if items)
-    ended = [item.entry for items in lists.values() for item in items]
+    print_reasons(summary)
+    ended = [item.entry for items in vars(summary).values() for item in items]
     grids = list(dict.fromkeys(entry.grid for entry in ended))
     varied = any(SEPARATOR in entry.name for entry in ended)
     named = words if varied else grids
     tables = [experiments().grids[name].table for name in grids]
     paper = " --paper" if any(table and table.published for table in tables) else ""
     shown = (". Table: ", (f"gpas table {shlex.join(named)}{paper}", "bold")) if named or not varied else (".",)
-    say(Text.assemble((counts or "nothing to do", "bold"), *shown))
+    say(Text.assemble((_counts(summary), "bold"), *shown))
     if varied:
         say("No grid declares cells with settings of the command line. `gpas table`, `gpas status` and")
         say("`gpas top` show them if the settings follow the name of the grid, as in optim.lr=3e-3.")
@@ -250,24 +246,23 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
         say("`gpas retry` runs cancelled cells again.")
 
 
-def print_reasons(summary: RunSummary) -> dict[str, list[Item]]:
-    """Print why cells have no result. Return all cells by how they ended."""
-    lists: dict[str, list[Item]] = {name: getattr(summary, name) for name in (*OUTCOMES, "skipped")}
-    for name in (*OUTCOMES[1:], "skipped"):
+def print_reasons(summary: RunSummary) -> None:
+    """Print why cells have no result."""
+    for name in _WITHOUT_RESULT:
         by_reason: dict[str, list[str]] = {}
-        for item in lists[name]:
+        for item in getattr(summary, name):
             by_reason.setdefault(item.reason, []).append(item.entry.id)
         for reason, ids in by_reason.items():
             say(f"{name}: {listed(ids, _NAMED)}{reason and f': {reason}'}")
-    return lists
 
 
-_PROFILED_UPDATES = 5
+def _counts(summary: RunSummary) -> str:
+    return ", ".join(f"{len(items)} {name}" for name, items in vars(summary).items() if items) or "nothing to do"
 
 
 def train(
-    cell: Cell,
-    settings: Settings = None,
+    cell: shared.Cell,
+    settings: shared.Settings = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few updates: write a Chrome trace and a table of operators.")
     ] = False,
@@ -275,8 +270,8 @@ def train(
         Path | None, typer.Option("--tensorboard", help="Also write TensorBoard events to this folder.")
     ] = None,
     wandb: Annotated[str | None, typer.Option("--wandb", help="Also log to this Weights & Biases project.")] = None,
-    notify: Notify = None,
-    as_json: AsJson = False,
+    notify: shared.Notify = None,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Run one cell in the foreground. It is recorded like any run: `gpas status` and `gpas table` show it.
 
@@ -301,8 +296,12 @@ def train(
         tensorboard=str(tensorboard.absolute()) if tensorboard else entry.watch.tensorboard,
         wandb=wandb or entry.watch.wandb,
     )
-    summary = _run(replace(entry, watch=watch))
-    _print_end(summary, again=shlex.join(["gpas", "train", *words]))
+    summary = _train(replace(entry, watch=watch))
+    for name in _WITHOUT_RESULT:
+        for item in getattr(summary, name):
+            say(f"{name}: {item.reason or item.status.evidence}")
+            if name in ("interrupted", "skipped"):
+                say(f"`{shlex.join(['gpas', 'train', *words])}` resumes from the last checkpoint.")
     finish(summary, notify)
 
 
@@ -316,23 +315,100 @@ def _refuse(state: CellStatus) -> None:
         raise GpasError(f"{name} is already {state.state} ({state.evidence}); {remedy}")
 
 
-def _run(entry: Entry) -> RunSummary:
+def _train(entry: Entry) -> RunSummary:
     here = project()
-    with make_train_reporter(console()) as reporter:
+    with progress.make_train_reporter(console()) as reporter:
         request = RunRequest(
-            project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=lambda: ingest(here)
+            project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=partial(ingest, here)
         )
         run = scheduler_named(LOCAL, here.runs).submit(request)
         if not run.submitted.jobs:  # another process claimed it first
             run.stop()  # nothing to wait for, also if that process has just ended
             _refuse(cell_statuses(here.runs, [entry])[0])
-        with stop_on_signals(run):
+        with schedulers.stop_on_signals(run):
             return run.follow()
 
 
-def _print_end(summary: RunSummary, again: str) -> None:
-    for name in (*OUTCOMES[1:], "skipped"):
-        for item in getattr(summary, name):
-            say(f"{name}: {item.reason or item.status.evidence}")
-            if name in ("interrupted", "skipped"):
-                say(f"`{again}` resumes from the last checkpoint.")
+class _RunCellJson(CellNameJson):
+    """The result of a run for one cell."""
+
+    state: CellStateJson
+    skipped: Annotated[bool, "whether the run ended without starting the cell"]
+    reason: Annotated[str, "why there is no result, empty for a result of this run"]
+    attempt: int | None
+    directory: str | None
+    metrics: dict[str, NumberJson]
+
+
+class RunJson(DocumentJson):
+    """`gpas run grid --json`, train, retry and rerun; also what the command of --notify reads.
+
+    Without --wait, jobs that SLURM runs have not ended: `cells` is then empty, `submitted` says what was submitted.
+    """
+
+    exit_code: Annotated[int, (0, 3, 4)]
+    counts: Annotated[dict[str, int], "the number of cells in each state"]
+    cells: list[_RunCellJson]
+    submitted: progress.SubmittedJson | None
+    shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
+
+
+def finish(
+    summary: RunSummary | None,
+    notify: str | None = None,
+    submitted: Submitted | None = None,
+    shrunk: ShrunkJson | None = None,
+) -> NoReturn:
+    """Exit with the code of `summary`, or with 0 if `summary` is None because the submitted jobs are still running.
+
+    `shrunk`: what was shrunk for a smoke test.
+    """
+    code = schedulers.exit_code(summary) if summary else Exit.DONE
+    endings = vars(summary).items() if summary else ()
+    cells = [_cell(item, ending) for ending, items in endings for item in items]
+    counts = dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells))
+    sent = progress.submitted_json(submitted) if submitted else None
+    made = RunJson(schema=1, exit_code=code.value, counts=counts, cells=cells, submitted=sent)
+    if shrunk:
+        made["shrunk"] = shrunk
+    if notify and summary is None:
+        say("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
+    end(made, code, notify if summary else None, one_line(made))
+
+
+def end(document: DocumentJson, code: Exit, notify: str | None, line: str) -> NoReturn:
+    """Print the document with --json, run the --notify command with it and a summary line, and exit with `code`."""
+    if STATE.as_json:
+        print_json(document)
+    if notify:
+        run_notify(notify, document, line)
+    raise typer.Exit(code)
+
+
+def one_line(run: RunJson) -> str:
+    """Return the document `Run` as a line: "gpas: 20 done, 2 failed of quickstart"."""
+    counts = ", ".join(f"{number} {name}" for name, number in run["counts"].items())
+    grids = ", ".join(dict.fromkeys(cell["grid"] for cell in run["cells"]))
+    return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
+
+
+def run_notify(command: str, document: DocumentJson, line: str) -> None:
+    """Run the --notify command. Names from the experiments file reach it only as data, never as shell text."""
+    environment = {**os.environ, shared.SUMMARY_VARIABLE: line}
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], input=json.dumps(plain(document), allow_nan=False), text=True,
+            capture_output=True, timeout=_NOTIFY_SECONDS,
+            env=environment, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        say(f"warning: --notify: {error}", style="yellow")
+        return
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        say(f"warning: --notify: the command exited with code {done.returncode}: {reason}", style="yellow")
+
+
+def _cell(item: Item, ending: str) -> _RunCellJson:
+    state = called(item.status.state, item.status.metrics)
+    return filled(_RunCellJson, item, item.status, state=state, skipped=ending == "skipped")

@@ -1,29 +1,30 @@
 """`gpas run claims`: run further seeds until claims are decided."""
 
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.claims import Tuned, complete_claim
-from gpas_cli.cli.commands.run import app, confirm_start, print_reasons, run_request
+from gpas_cli.cli.commands.claims import Tuned, complete_claim, styled
+from gpas_cli.cli.commands.plan import plan_for
+from gpas_cli.cli.commands.run import app, confirm_start, end, run_to_end
 from gpas_cli.cli.commands.run_tuned import tune
-from gpas_cli.cli.console import STATE, print_json, say
-from gpas_cli.cli.options import complete_where
-from gpas_cli.cli.running import RunOptions, plan_for, run_notify, with_run_options
+from gpas_cli.cli.console import say
+from gpas_cli.cli.options import RunOptions, complete_where, with_run_options
 from gpas_cli.cli.selection import experiments, project, recorded_of
-from gpas_cli.cli.views.claims import conclusions, document, evidence_table, round_lines
+from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import occupied
+from gpas_cli.documents import DocumentJson, From, NumberJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.report.claims.declared import select_claims, tuned_claims
-from gpas_cli.report.claims.verdict import ClaimEvidence
-from gpas_cli.schedule.scheduler import RunRequest, Scheduler, choose, scheduler_named
+from gpas_cli.report.claims.verdict import ClaimEvidence, PartEvidence, VerdictWord
+from gpas_cli.schedule.scheduler import Scheduler, choose, scheduler_named
 from gpas_cli.state.status import ALIVE
-from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
 
+_NAMED = 6  # cells in one line
 _DECIDED = "decided"
 _DECLARED = "declared"
 
@@ -36,6 +37,58 @@ _OnlyRun = Annotated[
         autocompletion=complete_where,
     ),
 ]
+
+
+class _EvidencePartJson(TypedDict):
+    """The evidence on one part of a claim."""
+
+    title: Annotated[str, From("part.title")]
+    labels: Annotated[dict[str, Any], "the labels on the axes `by`", From("part.labels")]
+    verdict: VerdictWord
+    seeds: Annotated[list[int], "the seeds that the evidence is made of, in order"]
+    effects: Annotated[list[NumberJson | None], "of these seeds; null if both runs diverged", From("shown")]
+    effect: Annotated[float | None, "the mean of the finite effects; of ratios, the geometric mean"]
+    interval: Annotated[list[float] | None, "the confidence sequence; null: still unbounded"]
+    e_for: Annotated[
+        float, "e-value for the claimed interval; the part is supported from 1 / level on", From("evidence.inside")
+    ]
+    e_against: Annotated[float, "e-value against it", From("evidence.outside")]
+    pending: Annotated[list[int], "further seeds of the grids that are not all recorded"]
+
+
+class _EvidenceJson(TypedDict):
+    """The evidence on one claim."""
+
+    name: Annotated[str, From("claim.name")]
+    statement: Annotated[str, From("claim.statement")]
+    toy: Annotated[bool, From("claim.toy")]
+    verdict: VerdictWord
+    reason: str
+    parts: list[_EvidencePartJson]
+
+
+class _NextSeedsJson(TypedDict):
+    """What the next round would run for one part."""
+
+    claim: str
+    part: Annotated[str, From("part.part.title")]
+    seeds: list[int]
+    cells: list[str]
+    gpu_hours: float
+    core_hours: float
+    chances: Annotated[list[float], "of a decision after 1, 2, ... further seeds, by the effects so far"]
+
+
+class RunClaimsJson(DocumentJson):
+    """The document of `gpas run claims`."""
+
+    exit_code: int
+    level: Annotated[float, "the probability of a wrong verdict, at most", From("rules.level")]
+    max_seeds: Annotated[int, From("rules.max_seeds")]
+    rounds: Annotated[int, "rounds of runs in this invocation"]
+    claims: list[_EvidenceJson]
+    added: Annotated[dict[str, dict[str, list[int]]], "seeds added by this invocation, by grid and cell"]
+    next: Annotated[list[_NextSeedsJson], "of --dry-run"]
 
 
 @app.command("claims")
@@ -125,7 +178,7 @@ def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOption
     while following:
         say(round_lines(following, state))
         before = state
-        stopped = _run_round(campaign, following, scheduler, options.jobs)
+        stopped = _run_round(campaign, following, scheduler, options)
         state = _shown(campaign)
         if stopped:
             say("Run the same command to resume from what is recorded.")
@@ -150,16 +203,12 @@ def _ask(campaign: Campaign, state: Sequence[ClaimEvidence], scheduler: Schedule
     confirm_start(planned, f"Start up to {jobs}?", yes)
 
 
-def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, at_once: int | None) -> bool:
+def _run_round(campaign: Campaign, following: Round, scheduler: Scheduler, options: RunOptions) -> bool:
     """Add the seeds of a round and run its cells to their ends. Return whether the user stopped it."""
-    here = project()
     campaign.add_seeds(following)
-    request = RunRequest(project=here, entries=entries_of(following), at_once=at_once, ingest=lambda: ingest(here))
-    _, summary = run_request(scheduler, request, wait=True)
-    assert summary is not None  # waited for
+    summary = run_to_end(scheduler, project(), entries_of(following), options)
     campaign.rounds += 1
     campaign.failed = campaign.failed or bool(summary.failed)
-    print_reasons(summary)
     continuing = any(item.status.state in ALIVE for item in summary.skipped)  # without this process
     return bool(summary.interrupted) or continuing
 
@@ -170,13 +219,8 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     code = Exit.FAILED if campaign.failed else Exit.INCOMPLETE if undecided else Exit.DONE
     for line in conclusions(state, campaign.stuck_parts(state), campaign.rules):
         say(line)
-    made = document(campaign, state, following, code)
-    if STATE.as_json:
-        print_json(made)
-    if options.notify:
-        words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
-        run_notify(options.notify, made, f"gpas: {words}")
-    raise typer.Exit(code)
+    words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
+    end(document(campaign, state, following, code), code, options.notify, f"gpas: {words}")
 
 
 def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
@@ -192,3 +236,75 @@ def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
         if absent:
             raise GpasError(f"claim {name} needs {listed(absent, 4)}, which {project().config.name} does not declare")
     return chosen
+
+
+def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
+    """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
+    rows: list[tuple[Any, ...]] = []
+    for claim in claims:
+        whole = styled(claim.verdict)
+        if len(claim.parts) == 1:
+            rows.append((claim.claim.name, *_numbers(claim.parts[0], rules), whole))
+            continue
+        rows.append((claim.claim.name, "", "", "", "", "", whole))
+        for part in claim.parts:
+            rows.append((f"  {part.part.title}", *_numbers(part, rules), styled(part.verdict)))
+    percent = f"{100 * (1 - rules.level):g} % interval"
+    headers = ("claim", "seeds", "effect", percent, "for", "against", "verdict")
+    return Columns(headers, rows, right=frozenset(("seeds", "effect", "for", "against")))
+
+
+def _numbers(part: PartEvidence, rules: Rules) -> tuple[str, str, str, str, str]:
+    effect = "" if part.effect is None else f"{part.effect:+.4g}"
+    limits = part.interval
+    interval = "" if limits is None else f"{limits[0]:+.4g} to {limits[1]:+.4g}"
+    seeds = f"{len(part.seeds)}/{max(rules.max_seeds, len(part.seeds))}"
+    return seeds, effect, interval, _e(part.evidence.inside), _e(part.evidence.outside)
+
+
+def _e(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else f"{value:.0e}" if value < 1e300 else "certain"
+
+
+def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
+    """Return what a round runs: a line for each part that gets seeds."""
+    lines = []
+    for one in following:
+        number = len(one.seeds)
+        name = ", ".join(filter(None, (state[one.at[0]].claim.name, one.part.part.title)))
+        hours = (one.gpu_hours, one.core_hours)  # none of jobs that are all queued, running or over
+        cost = f"about {occupied(*hours)}" if any(hours) else "no new job"
+        seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.seeds], _NAMED)}"
+        lines.append(
+            f"{name}: {seeds}, {count(len(one.cells), 'cell')}, "
+            f"{cost}; decides it with a chance of {100 * one.chances[number - 1]:.0f} %"
+        )
+    return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
+
+
+def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], rules: Rules) -> Iterator[str]:
+    """Yield a sentence for each claim, and what prevents parts from getting more seeds."""
+    for claim in claims:
+        name = claim.claim.name
+        if claim.reason:
+            yield f"{name}: {claim.reason}"
+        elif claim.verdict != "undecided":
+            yield f"{name} is {claim.verdict}, by a test that errs with a probability of at most {rules.level:g}."
+        elif all(len(part.seeds) >= rules.max_seeds for part in claim.parts if part.verdict == "undecided"):
+            yield f"{name} is undecided with {rules.max_seeds} seeds; --max-seeds {2 * rules.max_seeds} continues."
+        else:
+            yield f"{name} is undecided."
+    for part in stuck:
+        blocking = {status.entry.id: status.state for status in part.waiting(part.pending[:1])}
+        if blocking:
+            cells = listed([f"{name} ({state})" for name, state in blocking.items()], _NAMED)
+            yield f"{part.part.title or part.part.comparison.says}: no number from {cells}; see `gpas why CELL`"
+
+
+def document(campaign: Campaign, claims: Sequence[ClaimEvidence], following: Round, code: Exit) -> RunClaimsJson:
+    """Return the document of a campaign."""
+    seeds = [
+        filled(_NextSeedsJson, one, claim=claims[one.at[0]].claim.name, cells=[entry.id for entry in one.cells])
+        for one in following
+    ]
+    return filled(RunClaimsJson, campaign, exit_code=int(code), claims=claims, next=seeds)

@@ -8,11 +8,11 @@ from typing import Annotated, NoReturn, TypedDict
 
 import typer
 
-from gpas_cli.cli.commands.run import app, confirm_start, print_reasons, run_request
-from gpas_cli.cli.console import STATE, print_json, say, warn
+from gpas_cli.cli.commands.plan import DryRun, plan_for
+from gpas_cli.cli.commands.run import app, confirm_start, end, run_to_end
+from gpas_cli.cli.console import say, warn
 from gpas_cli.cli.drawing import Output
-from gpas_cli.cli.options import Where, complete_grid
-from gpas_cli.cli.running import DryRun, RunOptions, plan_for, run_notify, with_run_options
+from gpas_cli.cli.options import RunOptions, Where, complete_grid, with_run_options
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline
@@ -25,9 +25,8 @@ from gpas_cli.report.claims.measure import measure
 from gpas_cli.report.figures.envelope import search_figures
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_of
-from gpas_cli.schedule.scheduler import RunRequest, choose, scheduler_named
+from gpas_cli.schedule.scheduler import choose, scheduler_named
 from gpas_cli.state.locks import locked
-from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
 
 RATE = "optim.lr"
@@ -174,13 +173,7 @@ class Search:
 
     def _try(self, cells: list[Entry], tried: Sequence[tuple[Method, float]], share: int) -> Exit:
         """Run trials and add them to their methods."""
-        request = RunRequest(
-            project=self.project, entries=cells, retry=RETRIED, at_once=self.options.jobs,
-            ingest=lambda: ingest(self.project),
-        )  # fmt: skip
-        _, summary = run_request(self.scheduler, request, wait=True)
-        assert summary is not None  # waited for
-        print_reasons(summary)
+        summary = run_to_end(self.scheduler, self.project, cells, self.options, RETRIED)
         with recorded_of(cells) as known:
             found = measure(cells, Feature(metric="perplexity"), "seed", known)
         numbers = [found[cell.id].value for cell in cells]
@@ -226,11 +219,7 @@ class Search:
         )  # fmt: skip
         if code is Exit.DONE and any(method.trials for method in self.methods):
             say(f"Next: gpas run {tuned_name(self.grid)}, then gpas table {tuned_name(self.grid)}")
-        if STATE.as_json:
-            print_json(made)
-        if self.options.notify:
-            run_notify(self.options.notify, made, f"gpas: {self.grid} {'tuned' if code is Exit.DONE else 'not tuned'}")
-        raise typer.Exit(code)
+        end(made, code, self.options.notify, f"gpas: {self.grid} {'tuned' if code is Exit.DONE else 'not tuned'}")
 
 
 def _shown(trial: Trial | None) -> str:

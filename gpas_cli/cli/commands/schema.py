@@ -13,12 +13,12 @@ from gpas_cli.errors import GpasError, nearest
 # The type of the document that each command prints, in a module of the package.
 DOCUMENTS = {
     "plan": "cli.views.plan:PlanJson",
-    "run grid": "cli.running:RunJson",
-    "run claims": "cli.views.claims:RunClaimsJson",
+    "run grid": "cli.commands.run:RunJson",
+    "run claims": "cli.commands.run_claims:RunClaimsJson",
     "run tuned": "cli.commands.run_tuned:RunTunedJson",
-    "train": "cli.running:RunJson",
-    "retry": "cli.running:RunJson",
-    "rerun": "cli.running:RunJson",
+    "train": "cli.commands.run:RunJson",
+    "retry": "cli.commands.run:RunJson",
+    "rerun": "cli.commands.run:RunJson",
     "status": "cli.commands.status:StatusJson",
     "top": "cli.commands.top:TopJson",
     "history": "cli.commands.history:HistoryJson",

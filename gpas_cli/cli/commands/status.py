@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from gpas_cli.cli.console import console, print_json, say, warn
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where, offer_list
-from gpas_cli.cli.selection import (
-    ORDER,
-    SORTS,
-    check_sort,
-    check_states,
-    entries,
-    experiments,
-    project,
-    rest,
-    varied_entries,
-    without_runs,
-)
+from gpas_cli.cli.selection import entries, experiments, project, varied_entries, without_runs
 from gpas_cli.cli.views.states import (
     CellStatusJson,
     GridSummaryJson,
@@ -38,8 +31,9 @@ from gpas_cli.cli.views.states import (
     once,
     totals,
 )
-from gpas_cli.cli.working import watch
 from gpas_cli.documents import DocumentJson, From, StateJson, filled
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.select import select
 from gpas_cli.state.observe import cell_statuses
@@ -56,21 +50,28 @@ _LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")
 _ALIVE = ("running", "queued")
 _OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
 _LEAST = 3  # cells that --watch shows even on a small screen
+_REFRESH_SECONDS = 2.0
 
-_State = Annotated[
-    str | None,
-    typer.Option(
-        "--state",
-        metavar="STATE,...",
-        help="Only cells in these states, e.g. running,failed.",
-        autocompletion=offer_list(ORDER),
-    ),
-]
-_Sort = Annotated[
-    str | None,
-    typer.Option("--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=offer_list(SORTS)),
-]
-_Limit = Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")]
+# The states in the order in which cells are listed: what needs attention comes first.
+ORDER = ("running", "failed", "unknown", "interrupted", "cancelled", "queued", "diverged", "missing", "done")
+
+
+def _by_name(cell: CellStatus) -> list[Any]:
+    """Return a sort key that compares numbers in names by value: s2 comes before s10."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", cell.entry.id)]
+
+
+def _by_perplexity(cell: CellStatus) -> float:
+    value = float(cell.metrics.get("perplexity", math.inf))
+    return math.inf if math.isnan(value) else value
+
+
+SORTS: dict[str, Callable[[CellStatus], Any]] = {
+    "state": lambda cell: ORDER.index(cell.state),
+    "name": _by_name,
+    "age": lambda cell: math.inf if cell.age is None else cell.age,
+    "perplexity": _by_perplexity,
+}
 
 
 class _TotalJson(TypedDict):
@@ -106,9 +107,22 @@ class StatusJson(DocumentJson):
 def status(
     names: NamesAndSettings = None,
     where: Where = None,
-    state: _State = None,
-    sort: _Sort = None,
-    limit: _Limit = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE,...",
+            help="Only cells in these states, e.g. running,failed.",
+            autocompletion=offer_list(ORDER),
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            "--sort", metavar="KEY", help=f"List cells by {', '.join(SORTS)}.", autocompletion=offer_list(SORTS)
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=0, help="List at most this many cells.")] = None,
     watching: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every cell of every grid.")] = False,
     recorded: Annotated[
@@ -125,13 +139,13 @@ def status(
 
     Example: [bold]gpas status --state failed,unknown --watch[/bold]
     """
-    view = View(
-        brief=not (names or every) and len(experiments().grids) > 1,
-        states=check_states(state) if state else (),
-        sort=check_sort(sort),
-        limit=limit,
-        narrowed=bool(state or where),
-    )
+    states = [part.strip() for part in state.split(",")] if state else []
+    if unknown := next((one for one in states if one not in ORDER), None):
+        raise GpasError(f"--state: no state '{unknown}'; {nearest(unknown, ORDER)}")
+    if sort is not None and sort not in SORTS:
+        raise GpasError(f"--sort: cells cannot be sorted by '{sort}'; {nearest(sort, SORTS)}")
+    brief = not (names or every) and len(experiments().grids) > 1
+    view = View(brief, states, sort, limit, narrowed=bool(state or where))
     if recorded:
         _show_undeclared(replace(view, brief=False), as_json)
     elif as_json:
@@ -140,13 +154,51 @@ def status(
         view = replace(view, watched=True, sort=view.sort or "state")
         watch(lambda: Group(*view.parts(observed(names, where, jobs=True, started=False))), screen=False)
     else:
-        states = observed(names, where, jobs=True, started=False)
-        warn(without_runs([state.entry for state in states]))
-        view = replace(view, brief=view.brief or (len(states) > _LISTED_WHOLE and not (names or every)))
-        for part in view.parts(states):
+        cells = observed(names, where, jobs=True, started=False)
+        warn(without_runs([cell.entry for cell in cells]))
+        view = replace(view, brief=brief or (len(cells) > _LISTED_WHOLE and not (names or every)))
+        for part in view.parts(cells):
             say(part)
         if not names:
             _remark_undeclared()
+
+
+def _rest(hidden: Sequence[CellStatus]) -> str:
+    """Return the line about cells that are not listed: "and 12 more: 10 queued, 2 failed"."""
+    counts = Counter(cell.state for cell in hidden)
+    parts = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
+    return f"and {len(hidden)} more: {parts}"
+
+
+def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:
+    """Draw on the terminal until Ctrl-C, on an empty screen with `screen`.
+
+    A changed experiments file is read again; while it has mistakes, they are shown instead.
+    """
+    read = _changed()
+    drawn: RenderableType | None = None
+    with Live(console=console(), screen=screen, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    drawn = draw()
+                except GpasError as error:
+                    if drawn is None:
+                        raise
+                    drawn = Text(str(error), style="yellow")
+                live.update(drawn, refresh=True)
+                time.sleep(_REFRESH_SECONDS)
+                if read != (read := _changed()):
+                    experiments.cache_clear()
+        except KeyboardInterrupt:
+            return
+
+
+def _changed() -> list[tuple[int, int]]:
+    """Return when the experiments file and its companions were changed, and their sizes."""
+    path = project().config
+    stats = [file.stat() for file in (path, *companions(path).values()) if file.exists()]
+    return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
 def _remark_undeclared() -> None:
@@ -181,7 +233,7 @@ def _show_undeclared(view: View, as_json: bool) -> None:
     if shown:
         say(cell_table(shown))
     if len(fitting) > len(shown):
-        say(rest(fitting[len(shown) :]), style="dim")
+        say(_rest(fitting[len(shown) :]), style="dim")
     total = f"[bold]{count(len(states), 'cell')}[/bold] in runs/ that no grid declares: {totals(states)}"
     say(Text.from_markup(total))
     if states:
@@ -189,11 +241,7 @@ def _show_undeclared(view: View, as_json: bool) -> None:
 
 
 def observed(
-    names: Sequence[str] | None,
-    where: Sequence[str] | None,
-    *,
-    jobs: bool = False,
-    started: bool = True,
+    names: Sequence[str] | None, where: Sequence[str] | None, *, jobs: bool = False, started: bool = True
 ) -> list[CellStatus]:
     """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
 
@@ -260,7 +308,7 @@ class View:
             for name in dict.fromkeys(state.entry.grid for state in shown):
                 yield cell_table([state for state in shown if state.entry.grid == name], title=name)
         if len(listed) > len(shown):
-            yield Text(rest(listed[len(shown) :]), style="dim")
+            yield Text(_rest(listed[len(shown) :]), style="dim")
         yield from map(Text, _text_lines(states))
         end = "" if several else _ends(states).get(states[0].entry.grid, "")
         cells = counted(state.entry for state in states)

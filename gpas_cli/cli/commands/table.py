@@ -7,9 +7,9 @@ from typing import Annotated, TypedDict
 
 import typer
 
+from gpas_cli.cli.commands.plan import plan_for
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
-from gpas_cli.cli.running import plan_for
 from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
@@ -61,15 +61,6 @@ _TableNames = Annotated[
         autocompletion=complete_table,
     ),
 ]
-_Paper = Annotated[
-    bool,
-    typer.Option(
-        "--paper", help="Print the published numbers beside ours; without a grid, all tables of the GPAS paper."
-    ),
-]
-_PublishedOnly = Annotated[
-    bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
-]
 _Source = Annotated[
     str | None,
     typer.Option(
@@ -86,16 +77,6 @@ _Value = Annotated[
         help="Show this recorded number in place of the grid's. Repeat it to show several side by side.",
         autocompletion=offer(lambda: METRICS),
     ),
-]
-_Best = Annotated[
-    str,
-    typer.Option(
-        "--best", metavar="AXIS", help="Show per table cell the best of this axis, such as optim.lr, by the mean."
-    ),
-]
-_Missing = Annotated[
-    bool,
-    typer.Option("--missing", help="Print the cells without a number, and the command that runs them with its cost."),
 ]
 _External = Annotated[
     list[str] | None,
@@ -114,12 +95,29 @@ _Format = Annotated[
 def table(
     names: _TableNames = None,
     where: Where = None,
-    paper: _Paper = False,
-    published_only: _PublishedOnly = False,
+    paper: Annotated[
+        bool,
+        typer.Option(
+            "--paper", help="Print the published numbers beside ours; without a grid, all tables of the GPAS paper."
+        ),
+    ] = False,
+    published_only: Annotated[
+        bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
+    ] = False,
     source: _Source = None,
     value: _Value = None,
-    best: _Best = "",
-    missing: _Missing = False,
+    best: Annotated[
+        str,
+        typer.Option(
+            "--best", metavar="AXIS", help="Show per table cell the best of this axis, such as optim.lr, by the mean."
+        ),
+    ] = "",
+    missing: Annotated[
+        bool,
+        typer.Option(
+            "--missing", help="Print the cells without a number, and the command that runs them with its cost."
+        ),
+    ] = False,
     external: _External = None,
     form: _Format = "rich",
     as_json: AsJson = False,

@@ -10,18 +10,17 @@ from typing import Annotated, Any, TypedDict
 
 import typer
 
-from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.commands.explain import depth_remarks, depth_results, depth_table
+from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.drawing import Output
 from gpas_cli.cli.options import AsJson, Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.depth import depth_remarks, depth_results, depth_table
-from gpas_cli.cli.working import working
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
-from gpas_cli.report.figures.plot import Sheet, check_formats, save
-from gpas_cli.spec.cell import Cell as SpecCell
+from gpas_cli.report.figures.plot import check_formats
 from gpas_cli.words import duration
 
 app = typer.Typer(
@@ -195,8 +194,7 @@ def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
 
     Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
     """
-    (entry,) = find_cells([cell])
-    with _working(entry.cell, _BUILDING):
+    with _measuring(cell, _BUILDING) as (entry, _):
         from gpas_cli.evaluate.norm_growth import growths
 
         found = growths(entry.cell)
@@ -220,8 +218,7 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
 
     Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
     """
-    (entry,) = find_cells([cell])
-    with _working(entry.cell, _BUILDING):
+    with _measuring(cell, _BUILDING) as (entry, _):
         from gpas_cli.evaluate.norm_growth import length_law
 
         found = length_law(entry.cell)
@@ -247,9 +244,8 @@ def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
 
     Example: [bold]gpas theory depth quickstart-curse/pre-normal-s1[/bold]
     """
-    (entry,) = find_cells([cell])
     here = project()
-    with _working(entry.cell, _BUILDING) as show:
+    with _measuring(cell, _BUILDING) as (entry, show):
         from gpas_cli.evaluate.theory import depth_theory
 
         bound, stages = depth_theory(entry.cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
@@ -276,9 +272,8 @@ def coordinates(
 
     Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
     """
-    (entry,) = find_cells([cell])
     here = project()
-    with _working(entry.cell, "training small networks") as show:
+    with _measuring(cell, "training small networks") as (entry, show):
         from gpas_cli.evaluate.coordinates import coordinates as trained
 
         found = trained(entry.cell, here.cache, here.config.parent, updates, show)
@@ -307,14 +302,18 @@ def _place(place: str) -> str:
 
 
 @contextmanager
-def _working(cell: SpecCell, first: str) -> Iterator[Callable[[str], None]]:
-    """Show what is computed inside the context. Raises GpasError without torch, and for a cell with an encoder."""
-    if cell.model.family.encoder:
+def _measuring(name: str, first: str) -> Iterator[tuple[Entry, Callable[[str], None]]]:
+    """Yield the cell of this name and a function that shows what is computed.
+
+    Raises GpasError without torch, and for a cell with an encoder.
+    """
+    (entry,) = find_cells([name])
+    if entry.cell.model.family.encoder:
         raise GpasError("these laws are for decoders alone; the cell is of family encoder-decoder")
     with working(first) as show:
         show(first)
         try:
-            yield show
+            yield entry, show
         except ImportError as error:
             raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
 
@@ -348,11 +347,8 @@ def _figure(title: str, x: str, y: str, lines: Mapping[str, _Points], *, log: bo
 
 def _show(figures: list[Figure], output: Output, document: DocumentJson, table: Columns, note: str) -> None:
     """Draw the panels to the named files, and as text if requested, and print the numbers."""
-    if output.out:
-        check_formats(output.out)
-        save(Sheet(tuple(figures)), output.out, output.size)
-        say(f"Wrote {', '.join(map(str, output.out))}.", soft_wrap=True)
-    output.print(figures)
+    check_formats(output.out or ())
+    output.draw(figures, output.out or ())
     if output.as_json:
         print_json(document)
         return

@@ -8,14 +8,13 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.commands.status import observed
+from gpas_cli.cli.commands.status import observed, watch
 from gpas_cli.cli.console import console, print_json, say
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
 from gpas_cli.cli.selection import project
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import event_marks, sparkline
 from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, starts
-from gpas_cli.cli.working import watch
 from gpas_cli.documents import CellNameJson, DocumentJson, From, NumberJson, Time, filled
 from gpas_cli.plan.usage import Activity, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
@@ -23,7 +22,6 @@ from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.words import byte_size, stopwatch
 
-_Usage = Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")]
 _BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
 _DROPPABLE = ("training loss", "memory", "progress", "MFU", "tokens/s", "device")
@@ -31,15 +29,10 @@ _BITS = {"M": 20, "G": 30, "T": 40}
 _OTHER_LINES = 10  # lines of the screen taken by headings, totals and blank lines
 
 
-class _RoomCellJson(CellNameJson):
-    """A running or queued cell."""
-
-    stage: str
-
-
-class _RunningCellJson(_RoomCellJson, SlurmJobJson, HoursJson):
+class _RunningCellJson(CellNameJson, SlurmJobJson, HoursJson):
     """A running cell."""
 
+    stage: str
     attempt: int | None
     devices: list[str]
     phase: str | None
@@ -54,8 +47,10 @@ class _RunningCellJson(_RoomCellJson, SlurmJobJson, HoursJson):
     skipped: NumberJson | None
 
 
-class _QueuedCellJson(_RoomCellJson, SlurmJobJson):
+class _QueuedCellJson(CellNameJson, SlurmJobJson):
     """A queued cell."""
+
+    stage: str
 
 
 class _UseJson(TypedDict):
@@ -86,7 +81,12 @@ class TopJson(DocumentJson):
     profiles: NotRequired[list[ProfileUse]]
 
 
-def top(names: NamesAndSettings = None, where: Where = None, usage: _Usage = False, as_json: AsJson = False) -> None:
+def top(
+    names: NamesAndSettings = None,
+    where: Where = None,
+    usage: Annotated[bool, typer.Option("--usage", help="What SLURM jobs asked for, and what they used.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show what runs where and how fast, what waits and at which position, hours used so far, and the ETA.
 
     Covers jobs on this machine and on SLURM. Without names, shows every grid that has been started. On a terminal, the
@@ -138,7 +138,10 @@ def _render(room: Activity, height: int) -> RenderableType:
     """Return the view in about `height` lines."""
     space = max(4, height - _OTHER_LINES - len(room.grids))
     shown = min(len(room.running), max(space - min(len(room.queued), space // 3), 2))
-    parts: list[RenderableType] = [Text.from_markup(_headline(room)), Text(""), _grids(room)]
+    counts = {**room.total.states, "running": len(room.running), "queued": len(room.queued)}
+    states = [f"[{colour}]{counts[s]} {s}[/]" for s, colour in COLOURS.items() if counts.get(s)]
+    headline = f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
+    parts: list[RenderableType] = [Text.from_markup(headline), Text(""), _grids(room)]
     if room.running:
         parts += [Text(""), _running(room, room.running[:shown]), *_more(len(room.running) - shown, "running")]
     if room.queued:
@@ -228,12 +231,6 @@ def _document(room: Activity) -> TopJson:
         running.append(filled(_RunningCellJson, run, run.state, run.spent, run.state.progress, **job))
     queued = [filled(_QueuedCellJson, state, **job_json(state.job)) for state in room.queued]
     return filled(TopJson, room, time=time.time(), running=running, queued=queued)
-
-
-def _headline(room: Activity) -> str:
-    counts = {**room.total.states, "running": len(room.running), "queued": len(room.queued)}
-    states = [f"[{colour}]{counts[s]} {s}[/]" for s, colour in COLOURS.items() if counts.get(s)]
-    return f"[bold]gpas top[/]  {time.strftime('%H:%M:%S')}  {', '.join(states) or 'no cells'}"
 
 
 def _more(count: int, what: str) -> list[RenderableType]:

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from gpas_cli.cli.commands.table import served_of
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
-from gpas_cli.cli.selection import catalogue, entries, experiments, find_cells, project
+from gpas_cli.cli.selection import entries, experiments, find_cells, project
 from gpas_cli.cli.views.number import (
     SpentJson,
     TableNumberJson,
@@ -123,18 +123,18 @@ _MOST_TASKS = 12  # named in one line
 _MOST_WARNINGS = 8  # of an attempt
 
 
-_Names = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CELL|GRID[ROW,COLUMN]...",
-        help="Cells (grid/name, a unique name, or the start of a key), or cells of tables: 'table2[pre+gpas,71m]', "
-        "'gpas:2[pre+gpas,71m]'.",
-        autocompletion=complete_cell,
-    ),
-]
-
-
-def why(names: _Names, as_json: AsJson = False) -> None:
+def why(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CELL|GRID[ROW,COLUMN]...",
+            help="Cells (grid/name, a unique name, or the start of a key), or cells of tables: 'table2[pre+gpas,71m]', "
+            "'gpas:2[pre+gpas,71m]'.",
+            autocompletion=complete_cell,
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
     """Show where a number comes from.
 
     For a cell: every attempt with its host, code, text, seed, log, checkpoint and warnings. For a cell of a grid's or a
@@ -187,7 +187,7 @@ def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
         raise GpasError(_not_run(found[0]))
     with results_of(here, [stage.key for entry in found for stage in entry.cell.stages]) as (engine, problem):
         keys = _tried(engine, found)
-        return [trace_number(engine, here.runs, key, catalogue=catalogue()) for key in keys], problem
+        return [trace_number(engine, here.runs, key, catalogue=experiments().catalogue) for key in keys], problem
 
 
 def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What commands print: text for a terminal of any width, and JSON. A view imports no command.
+"""What several commands print: text for a terminal of any width, and JSON. A view imports no command.
 
 columns      tables of many rows; every view that prints one uses it
 progress     the progress of runs and of tokenising, and what was submitted
@@ -6,5 +6,4 @@ states       states of cells
 events       journal events as lines of text
 plan         the plan of a run
 number       where a number of a table comes from, scores at tasks
-claims       verdicts on claims, and the evidence of the sequential test
 """

@@ -28,7 +28,6 @@ _LEAST_FIRST = 12  # characters; the least width to which the first column is wr
 _LEAST_LAST = 24  # characters; the least width to which the last column is wrapped
 _GOOD_LAST = 40  # columns are dropped until the last is this wide
 _BOLD = Style(bold=True)
-_PLAIN = Style()
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,6 @@ class Columns:
         aligned = frozenset(names[1:] if right is None else right)
         return cls(names, [[row[name] for name in names] for row in rows], "", aligned, droppable)
 
-    @property
-    def lines(self) -> int:
-        """The number of lines if no cell is wrapped."""
-        return len(self.rows) + (2 if self.title else 1)
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.title:
             yield from (Segment(printable(self.title), _BOLD), Segment.line())
@@ -92,14 +86,10 @@ class Columns:
             least[-1] = min(least[-1], _LEAST_LAST)
         layout = fit([[i] for i in range(1, len(least))], least, least, room, [Spacing(gap) for gap in _GAPS])
         for block in layout.blocks:
-            part = self if len(block) == len(least) else self._only(block)
-            yield from part._block(console, room, layout.spacing.gap)
-
-    def _block(self, console: Console, room: int, gap: int) -> Iterator[Segment]:
-        widths = self._widths(room, gap)
-        yield from self._line(console, [(header, "dim") for header in self.headers], widths, gap)
-        for row in self.rows:
-            yield from self._line(console, row, widths, gap)
+            part, gap = self if len(block) == len(least) else self._only(block), layout.spacing.gap
+            widths = part._widths(room, gap)
+            for row in ([(header, "dim") for header in part.headers], *part.rows):
+                yield from part._line(console, row, widths, gap)
 
     @cached_property
     def _natural(self) -> tuple[int, ...]:
@@ -124,7 +114,8 @@ class Columns:
             for i, (header, cell, text) in enumerate(zip(self.headers, row, line, strict=True)):
                 right, last = header in self.right, i == len(row) - 1
                 shown = text if last and not right else _fit(text, widths[i], right)
-                yield Segment(shown if last else shown + " " * gap, _style(console, cell))
+                style = None if isinstance(cell, str) else console.get_style(cell[1])
+                yield Segment(shown if last else shown + " " * gap, style)
             yield Segment.line()
 
     def _folded(self, console: Console, text: str, width: int) -> list[str]:
@@ -136,10 +127,6 @@ class Columns:
 
 def _text(cell: Cell) -> str:
     return printable(cell if isinstance(cell, str) else cell[0])
-
-
-def _style(console: Console, cell: Cell) -> Style:
-    return _PLAIN if isinstance(cell, str) else console.get_style(cell[1])
 
 
 def _width(text: str) -> int:

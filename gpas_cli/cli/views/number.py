@@ -131,7 +131,7 @@ def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
 def _again(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield the commands that make the number again, and how to run them with the recorded code."""
     also = f"; it runs {count(origin.others, 'other cell')} too" if origin.others else ""
-    yield "make again", f"{origin.command_line}   # in an empty project{also}"
+    yield "make again", f"{shlex.join(origin.command)}   # in an empty project{also}"
     if any(seed.result for seed in origin.seeds):
         yield "", f"{shlex.join(['gpas', 'rerun', *(seed.entry.id for seed in origin.seeds)])}   # in this project"
     for code in origin.codes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -51,27 +51,29 @@ _PLAIN_SECONDS = 30.0  # between two lines about progress where there is no term
 def make_reporter(console: Console, results: Callable[[], RenderableType | None] = lambda: None) -> Iterator[Reporter]:
     """Yield a reporter for `console`: a live one if it is a terminal, which shows `results` after each ended job."""
     with _live_view(console) as live:
-        yield _LiveReporter(console, live, results) if live else _PlainReporter(console)
+        yield _RunReporter(console, live, results)
 
 
-@contextmanager
-def _live_view(console: Console) -> Iterator[Live | None]:
-    """Yield a part of the terminal that is redrawn in place and erased at the end; None if there is no terminal."""
-    if not console.is_terminal:
-        yield None
-        return
-
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        yield live
+def _live_view(console: Console) -> AbstractContextManager[Live | None]:
+    """Return a part of the terminal that is redrawn in place and erased at the end; of None if there is no terminal."""
+    return Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else nullcontext()
 
 
-class _PlainReporter(Reporter):
-    """Prints a line when a job starts or ends, and a summary line every 30 seconds."""
+class _RunReporter(Reporter):
+    """Prints a line when a job starts or ends. Below, a terminal has tables of the running jobs and of the results so
+    far; otherwise a summary line is printed every 30 seconds.
+    """
 
-    def __init__(self, console: Console):
+    def __init__(
+        self, console: Console, live: Live | None, results: Callable[[], RenderableType | None] = lambda: None
+    ) -> None:
         self.console = console
+        self.live = live
+        self.results = results
         self.began = time.monotonic()
         self._summaries = Period(_PLAIN_SECONDS, at_once=False)
+        self._ended: Mapping[str, int] = {}
+        self._results: RenderableType | None = None
         self.noticed: set[str] = set()
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
@@ -83,6 +85,16 @@ class _PlainReporter(Reporter):
             self.say(f"{called(status.state, status.metrics):<11} {job.id}{result(status)}")
 
     def tick(self, snapshot: RunSnapshot) -> None:
+        if self.live is None:
+            self._summarise(snapshot)
+            return
+        if snapshot.ended != self._ended:
+            self._ended = snapshot.ended
+            self._results = self.results()
+        running = _render(snapshot, time.monotonic() - self.began)
+        self.live.update(running if self._results is None else Group(running, "", self._results))
+
+    def _summarise(self, snapshot: RunSnapshot) -> None:
         if not self._summaries.is_over():
             return
         doing = []
@@ -99,24 +111,6 @@ class _PlainReporter(Reporter):
     def say(self, text: str) -> None:
         elapsed = stopwatch(time.monotonic() - self.began)
         self.console.print(f"[{elapsed:>5}] {text}")
-
-
-class _LiveReporter(_PlainReporter):
-    """Prints the same lines above a table of the running jobs and one of the results so far."""
-
-    def __init__(self, console: Console, live: Live, results: Callable[[], RenderableType | None] = lambda: None):
-        super().__init__(console)
-        self.live = live
-        self.results = results
-        self._ended: Mapping[str, int] = {}
-        self._results: RenderableType | None = None
-
-    def tick(self, snapshot: RunSnapshot) -> None:
-        if snapshot.ended != self._ended:
-            self._ended = snapshot.ended
-            self._results = self.results()
-        running = _render(snapshot, time.monotonic() - self.began)
-        self.live.update(running if self._results is None else Group(running, "", self._results))
 
 
 def _render(snapshot: RunSnapshot, elapsed: float) -> RenderableType:
@@ -176,15 +170,13 @@ def make_train_reporter(console: Console) -> Iterator[_TrainReporter]:
         yield _TrainReporter(console, live)
 
 
-class _TrainReporter(_PlainReporter):
+class _TrainReporter(_RunReporter):
     """A reporter that prints the events of the newest attempt's journal."""
 
-    def __init__(self, console: Console, live: Live | None = None):
-        super().__init__(console)
-        self.live = live
+    def __init__(self, console: Console, live: Live | None):
+        super().__init__(console, live)
         self._numbers = Period(_NUMBERS_SECONDS, at_once=True)
         self._attempt: AttemptDir | None = None
-        self._offset = 0
 
     def started(self, job: StageJob, attempt: AttemptDir) -> None:
         super().started(job, attempt)
@@ -254,7 +246,7 @@ def pace(need: Need | None, first: Totals, now: Totals, seconds: float) -> str:
 class TokeniseView:
     """A `Watch` for `gpas_cli.data.prepare.build`: `bars` on a terminal, else a line every 30 seconds."""
 
-    def __init__(self, console: Console, bars: Bars | None = None):
+    def __init__(self, console: Console, bars: Bars | None):
         self.console = console
         self.bars = bars
         self._first: dict[str, tuple[float, Totals]] = {}
@@ -290,11 +282,8 @@ class TokeniseView:
 @contextmanager
 def tokenise_view(console: Console) -> Iterator[TokeniseView]:
     """Yield a view of tokenising for `console`."""
-    if not console.is_terminal:
-        yield TokeniseView(console)
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=console, transient=True) if console.is_terminal else nullcontext() as bars:
         yield TokeniseView(console, bars)
 
 
@@ -317,7 +306,7 @@ class SubmittedJson(TypedDict):
     blocked: Annotated[int, "stages whose parent failed"]
 
 
-class SubmissionReporter(Reporter):
+class Notices(Reporter):
     """A reporter for a command that submits jobs and exits: it prints only notices."""
 
     def notice(self, message: str) -> None:

@@ -106,8 +106,11 @@ def cell_table(states: Sequence[CellStatus], *, title: str = "", wrapped: bool =
     # Cells at different stages have different results, which then carry their names.
     header = "result" if len(names) > 1 else next(iter(names), "perplexity")
     headers = ("cell", "key", "state", header, "evidence")
-    shown = [_result(found, named=len(names) > 1) for found in results]
-    rows = [_row(state, text, named=bool(title)) for state, text in zip(states, shown, strict=True)]
+    rows = [
+        (state.entry.name if title else state.entry.id, state.entry.key[:8], (_how_far(state), COLOURS[state.state]),
+         _result(found, named=len(names) > 1), evidence(state))
+        for state, found in zip(states, results, strict=True)
+    ]  # fmt: skip
     return Columns(headers, rows, title, frozenset({header}), () if wrapped else ("key", header), wrapped)
 
 
@@ -116,12 +119,6 @@ def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
         return ""
     metric, value = found
     return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
-
-
-def _row(state: CellStatus, shown: str, *, named: bool) -> tuple[Cell, ...]:
-    name = state.entry.name if named else state.entry.id
-    return (name, state.entry.cell.key[:8], (_how_far(state), COLOURS[state.state]), shown,
-            evidence(state))  # fmt: skip
 
 
 def _how_far(state: CellStatus) -> str:
