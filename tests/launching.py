@@ -106,6 +106,15 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
+def orphaned(project: Project, *cells: Entry) -> None:
+    """Start the jobs of cells in another `gpas run`, and kill that once they work."""
+    with other_run(project, *(cell.name.replace("-", ":") for cell in cells)) as other:
+        for cell in cells:
+            until(working(project, cell))
+        kill(other.pid)
+        other.wait()
+
+
 def seen(project: Project, cell: Entry, state: str) -> Callable[[], StageStatus | None]:
     """Return a condition: the cell's stage is in `state`."""
 

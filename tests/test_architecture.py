@@ -53,13 +53,13 @@ BUDGET = {
     "plan": (1_288, 52),
     "report": (5_920, 271),
     "results": (214, 9),
-    "schedule": (3_207, 110),
-    "spec": (4_402, 250),
+    "schedule": (3_180, 110),
+    "spec": (4_280, 250),
     "state": (1_361, 99),
     "statistics": (273, 30),
     "store": (2_034, 151),
     "train": (2_889, 113),
-    "worker": (963, 36),
+    "worker": (964, 36),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500

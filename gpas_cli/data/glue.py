@@ -27,7 +27,7 @@ from gpas_cli.data.records import json_values
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, nearest
-from gpas_cli.spec.glue import GLUE_HUB, GLUE_REVISION, GLUE_TASKS, TRAIN, Glue, GlueTask
+from gpas_cli.spec.finetune import GLUE_HUB, GLUE_REVISION, GLUE_TASKS, TRAIN, Glue, GlueTask
 
 _SETTING = "glue.data"
 _FEWEST, _MOST = 4, 12  # words of a line of the embedded tasks

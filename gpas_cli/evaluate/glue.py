@@ -27,7 +27,7 @@ from gpas_cli.events import Checkpoint, Emit, Event, Outcome, Phase, Score, Spik
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.glue import Glue
+from gpas_cli.spec.finetune import Glue
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.finetune import start_from

@@ -19,8 +19,7 @@ from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.downstream import base_name, is_local, local_file, local_path
-from gpas_cli.spec.finetune import Finetune
-from gpas_cli.spec.glue import Glue
+from gpas_cli.spec.finetune import Finetune, Glue
 from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.parse import plain

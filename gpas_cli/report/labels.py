@@ -13,8 +13,8 @@ from gpas_cli.spec.data import CORPORA
 from gpas_cli.spec.depth import READS
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name, headline
 from gpas_cli.spec.downstream import columns as task_columns
+from gpas_cli.spec.finetune import BY_GLUE_TASK
 from gpas_cli.spec.gate import Gate, activation
-from gpas_cli.spec.glue import BY_GLUE_TASK
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
 from gpas_cli.spec.norm import LNS, SCHEMES
 from gpas_cli.spec.stage import BY_BITS, CORPUS_LOSS, UNQUANTISED, Metric, StageKind

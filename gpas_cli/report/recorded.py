@@ -20,7 +20,7 @@ from gpas_cli.events import Score
 from gpas_cli.grid.declared import Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, averages, counted_of, metrics_of, score_shares
-from gpas_cli.spec.glue import BY_GLUE_TASK, best_scores
+from gpas_cli.spec.finetune import BY_GLUE_TASK, best_scores
 from gpas_cli.spec.stage import BY_BITS, PRETRAIN, STAGE_KINDS, Metric, StageKind
 from gpas_cli.spec.translation import BY_TEST
 from gpas_cli.state.observe import observe

@@ -126,12 +126,12 @@ class RunSnapshot:
     """A run at one moment. `running` are this run's jobs, `followed` the jobs of another `gpas run`."""
 
     running: tuple[tuple[StageJob, StageStatus], ...]
-    followed: tuple[tuple[StageJob, StageStatus], ...]
     waiting: tuple[StageJob, ...]
     ended: Mapping[str, int]
-    slots: int
-    starved: bool  # a job is ready, but the slots it needs are taken
-    stopping: bool
+    followed: tuple[tuple[StageJob, StageStatus], ...] = ()
+    slots: int = 0
+    starved: bool = False  # a job is ready, but the slots it needs are taken
+    stopping: bool = False
 
 
 class Reporter:

@@ -30,7 +30,7 @@ def canonical_model(model: Model) -> Model:
     embed = model.embed if "detach" in model.embed.stages else replace(model.embed, detach_gamma=Embed().detach_gamma)
     if embed.multiplier == math.sqrt(model.base_hidden):
         embed = replace(embed, multiplier=None)
-    init = _canonical_init(model.init)
+    init = replace(model.init, **{name: getattr(Init(), name) for name in model.init.unread})
     family = model.family
     if family.positions != "learned":
         family = replace(family, context=Family().context)
@@ -38,12 +38,6 @@ def canonical_model(model: Model) -> Model:
     if family.encoder and 2 * (model.size.decoder_layers or 0) == model.size.layers:
         model = replace(model, size=replace(model.size, decoder_layers=None))
     return replace(model, gate=gate, embed=embed, init=init, family=family, parametrisation=how)
-
-
-def _canonical_init(init: Init) -> Init:
-    usual = Init()
-    changes: dict[str, Any] = {name: getattr(usual, name) for name in init.unread}
-    return replace(init, **changes)
 
 
 def canonical_optim(optim: Optim, model: Model, last_stage: int | None = None) -> Optim:
@@ -118,12 +112,8 @@ def _wiring_fault(model: Model, layer: int) -> str:
         return f"is {wiring!r}, not a Wiring"
     if wiring.qkv_norm not in QK_NORMS:
         return f"has the qkv_norm {wiring.qkv_norm!r}; {nearest(wiring.qkv_norm, QK_NORMS)}"
-    if wiring.ffn and (wiring.ffn.ffn, wiring.ffn.qkv_norm, wiring.ffn.first_value, wiring.ffn.copies) != (
-        None,
-        "none",
-        0,
-        1,
-    ):
+    ffn = wiring.ffn
+    if ffn and (ffn.ffn, ffn.qkv_norm, ffn.first_value, ffn.copies) != (None, "none", 0, 1):
         return "has an ffn with an ffn or with settings of attention or of the whole layer"
     if not isinstance(wiring.copies, int) or wiring.copies < 1 or wiring.copies != model.copies:
         return (

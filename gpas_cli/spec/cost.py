@@ -39,16 +39,22 @@ MOST_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellParts:
+class Scalars:
+    """The settings of a cell that are no sections."""
+
+    dropout: float = setting(0.0, low=0, high=MOST_DROPPED)
+    precision: str = setting("fp32", choices=PRECISIONS)
+    seed: int = setting(42, low=0, high=MOST_SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellParts(Scalars):
     """What the cost of a stage and the defaults of its settings may depend on: the parts of a `Cell`."""
 
     model: Model
     data: Data
     optim: Optim
     depth: Depth = field(default_factory=Depth)
-    dropout: float = setting(0.0, low=0, high=MOST_DROPPED)
-    precision: str = setting("fp32", choices=PRECISIONS)
-    seed: int = setting(42, low=0, high=MOST_SEED)
     objective: Objective = CAUSAL
 
     @cached_property
@@ -338,17 +344,12 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
         backward = max(backward + 5 * narrow * one // 2, (3 * narrow + weight) * one) + weight * table
     if strategy == "ddp":
         backward += weight * table + _MESSAGES_BYTES
-    head = _head_bytes(precision, table, logits)
+    # The logits, the gradient of the head's matrix in float32, and the matrix or the gradient in bfloat16.
+    head = (4 if precision == "fp32" else 6) * table + narrow * logits
     if recompute and strategy not in SHARDED:
         head += _copies(cell)  # until the forward pass ends
     saved = tokens * activation_bytes(model, precision, recompute=recompute, dropout=dropout)
     return gathered, saved, max(head, backward)
-
-
-def _head_bytes(precision: str, table: int, logits: int) -> int:
-    """Return the bytes of the head on a GPU: `logits` at once, the gradient of its matrix in float32, and the matrix or
-    the gradient in bfloat16."""
-    return (4 if precision == "fp32" else 6) * table + _PRODUCT_BYTES[precision] * logits
 
 
 def predicted(cell: CellParts, resources: Resources, device_bytes: int, devices: int = 0) -> DeviceMemory:

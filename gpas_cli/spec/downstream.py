@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.glue import GLUE_TASKS
+from gpas_cli.spec.finetune import GLUE_TASKS
 from gpas_cli.spec.parse import setting
 
 DIGEST_DIGITS = 12
@@ -30,7 +30,7 @@ MOST_EXAMPLES = 16  # solved examples that the prompts of a generated task can b
 _NO_NAME = tuple(" \t\n\"#'()*+,-./:;<=>[]{}|&^%~!@")  # characters that end a name in source code
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _KnownTask:
     """A task that this program knows.
 
@@ -47,31 +47,13 @@ class _KnownTask:
     title: str
     questions: int
     tokens: int
-    chance: float | None = None
+    generated: int = 0
+    until: tuple[str, ...] = ()
     measure: str = "acc"
+    chance: float | None = None
     counted: str = ""
     normed: bool = False
     embedded: bool = False
-    generated: int = 0
-    until: tuple[str, ...] = ()
-
-
-def _written(
-    name: str,
-    title: str,
-    questions: int,
-    tokens: int,
-    generated: int,
-    until: tuple[str, ...],
-    *,
-    measure: str = "exact_match",
-    embedded: bool = False,
-) -> _KnownTask:
-    """Return a task whose answers the network writes."""
-    return _KnownTask(
-        name=name, title=title, questions=questions, tokens=tokens, measure=measure, generated=generated,
-        until=until, embedded=embedded,
-    )  # fmt: skip
 
 
 # The published accuracies are acc: networks that diverged have 11.6 % on OpenBookQA and 19.37 % on ARC-c, where
@@ -79,41 +61,37 @@ def _written(
 KNOWN_TASKS: dict[str, _KnownTask] = {
     task.name: task
     for task in (
-        _KnownTask(name="mmlu", title="MMLU", chance=25, questions=14_042, tokens=120),
-        _KnownTask(name="winogrande", title="WinoG", chance=50, questions=1_267, tokens=60),
-        _KnownTask(name="piqa", title="PIQA", chance=50, questions=1_838, tokens=80, normed=True),
-        _KnownTask(name="openbookqa", title="OBQA", chance=25, questions=500, tokens=80, normed=True),
-        _KnownTask(name="hellaswag", title="HellaSwag", chance=25, questions=10_042, tokens=360, normed=True),
-        _KnownTask(name="boolq", title="BoolQ", chance=50, questions=3_270, tokens=180),
-        _KnownTask(name="arc_easy", title="ARC-e", chance=25, questions=2_376, tokens=140, normed=True),
-        _KnownTask(name="arc_challenge", title="ARC-c", chance=25, questions=1_172, tokens=170, normed=True),
-        _KnownTask(name="social_iqa", title="SIQA", chance=100 / 3, questions=1_954, tokens=105),
-        _KnownTask(name="wikitext", title="WikiText", questions=62, tokens=5_000, measure="word_perplexity"),
-        _KnownTask(
-            name="lambada_openai", title="LAMBADA", questions=5_153, tokens=95, measure="perplexity", counted="acc"
-        ),
-        _KnownTask(name="xstorycloze_en", title="StoryCloze", chance=50, questions=1_511, tokens=110),
-        _KnownTask(name="cb", title="CB", chance=100 / 3, questions=56, tokens=330),
-        _KnownTask(name="copa", title="COPA", chance=50, questions=100, tokens=30),
-        _KnownTask(name="sglue_rte", title="RTE", chance=50, questions=277, tokens=170),
-        _KnownTask(name="wic", title="WiC", chance=50, questions=638, tokens=110),
-        _KnownTask(name="wsc", title="WSC", chance=50, questions=104, tokens=110),
-        _KnownTask(name="multirc", title="MultiRC", chance=50, questions=4_848, tokens=650),
-        _KnownTask(name="record", title="ReCoRD", questions=10_000, tokens=3_500, measure="em"),
-        _written("triviaqa", "TriviaQA", 17_944, 25, 32, ("\n", ".", ",", "Question:")),
-        _written("webqs", "WebQA", 2_032, 15, 32, ("\n", ".", ",", "Question:")),
-        _written("nq_open", "NaturalQA", 3_610, 20, 32, ("\n", ".", ",", "Q:")),
-        _written("tydiqa", "TyDiQA", 440, 170, 64, ("\n", "Context:")),
-        _written("squadv2", "SQuADv2", 11_873, 190, 64, ("\n", "Title:")),
-        _written("drop", "DROP", 9_536, 330, 32, ("\n", "Passage:")),
-        _written("coqa", "CoQA", 7_983, 480, 32, ("\n", "Q:"), measure="f1"),
-        _written("quac", "QuAC", 7_354, 700, 64, ("\n", "Q:"), measure="f1"),
-        _KnownTask(name=SQUAD, title="SQuAD", questions=10_570, tokens=180, measure="f1"),
-        _KnownTask(name="indent", title="indent", chance=25, questions=EMBEDDED_QUESTIONS, tokens=600, embedded=True),
-        _KnownTask(
-            name="bracket", title="bracket", chance=100 / 3, questions=EMBEDDED_QUESTIONS, tokens=150, embedded=True
-        ),
-        _written(RECALL, "recall", EMBEDDED_QUESTIONS, 150, 16, _NO_NAME, embedded=True),
+        _KnownTask("mmlu", "MMLU", 14_042, 120, chance=25),
+        _KnownTask("winogrande", "WinoG", 1_267, 60, chance=50),
+        _KnownTask("piqa", "PIQA", 1_838, 80, chance=50, normed=True),
+        _KnownTask("openbookqa", "OBQA", 500, 80, chance=25, normed=True),
+        _KnownTask("hellaswag", "HellaSwag", 10_042, 360, chance=25, normed=True),
+        _KnownTask("boolq", "BoolQ", 3_270, 180, chance=50),
+        _KnownTask("arc_easy", "ARC-e", 2_376, 140, chance=25, normed=True),
+        _KnownTask("arc_challenge", "ARC-c", 1_172, 170, chance=25, normed=True),
+        _KnownTask("social_iqa", "SIQA", 1_954, 105, chance=100 / 3),
+        _KnownTask("wikitext", "WikiText", 62, 5_000, measure="word_perplexity"),
+        _KnownTask("lambada_openai", "LAMBADA", 5_153, 95, measure="perplexity", counted="acc"),
+        _KnownTask("xstorycloze_en", "StoryCloze", 1_511, 110, chance=50),
+        _KnownTask("cb", "CB", 56, 330, chance=100 / 3),
+        _KnownTask("copa", "COPA", 100, 30, chance=50),
+        _KnownTask("sglue_rte", "RTE", 277, 170, chance=50),
+        _KnownTask("wic", "WiC", 638, 110, chance=50),
+        _KnownTask("wsc", "WSC", 104, 110, chance=50),
+        _KnownTask("multirc", "MultiRC", 4_848, 650, chance=50),
+        _KnownTask("record", "ReCoRD", 10_000, 3_500, measure="em"),
+        _KnownTask("triviaqa", "TriviaQA", 17_944, 25, 32, ("\n", ".", ",", "Question:"), "exact_match"),
+        _KnownTask("webqs", "WebQA", 2_032, 15, 32, ("\n", ".", ",", "Question:"), "exact_match"),
+        _KnownTask("nq_open", "NaturalQA", 3_610, 20, 32, ("\n", ".", ",", "Q:"), "exact_match"),
+        _KnownTask("tydiqa", "TyDiQA", 440, 170, 64, ("\n", "Context:"), "exact_match"),
+        _KnownTask("squadv2", "SQuADv2", 11_873, 190, 64, ("\n", "Title:"), "exact_match"),
+        _KnownTask("drop", "DROP", 9_536, 330, 32, ("\n", "Passage:"), "exact_match"),
+        _KnownTask("coqa", "CoQA", 7_983, 480, 32, ("\n", "Q:"), "f1"),
+        _KnownTask("quac", "QuAC", 7_354, 700, 64, ("\n", "Q:"), "f1"),
+        _KnownTask(SQUAD, "SQuAD", 10_570, 180, measure="f1"),
+        _KnownTask("indent", "indent", EMBEDDED_QUESTIONS, 600, chance=25, embedded=True),
+        _KnownTask("bracket", "bracket", EMBEDDED_QUESTIONS, 150, chance=100 / 3, embedded=True),
+        _KnownTask(RECALL, "recall", EMBEDDED_QUESTIONS, 150, 16, _NO_NAME, "exact_match", embedded=True),
     )
 }
 _PAPER = ("mmlu", "winogrande", "piqa", "openbookqa", "hellaswag", "boolq", "arc_easy")  # Table 3 of the GPAS paper
@@ -371,7 +349,7 @@ def downstream_tokens(section: Downstream, *, cached: bool = True) -> float:
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class KnownText:
     """A text that this program knows: the split `test` of a data set of the Hugging Face hub, or the held-out files of
     Python's standard library.
@@ -383,41 +361,26 @@ class KnownText:
 
     name: str
     repo: str
+    tokens: int
+    documents: int
     configuration: str = ""
     column: str = "text"
     scored: str = "all"
-    tokens: int
-    documents: int
 
 
 # The same documents as in the tasks of these names of lm-evaluation-harness.
 KNOWN_TEXTS: dict[str, KnownText] = {
     text.name: text
     for text in (
-        KnownText(
-            name="wikitext",
-            repo="EleutherAI/wikitext_document_level",
-            configuration="wikitext-2-raw-v1",
-            column="page",
-            tokens=310_000,
-            documents=62,
-        ),
-        KnownText(
-            name="lambada_openai",
-            repo="EleutherAI/lambada_openai",
-            configuration="default",
-            column="text",
-            scored="last-word",
-            tokens=490_000,
-            documents=5_153,
-        ),
-        KnownText(name="stdlib", repo="", tokens=1_000_000, documents=36),
+        KnownText("wikitext", "EleutherAI/wikitext_document_level", 310_000, 62, "wikitext-2-raw-v1", column="page"),
+        KnownText("lambada_openai", "EleutherAI/lambada_openai", 490_000, 5_153, "default", scored="last-word"),
+        KnownText("stdlib", "", 1_000_000, 36),
     )
 }
 
 
 # Assumed of a local text, to estimate the cost before it is read.
-_LOCAL_TEXT = KnownText(name="", repo="", tokens=250_000, documents=250)
+_LOCAL_TEXT = KnownText("", "", 250_000, 250)
 
 
 def text_problem(text: str) -> str:
@@ -437,7 +400,7 @@ def local_path(text: str) -> str:
 
 
 def text_name(text: str) -> str:
-    """Return the name of a text in metrics and tables: that before "=", or the text itself."""
+    """Return the name of a text or test set in metrics and tables: that before "=", or the text itself."""
     named = _NAMED.fullmatch(text)
     return named[1] if named else text
 

@@ -357,12 +357,9 @@ def _slots(wiring: Wiring) -> tuple[object, ...]:
 
 
 def _with_branches(wiring: Wiring, scale: float) -> Wiring:
-    ffn = wiring.ffn and _with_branches(wiring.ffn, scale)
-    return replace(wiring, branch=_times(wiring.branch, scale), ffn=ffn)
-
-
-def _times(factor: float | Factor, scale: float) -> float | Factor:
-    return replace(factor, scale=scale) if isinstance(factor, Factor) else scale * factor
+    ffn, branch = wiring.ffn and _with_branches(wiring.ffn, scale), wiring.branch
+    scaled = replace(branch, scale=scale) if isinstance(branch, Factor) else scale * branch
+    return replace(wiring, branch=scaled, ffn=ffn)
 
 
 def _non_defaults(part: Wiring | Norm | Factor) -> dict[str, Any]:

@@ -170,16 +170,13 @@ class Sandwich(Scheme):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peri(Scheme):
+class Peri(Sandwich):
     """Sandwich with a norm after the embedding (Kim et al. 2025). Sandwich with that embedding is the same network and
     has the same key."""
 
     title: ClassVar[str] = "Peri-LN"
     embedding: ClassVar[str] = "rmsnorm"
     same_as: ClassVar[str] = "sandwich"
-
-    def wiring(self, layer: int, depth: int) -> Wiring:
-        return Sandwich().wiring(layer, depth)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,11 +98,13 @@ class Frame:
 class Objective:
     """Base class of objectives: frozen dataclasses.
 
-    `kind` is the name under which a cell records it. `scored_as` is the first word of the metrics of its validation
-    loss, "" for the loss of the next token: losses of different objectives cannot be compared, so their names differ.
+    `kind` is the name under which a cell records it. `causal`: every token predicts the next one and sees no later one.
+    `scored_as` is the first word of the metrics of its validation loss, "" for the loss of the next token: losses of
+    different objectives cannot be compared, so their names differ.
     """
 
     kind: str
+    causal: ClassVar[bool] = False
     scored_as: ClassVar[str] = ""
     word_dropout: float = 0.0
 
@@ -110,11 +112,6 @@ class Objective:
     def reserved(self) -> int:
         """The number of ids at the end of the vocabulary that the tokenizer does not have."""
         return 0
-
-    @property
-    def causal(self) -> bool:
-        """Whether every token predicts the next one and sees no later one."""
-        return False
 
     def frame(self, vocab: int) -> Frame | None:
         """Return what is around a text that the network continues, with ids for `vocab`; None if it continues none."""
@@ -158,9 +155,7 @@ class _Causal(Objective):
 
     kind: str = setting("causal", choices=("causal",))
 
-    @property
-    def causal(self) -> bool:
-        return True
+    causal: ClassVar[bool] = True
 
     def target_share(self) -> float:
         return 1.0

@@ -160,7 +160,8 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
     for option in options:
         converted = _as(option, value)
         if converted is not _MISSING:
-            _check(converted, bounds, path, problems)
+            each = converted if isinstance(converted, tuple) else (converted,)
+            problems.extend(Problem(path, fault) for one in each if (fault := _violation(one, bounds)))
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
     quoted = f"; put it in quotes: '{value}'" if str in options and type(value) in (int, float) else ""
@@ -199,13 +200,6 @@ def _describe(option: Any) -> str:
         return "a list of " + " or ".join(f"{_describe(each).split(' ', 1)[1]}s" for each in items)
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
     return names.get(option, f"a {getattr(option, '__name__', option).lower()}")
-
-
-def _check(value: Any, bounds: Mapping[str, Any], path: SettingPath, problems: list[Problem]) -> None:
-    for item in value if isinstance(value, tuple) else (value,):
-        message = _violation(item, bounds)
-        if message:
-            problems.append(Problem(path, message))
 
 
 def _violation(value: Any, bounds: Mapping[str, Any]) -> str:

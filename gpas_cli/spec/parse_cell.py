@@ -16,10 +16,9 @@ from gpas_cli.spec.check import (
     check_training,
     check_wiring,
 )
-from gpas_cli.spec.check_depth import depth_problems
-from gpas_cli.spec.cost import FLOAT8_SIDE, MOST_DROPPED, MOST_SEED, PRECISIONS, in_float8
+from gpas_cli.spec.cost import FLOAT8_SIDE, Scalars, in_float8
 from gpas_cli.spec.data import CORPORA, Data
-from gpas_cli.spec.depth import DEPTHS, FULL, Depth, resolved
+from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
 from gpas_cli.spec.network import Network
@@ -76,7 +75,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     optim = _optional(Optim, "optim", values.get("optim", {}), problems)
     depth = _section(Depth, "depth", values.get("depth", FULL), DEPTHS, problems)
     scalars = {name: values[name] for name in ("dropout", "precision", "seed") if name in values}
-    plain = parse.build(_Scalars, scalars, (), problems)
+    plain = parse.build(Scalars, scalars, (), problems)
     later = _parse_later(values, catalogue.stage_kinds.values(), problems)
     if len(problems) > before or not (model and data and optim and depth and plain and objective):
         return None
@@ -128,13 +127,6 @@ def cell_from(values: Mapping[str, Any], catalogue: Catalogue | None = None) -> 
     if cell is None:
         raise InvalidExperiments(problems)
     return cell
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scalars:
-    dropout: float = parse.setting(0.0, low=0, high=MOST_DROPPED)
-    precision: str = parse.setting("fp32", choices=PRECISIONS)
-    seed: int = parse.setting(42, low=0, high=MOST_SEED)
 
 
 def _parse_later(

@@ -21,8 +21,7 @@ from gpas_cli.spec.downstream import (
     text_problem,
     text_tokens,
 )
-from gpas_cli.spec.finetune import Finetune, finetuning_tokens
-from gpas_cli.spec.glue import Glue, glue_tokens
+from gpas_cli.spec.finetune import Finetune, Glue, finetuning_tokens, glue_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
@@ -89,6 +88,11 @@ class Metric:
     def recorded_as(self, task: str) -> str:
         """Return the name under which an attempt reports the metric for `task`."""
         return f"{self.name}/{task}" if self.by_task else self.name
+
+
+def _percent(name: str, title: str, **more: Any) -> Metric:
+    """Return a metric in percent that is reported for each task."""
+    return Metric(name, title, better="higher", unit="%", by_task=True, **more)
 
 
 _Cost = Callable[[CellParts, Cadence, int], float]
@@ -338,14 +342,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             cost=glue_tokens,
             runner="gpas_cli.worker.stages.training:run_glue",
             metrics=(
-                Metric(
-                    "glue_accuracy",
-                    "accuracy after finetuning on each task",
-                    better="higher",
-                    unit="%",
-                    by_task=True,
-                    kind="accuracy",
-                ),
+                _percent("glue_accuracy", "accuracy after finetuning on each task", kind="accuracy"),
                 Metric("glue_lr", "learning rate with the best accuracy", better="", digits=6, by_task=True),
                 Metric("glue_seconds", "finetuning time on all tasks", digits=0, unit="s"),
             ),
@@ -359,18 +356,12 @@ STAGE_KINDS: dict[str, StageKind] = {
             ),
             runner="gpas_cli.worker.stages.scoring:run_downstream",
             metrics=(
-                Metric("accuracy", "accuracy", better="higher", unit="%", by_task=True),
-                Metric(
-                    "accuracy_norm",
-                    "accuracy, with log p divided by the length of the choice",
-                    better="higher",
-                    unit="%",
-                    by_task=True,
-                ),
+                _percent("accuracy", "accuracy"),
+                _percent("accuracy_norm", "accuracy, with log p divided by the length of the choice"),
                 Metric("task_perplexity", "perplexity", by_task=True, kind="perplexity"),
-                Metric("f1", "F1", better="higher", unit="%", by_task=True),
-                Metric("exact_match", "exact match", better="higher", unit="%", by_task=True, main=True),
-                Metric("score", "score: accuracy, exact match or F1", better="higher", unit="%", by_task=True),
+                _percent("f1", "F1"),
+                _percent("exact_match", "exact match", main=True),
+                _percent("score", "score: accuracy, exact match or F1"),
             ),
         ),
         StageKind(

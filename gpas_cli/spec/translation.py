@@ -13,6 +13,7 @@ from typing import Any
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.cost import CellParts
+from gpas_cli.spec.downstream import text_name
 from gpas_cli.spec.parse import setting
 
 LANGUAGES = "languages"  # the invented pair of languages: a source of text, and its test set
@@ -20,7 +21,6 @@ BLEU = "bleu"  # the metric that is reported for each test set
 BY_TEST = (BLEU,)
 _AVERAGE = "average"
 _BRACES = re.compile(r"([^{}]*)\{([^{},]+),([^{},]+)\}([^{}]*)")
-_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=(.+)")
 _SENTENCES, _TOKENS = 3000, 30  # of a test set and of one of its sentences, to estimate the cost
 
 # Name -> test set of sacrebleu. The 3,003 sentences of newstest2014 that papers use are its `full` form.
@@ -39,16 +39,10 @@ def languages(path: str) -> tuple[str, str]:
     return (found[2], found[3]) if found else ("", "")
 
 
-def test_name(test: str) -> str:
-    """Return the name of a test set in metrics and tables: that before "=", or the test set itself."""
-    named = _NAMED.fullmatch(test)
-    return named[1] if named else test
-
-
 def test_path(test: str) -> str:
     """Return the path of a local test set, "" for one that this program knows."""
-    named = _NAMED.fullmatch(test)
-    return named[2] if named else test if both(test) else ""
+    name = text_name(test)
+    return test.removeprefix(f"{name}=") if name != test else test if both(test) else ""
 
 
 def _test_problem(test: str) -> str:
@@ -86,7 +80,7 @@ class Translation:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the test sets, in their order."""
-        return tuple(map(test_name, self.tests))
+        return tuple(map(text_name, self.tests))
 
     @property
     def penalties(self) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from gpas_cli.data.glue import LabelledBatches, TaskRows, prepare_task, unreadab
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.errors import DataError
-from gpas_cli.spec.glue import GLUE_HUB, GLUE_REVISION, Glue
+from gpas_cli.spec.finetune import GLUE_HUB, GLUE_REVISION, Glue
 
 # Among the first records of the training splits of nyu-mll/glue, with its columns (MNLI: Williams et al. 2018, OANC
 # licence and others; QNLI from SQuAD: Rajpurkar et al. 2016, CC BY-SA 4.0; SST-2: Socher et al. 2013).

@@ -16,7 +16,7 @@ from launching import (
     go,
     job_pid,
     key,
-    kill,
+    orphaned,
     other_run,
     ran,
     run,
@@ -108,10 +108,7 @@ def test_a_follower_does_not_run_cells_cancelled_in_another_queue(project: Proje
 
 def test_a_job_without_its_scheduler_can_be_cancelled(project: Project) -> None:
     cell = entry("wait", 1)
-    with other_run(project, "wait:1") as other:
-        until(working(project, cell))
-        kill(other.pid)
-        other.wait()
+    orphaned(project, cell)
     assert cancel_now(project, cell)[0].asked
     assert until(seen(project, cell, "cancelled")).outcome == "cancelled"
 
@@ -145,10 +142,8 @@ def test_a_process_that_merely_has_the_recorded_id_is_not_signalled(project: Pro
 
 def test_an_unreachable_process_is_reported(project: Project) -> None:
     cell = entry("wait", 1)
-    with other_run(project, "wait:1") as other:
-        pid = job_pid(until(working(project, cell)))
-        kill(other.pid)
-        other.wait()
+    orphaned(project, cell)
+    pid = job_pid(observe(project.runs, key(cell)))
     (attempt,) = attempts(project.runs, key(cell))
     write_json(process_path(attempt), {"host": "elsewhere", "pid": pid, "token": token(pid)})
     (answer,) = cancel_now(project, cell)

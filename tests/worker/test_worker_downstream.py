@@ -4,21 +4,18 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from attempts import make_attempt, write_events
-from importance_ranks import TEXTS, cell_of, save_network
+from attempts import write_events
+from importance_ranks import cell_of
+from stage_runs import events, new_attempt, run, scored, train, warnings
 
 from gpas_cli.evaluate.tasks.local import import_task
-from gpas_cli.events import Event, Outcome, Phase, Score, Scoring, Warned
-from gpas_cli.spec.cell import Cell
+from gpas_cli.events import Outcome, Phase, Score, Scoring
 from gpas_cli.state import rerun
 from gpas_cli.state.attempt import attempts_without_progress, conclude
-from gpas_cli.store.journal import Journal, read
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.train.parallel import ALONE
-from gpas_cli.worker.stages.context import StageContext
-from gpas_cli.worker.stages.scoring import run_downstream
 
 WORDS = "gate norm layer stream scale depth".split()
 
@@ -29,18 +26,21 @@ class Project:
     def __init__(self, folder: Path):
         self.folder = folder
         self.runs = folder / "runs"
-        for name, text in TEXTS.items():
-            (folder / name).write_text(text)
-        self.tasks = [self.task(f"task{number}") for number in (1, 2, 3)]
-        self.cell: Cell = cell_of(norm="pre", importance=None, downstream={"tasks": self.tasks, "max_length": 32})
-        trained = self.attempt("pretrain", self.cell.trained.key)
-        save_network(self.cell, trained.checkpoints)
-        write_events(trained, [Outcome("done", self.cell.optim.steps)])
+        self.documents = {
+            f"task{number}": [
+                {"context": f"{WORDS[i % 6]} task{number}", "choices": WORDS[:3], "answer": i % 3} for i in range(12)
+            ]
+            for number in (1, 2, 3)
+        }
+        self.tasks = [self.task(name, documents) for name, documents in self.documents.items()]
+        self.ask(self.tasks)
+        train(folder, self.cell)
 
-    def task(self, name: str, questions: int = 12) -> str:
-        documents = [
-            {"context": f"{WORDS[i % 6]} {name}", "choices": WORDS[:3], "answer": i % 3} for i in range(questions)
-        ]
+    def ask(self, tasks: list[str], max_length: int = 32) -> None:
+        """Let the cell have these tasks."""
+        self.cell = cell_of(norm="pre", importance=None, downstream={"tasks": tasks, "max_length": max_length})
+
+    def task(self, name: str, documents: list[Any]) -> str:
         source = self.folder / f"{name}.json"
         source.write_text(json.dumps(documents))
         return import_task(source, name, self.folder).name
@@ -48,16 +48,11 @@ class Project:
     def path(self, task: str) -> Path:
         return self.folder / "tasks" / f"{task}.jsonl"
 
-    def attempt(self, stage: str = "downstream", key: str = "") -> AttemptDir:
-        facts = {"cache": str(self.folder / "cache"), "root": str(self.folder)}
-        return make_attempt(self.runs, key or self.cell.key, {"stage": stage, "cell": self.cell.to_mapping(), **facts})
+    def attempt(self) -> AttemptDir:
+        return new_attempt(self.folder, self.cell, "downstream")
 
     def go(self, attempt: AttemptDir, stop: Callable[[], str | None] = lambda: None) -> Outcome:
-        journal = Journal(attempt.journal_path)
-        outcome = run_downstream(StageContext(self.cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE))
-        journal.close()
-        write_events(attempt, [outcome])
-        return outcome
+        return run(self.cell, attempt, stop)
 
 
 @pytest.fixture
@@ -65,12 +60,9 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def events(attempt: AttemptDir) -> list[Event]:
-    return [line.event for line in read(attempt.journal_path)[0]]
-
-
-def scored(attempt: AttemptDir) -> list[str]:
-    return list(dict.fromkeys(event.task for event in events(attempt) if isinstance(event, Score)))
+def scored_itself(attempt: AttemptDir) -> set[str]:
+    """Return the tasks that an attempt scored itself."""
+    return {event.task for event in events(attempt, Scoring)}
 
 
 def stop_at_task(attempt: AttemptDir, number: int) -> Callable[[], str | None]:
@@ -87,30 +79,28 @@ def test_every_task_is_scored_once_and_the_metrics_are_percentages(project: Proj
     outcome = project.go(attempt)
     assert (outcome.outcome, outcome.step) == ("done", 3)
     assert scored(attempt) == project.tasks
-    found = {event.task: event for event in events(attempt) if isinstance(event, Score) and event.metric == "acc"}
+    found = {event.task: event for event in events(attempt, Score) if event.metric == "acc"}
     assert all(event.examples == 12 and event.stderr is not None for event in found.values())
     accuracies = [100 * float(found[task].value) for task in project.tasks]
     assert [outcome.metrics[f"accuracy/{task}"] for task in project.tasks] == pytest.approx(accuracies)
     assert outcome.metrics["accuracy/average"] == pytest.approx(sum(accuracies) / 3)
-    places = [event.place for event in events(attempt) if isinstance(event, Scoring)]
+    places = [event.place for event in events(attempt, Scoring)]
     assert list(dict.fromkeys(places)) == [1, 2, 3]
 
 
 def test_an_overlong_choice_costs_its_question_not_the_stage(project: Project) -> None:
-    documents = json.loads((project.folder / "task1.json").read_text())
-    documents[3]["choices"] = ["gate " * 100, "norm"]
-    documents[3]["answer"] = 1
-    (project.folder / "task1.json").write_text(json.dumps(documents))
-    long = import_task(project.folder / "task1.json", "task1", project.folder).name
+    documents = project.documents["task1"]
+    documents[3] |= {"choices": ["gate " * 100, "norm"], "answer": 1}
+    long = project.task("task1", documents)
     tasks = [long, *project.tasks[1:]]
-    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": tasks, "max_length": 32})
+    project.ask(tasks)
     attempt = project.attempt()
     assert project.go(attempt).outcome == "done"
     assert scored(attempt) == tasks
-    counts = {(e.task, e.metric): (e.value, e.examples) for e in events(attempt) if isinstance(e, Score)}
+    counts = {(e.task, e.metric): (e.value, e.examples) for e in events(attempt, Score)}
     assert counts[long, "skipped"] == (1, 11)
     assert not any(metric == "skipped" for task, metric in counts if task != long)
-    (warning,) = [event.message for event in events(attempt) if isinstance(event, Warned)]
+    (warning,) = warnings(attempt)
     assert warning == (
         "task1: 1 of 12 questions are not scored, because a choice is longer than max_length; "
         "more than 5%: not comparable with scores over all questions"
@@ -118,19 +108,16 @@ def test_an_overlong_choice_costs_its_question_not_the_stage(project: Project) -
 
 
 def test_a_task_of_which_no_question_fits_ends_the_stage_as_done_without_a_score(project: Project) -> None:
-    documents = [{"context": "a", "choices": ["gate " * 100, "norm"], "answer": 1}] * 4
-    (project.folder / "long.json").write_text(json.dumps(documents))
-    long = import_task(project.folder / "long.json", "long", project.folder).name
-    section = {"tasks": [long, *project.tasks[1:]], "max_length": 32}
-    project.cell = cell_of(norm="pre", importance=None, downstream=section)
+    long = project.task("long", [{"context": "a", "choices": ["gate " * 100, "norm"], "answer": 1}] * 4)
+    project.ask([long, *project.tasks[1:]])
     attempt = project.attempt()
     outcome = project.go(attempt)
     assert (outcome.outcome, outcome.step, outcome.cause) == ("done", 2, "")
     assert f"accuracy/{long}" not in outcome.metrics
     assert "accuracy/average" not in outcome.metrics
-    counts = {(e.task, e.metric): (e.value, e.examples) for e in events(attempt) if isinstance(e, Score)}
+    counts = {(e.task, e.metric): (e.value, e.examples) for e in events(attempt, Score)}
     assert counts[long, "skipped"] == (4, 0)
-    (warning,) = [event.message for event in events(attempt) if isinstance(event, Warned)]
+    (warning,) = warnings(attempt)
     assert warning == (
         "long: 4 of 4 questions are not scored, because a choice is longer than max_length; it has no score"
     )
@@ -150,30 +137,29 @@ def test_a_later_attempt_continues_with_the_unfinished_task(project: Project) ->
 
 
 def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: Project) -> None:
-    few = project.cell
-    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": project.tasks[:2], "max_length": 32})
+    project.ask(project.tasks[:2])
     first = project.attempt()
     project.go(first)
-    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": project.tasks, "max_length": 31})
+    project.ask(project.tasks, max_length=31)
     other = project.attempt()
     project.go(other)
     assert scored(other) == project.tasks
-    assert {event.task for event in events(other) if isinstance(event, Scoring)} == set(project.tasks)
-    project.cell = few
+    assert scored_itself(other) == set(project.tasks)
+    project.ask(project.tasks)
     second = project.attempt()
     outcome = project.go(second)
     assert scored(second) == project.tasks
-    assert {event.task for event in events(second) if isinstance(event, Scoring)} == {project.tasks[2]}
+    assert scored_itself(second) == {project.tasks[2]}
     taken = f"{', '.join(project.tasks[:2])} from stage {first.key}"
-    assert [e.detail for e in events(second) if isinstance(e, Phase) and e.detail] == [taken]
+    assert [event.detail for event in events(second, Phase) if event.detail] == [taken]
     for task in project.tasks[:2]:
-        assert [e for e in events(second) if isinstance(e, Score) and e.task == task] == [
-            replace(e, taken_from=f"{first.key}/001") for e in events(first) if isinstance(e, Score) and e.task == task
+        assert [event for event in events(second, Score) if event.task == task] == [
+            replace(event, taken_from=f"{first.key}/001") for event in events(first, Score) if event.task == task
         ]
     rerun.request(project.runs, project.cell.key)
     afresh = project.attempt()
     straight = project.go(afresh)
-    assert {event.task for event in events(afresh) if isinstance(event, Scoring)} == set(project.tasks)
+    assert scored_itself(afresh) == set(project.tasks)
     measured = [name for name in outcome.metrics if name not in ("seconds", "truncated")]
     assert [outcome.metrics[name] for name in measured] == [straight.metrics[name] for name in measured]
 
@@ -181,11 +167,10 @@ def test_scores_of_another_grid_with_the_same_settings_are_taken_over(project: P
 def test_a_score_that_is_taken_over_twice_keeps_the_attempt_that_measured_it(project: Project) -> None:
     attempts = []
     for number in (1, 2, 3):
-        tasks = project.tasks[:number]
-        project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": tasks, "max_length": 32})
+        project.ask(project.tasks[:number])
         attempts.append(project.attempt())
         project.go(attempts[-1])
-    found = {event.task: event.taken_from for event in events(attempts[2]) if isinstance(event, Score)}
+    found = {event.task: event.taken_from for event in events(attempts[2], Score)}
     assert found == {
         project.tasks[0]: f"{attempts[0].key}/001",
         project.tasks[1]: f"{attempts[1].key}/001",
@@ -194,16 +179,15 @@ def test_a_score_that_is_taken_over_twice_keeps_the_attempt_that_measured_it(pro
 
 
 def test_scores_of_a_stage_with_a_damaged_request_are_measured_instead(project: Project) -> None:
-    own = project.cell
-    project.cell = cell_of(norm="pre", importance=None, downstream={"tasks": project.tasks[:1], "max_length": 32})
+    project.ask(project.tasks[:1])
     first = project.attempt()
     project.go(first)
     (first.path.parent / rerun.FILE).write_text("{")
-    project.cell = own
+    project.ask(project.tasks)
     second = project.attempt()
     assert project.go(second).outcome == "done"
-    assert {event.task for event in events(second) if isinstance(event, Scoring)} == set(project.tasks)
-    (warning,) = [event.message for event in events(second) if isinstance(event, Warned)]
+    assert scored_itself(second) == set(project.tasks)
+    (warning,) = warnings(second)
     assert first.key in warning
 
 
@@ -227,7 +211,7 @@ def test_a_task_without_data_leaves_the_stage_interrupted_and_the_next_attempt_s
     assert "gpas data import-task FILE --task task2" in outcome.cause
     assert f"accuracy/{project.tasks[0]}" in outcome.metrics
     assert "accuracy/average" not in outcome.metrics
-    assert any(isinstance(event, Warned) and absent in event.message for event in events(first))
+    assert any(absent in message for message in warnings(first))
     assert conclude(first).state == "interrupted"
     project.path(absent).write_bytes(content)
     second = project.attempt()

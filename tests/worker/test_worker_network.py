@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from attempts import make_attempt, write_events
 from exporting import needs_transformers
+from stage_runs import new_attempt, run
 
 from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import EOS, train_bpe
@@ -23,10 +23,6 @@ from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.outputs import recorded_events
-from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.train.parallel import ALONE
-from gpas_cli.worker.stages.context import StageContext, runner
 
 pytestmark = needs_transformers
 LAYERS = 3
@@ -60,21 +56,9 @@ class Project:
     def cell(self, **sections: Any) -> Cell:
         return cell_from({"network": plain(self.network), **sections})
 
-    def attempt(self, cell: Cell) -> AttemptDir:
-        (stage,) = cell.stages
-        facts = {"cache": str(self.folder / "cache"), "root": str(self.folder)}
-        return make_attempt(self.runs, stage.key, {"stage": stage.kind, "cell": cell.to_mapping(), **facts})
-
     def go(self, cell: Cell, stop: Callable[[], str | None] = lambda: None) -> Outcome:
-        attempt = self.attempt(cell)
-        journal = Journal(attempt.journal_path)
-        context = StageContext(cell, attempt.read_attempt(), attempt, journal.append, stop, ALONE)
-        try:
-            outcome = runner(cell, cell.stages[0].kind)(context)
-        finally:
-            journal.close()
-        write_events(attempt, [outcome])
-        return outcome
+        (stage,) = cell.stages
+        return run(cell, new_attempt(self.folder, cell, stage.kind), stop)
 
     def events(self, cell: Cell, *kinds: Any) -> list[Any]:
         return list(recorded_events(self.runs, cell.key, *kinds))

@@ -75,15 +75,11 @@ def bench(
         notify(f"{jobs[0].id}: {costs[key].words()}")
         facts = _measure(project, slots, jobs[0], seconds, costs[key].rows, notify)
         facts |= {"shape": list(key), "host": socket.gethostname(), "time": time.time(), "cell": jobs[0].id}
-        path = _path(project.runs, key)
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
+        path = project.runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, facts)
         yield Bench(jobs[0], len(jobs), facts)
-
-
-def _path(runs: Path, key: Shape) -> Path:
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    return runs / ".bench" / f"{socket.gethostname()}-{digest}.json"
 
 
 def _measure(

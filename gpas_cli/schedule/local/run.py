@@ -76,16 +76,11 @@ class LocalRun:
         self._command = command
         self._reporter = request.reporter
         self._tasks: dict[str, _StageRun] = {}
-        self._claims: ClaimSet | None = None
+        self.claims: ClaimSet  # from `submit` on
         self._stops = 0  # calls of `stop`
         self._stops_carried_out = 0
         self._starved = False
         self._next_tick = 0.0
-
-    @property
-    def claims(self) -> ClaimSet:
-        assert self._claims is not None, "submit comes first"
-        return self._claims
 
     def run(self) -> RunSummary:
         """Submit, and wait until every stage has ended."""
@@ -100,19 +95,19 @@ class LocalRun:
         """Claim every unclaimed stage. Return how many are waiting (to be run here), followed and ended."""
         runs = self.project.runs
         runs.mkdir(parents=True, exist_ok=True)
-        self._claims = ClaimSet(runs, self.request.retry, grids={key: job.grid for key, job in self.jobs.items()})
+        self.claims = ClaimSet(runs, self.request.retry, grids={key: job.grid for key, job in self.jobs.items()})
         try:
-            for key, status in self._claims.take(self.jobs).items():
-                phase = "waiting" if key in self._claims.held else "followed" if status.state in ALIVE else "ended"
+            for key, status in self.claims.take(self.jobs).items():
+                phase = "waiting" if key in self.claims.held else "followed" if status.state in ALIVE else "ended"
                 self._tasks[key] = _StageRun(self.jobs[key], phase, status, before=phase == "ended")
             machines.require(self.machine, {t.job.id: t.job.resources for t in self._in("waiting")})
             require_libraries(t.job for t in self._in("waiting"))
             require_texts(self.project, {t.job.id: t.job.cell for t in self._in("waiting")}, self.request.entries)
             self._slots = Slots(runs, self.machine)
             code = snapshot(runs, project=self.project.config.parent)
-            self._spawner = Spawner(self.project, code, self._claims.submitter, self._command)
+            self._spawner = Spawner(self.project, code, self.claims.submitter, self._command)
         except BaseException:
-            self._claims.close()
+            self.claims.close()
             raise
         return Counter(task.phase for task in self._tasks.values())
 

@@ -30,7 +30,7 @@ from gpas_cli.schedule.scheduler import (
     reason_of,
     summarise,
 )
-from gpas_cli.schedule.slurm import client, script, submission
+from gpas_cli.schedule.slurm import client, script
 from gpas_cli.schedule.slurm.findings import findings
 from gpas_cli.schedule.slurm.queue import SlurmView, state_of
 from gpas_cli.schedule.slurm.reports import Job, used_by_profile
@@ -131,12 +131,8 @@ class _SlurmRun:
         jobs = [(job, self._seen[key]) for key, job in self._jobs.items() if key in self._seen]
         return RunSnapshot(
             running=tuple((job, seen) for job, seen in jobs if seen.state == "running"),
-            followed=(),
             waiting=tuple(job for job, seen in jobs if seen.state == "queued"),
             ended=Counter(seen.state for seen in self._seen.values() if seen.state not in ALIVE),
-            slots=0,
-            starved=False,
-            stopping=False,
         )
 
     def _summary(self) -> RunSummary:
@@ -160,10 +156,9 @@ def _cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[boo
             request(stage_dir(view.runs, key))
         except UNREADABLE as error:
             done[key] = False, f"could not be cancelled: {explain(error)}"
-    made = {name: submission.find(view.runs, name) for name in {claim.submission for claim in stages.values()}}
     idle: dict[str, dict[str, int]] = {}  # array -> key -> index of its job, which has nothing else to run
     for key, claim in stages.items():
-        job, array = view.job_of(claim), made[claim.submission]
+        job, array = view.job_of(claim), view.made(claim.submission)
         if key in done:
             continue
         if job is None or job.ended or job.state == "RUNNING":
@@ -214,12 +209,12 @@ class SlurmScheduler(Scheduler):
         return self._view.job_of(claim)
 
     def describe(self, claim: Claim, key: str) -> Mapping[str, Any]:
-        made = submission.find(self.scan.runs, claim.submission) if claim.submission else None
+        made = self._view.made(claim.submission)
         jobs = made.element(claim.index) if made else []
         return next((to_mapping(job) for job in jobs if job.key == key), {})
 
     def log_of(self, claim: Claim) -> Path | None:
-        made = submission.find(self.scan.runs, claim.submission) if claim.submission else None
+        made = self._view.made(claim.submission)
         return made.log(claim.index) if made else None
 
     def cancel(self, stages: Sequence[tuple[CellStatus, Claim]]) -> Iterable[Cancelling]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -137,33 +138,24 @@ def _dependent(jobs: Sequence[StageJob], waiting: Mapping[str, ArrayIndex], larg
     after: dict[tuple[ArrayIndex, ...], list[StageJob]] = {}
     for job in jobs:
         after.setdefault(_parents(job, waiting), []).append(job)
-    alone = {places[0]: same[0] for places, same in after.items() if len(places) == len(same) == 1}
     by_job: dict[str, dict[int, StageJob]] = {}
-    for place, job in alone.items():
-        by_job.setdefault(place.job, {})[place.index] = job
-    for parent, at in by_job.items():
-        elements = tuple((at[i],) if i in at else () for i in range(max(at) + 1))
-        yield Array(elements, f"aftercorr:{parent}")
+    together = list[Array]()
     for places, same in after.items():
         if len(places) == len(same) == 1:
-            continue
-        names = ":".join(f"{place.job}_{place.index}" for place in places)
-        yield from _packed(same, largest, f"afterok:{names}")
+            by_job.setdefault(places[0].job, {})[places[0].index] = same[0]
+        else:
+            names = ":".join(f"{place.job}_{place.index}" for place in places)
+            together += _packed(same, largest, f"afterok:{names}")
+    for parent, at in by_job.items():
+        yield Array(tuple((at[i],) if i in at else () for i in range(max(at) + 1)), f"aftercorr:{parent}")
+    yield from together
 
 
 def ranges(indices: Sequence[int]) -> str:
     """Return ascending indices in SLURM's form: 0-9, 1,3-5."""
-    return ",".join(f"{a}-{b}" if a != b else f"{a}" for a, b in _ranges(indices))
-
-
-def _ranges(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = previous = indices[0]
-    for index in indices[1:]:
-        if index != previous + 1:
-            yield start, previous
-            start = index
-        previous = index
-    yield start, previous
+    runs = groupby(enumerate(indices), key=lambda placed: placed[1] - placed[0])
+    ends = ([index for _, index in run] for _, run in runs)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)
 
 
 def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, bool]:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.plan.machine import THREAD_VARIABLES
@@ -66,11 +65,13 @@ class _Child:
         return self.process.poll() is None
 
     @property
-    def faulty_node(self) -> str:
-        """The node that cannot run this job, "" if none is known. Read it after the job has ended."""
+    def exit(self) -> RankExit:
+        """How the job, which has ended, did so; `node` is the one that cannot run it, "" if none is known."""
         if self.peer_exit:
-            return self.peer_exit.node if self.peer_exit.code == JobExit.FAULTY_NODE else ""
-        return self.node if self.process.wait() == JobExit.FAULTY_NODE else ""
+            return self.peer_exit
+        code = self.process.wait()
+        node = self.node if code == JobExit.FAULTY_NODE else ""
+        return RankExit(code=None if code < 0 else code, signal=-code if code < 0 else None, node=node)
 
     def request_exit(self) -> None:
         """Ask the job to save and exit, once it has installed its signal handlers."""
@@ -89,10 +90,7 @@ class _Child:
 
     def killed(self) -> bool:
         """Return whether the job, which has ended, was killed although this task did not ask it to exit."""
-        code = self.process.wait()
-        if self.peer_exit:
-            return self.peer_exit.signal == signal.SIGKILL
-        return code == -signal.SIGKILL and not self.exit_requested
+        return self.exit.signal == signal.SIGKILL and not (self.exit_requested and not self.peer_exit)
 
     def out_of_memory(self, evidence: str) -> str:
         """Return why the job, which has ended, counts as out of memory; "" without evidence.
@@ -115,7 +113,7 @@ class _Child:
             return End.MEMORY
         if self.killed():
             return End.KILLED
-        if self.faulty_node:
+        if self.exit.node:
             return End.FAULTY_NODE
         if code >= 0 and code != JobExit.INTERRUPTED:
             return End.ENDED
@@ -133,15 +131,12 @@ class _Child:
         """Write exit.json; `memory` shows that memory ran out. Return the job's exit code, or an interrupted
         job's if it is to run again.
         """
-        code = self.process.wait()
-        more: dict[str, Any] = {"node": self.faulty_node} if self.faulty_node else {}
-        more |= {"error": f"out of memory: {memory}"} if memory and not self.peer_exit else {}
-        if self.peer_exit:
-            record_exit(self.attempt, self.peer_exit.code, self.peer_exit.signal, error=self.peer_exit.error, **more)
-            return JobExit.INTERRUPTED if self.peer_exit.signal or more else 1
-        more |= {"superseded": True} if self.superseded else {}
-        record_exit(self.attempt, None if code < 0 else code, -code if code < 0 else None, **more)
-        return JobExit.INTERRUPTED if self.superseded or code < 0 or code == JobExit.FAULTY_NODE else code
+        ended, superseded = self.exit, self.superseded and not self.peer_exit
+        error = f"out of memory: {memory}" if memory and not self.peer_exit else ended.error
+        record_exit(self.attempt, ended.code, ended.signal, error=error, node=ended.node, superseded=superseded)
+        if superseded or ended.signal or ended.code == JobExit.FAULTY_NODE:
+            return JobExit.INTERRUPTED
+        return 1 if self.peer_exit else ended.code or 0
 
 
 _POLL_SECONDS = 0.2  # between two checks of the children
@@ -362,7 +357,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
             elif self.warning == signal.SIGTERM and not self._preempted():
                 print("cancelled in SLURM; not requeued")
             elif Step.ELSEWHERE in steps:
-                self._requeue_elsewhere(next(child.faulty_node for child in interrupted if child.faulty_node))
+                self._requeue_elsewhere(next(child.exit.node for child in interrupted if child.exit.node))
             elif self.warning and Step.GROW in steps:
                 print("not requeued: the next `gpas run` submits it with a longer time limit, or more memory")
             elif self.warning:
@@ -423,13 +418,8 @@ class _PeerSupervisor(_TaskSupervisor):
         code = child.process.wait()
         report = child.attempt.path / f"rank{self.start.rank}.json"
         if code not in (0, JobExit.INTERRUPTED, JobExit.CANCELLED) and not report.exists():
-            ended = RankExit(
-                code=None if code < 0 else code,
-                signal=-code if code < 0 else None,
-                memory=self.memory.evidence() if child.killed() else "",
-                node=child.node if code == JobExit.FAULTY_NODE else "",
-                error=child.why_failed(self.start.rank),
-            )
+            memory = self.memory.evidence() if child.killed() else ""
+            ended = replace(child.exit, memory=memory, error=child.why_failed(self.start.rank))
             with suppress(OSError):
                 write_record(report, ended)
 

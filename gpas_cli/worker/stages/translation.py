@@ -10,7 +10,8 @@ from gpas_cli.evaluate.likelihood import ScoringStopped
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Outcome, Score, Scoring, Warned
 from gpas_cli.model.seq2seq import Translator
-from gpas_cli.spec.translation import BLEU, Translation, languages, test_name
+from gpas_cli.spec.downstream import text_name
+from gpas_cli.spec.translation import BLEU, Translation, languages
 from gpas_cli.state.outputs import recorded_events
 from gpas_cli.worker.stages.context import StageContext
 
@@ -34,7 +35,7 @@ def run_translation(stage: StageContext) -> Outcome:
     scores = {one.task: float(one.value) for one in earlier if (one.metric, one.checkpoint) == (BLEU, name)}
     missing: list[str] = []
     for place, test in enumerate(section.tests, 1):
-        label = test_name(test)
+        label = text_name(test)
         if label in scores:
             continue
         try:

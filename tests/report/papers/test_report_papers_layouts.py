@@ -22,7 +22,7 @@ from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN, Sheet
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.glue import Glue
+from gpas_cli.spec.finetune import Glue
 from gpas_cli.spec.optim import optimizer_settings
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from

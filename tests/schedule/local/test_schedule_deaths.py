@@ -14,6 +14,7 @@ from launching import (
     job_pid,
     key,
     kill,
+    orphaned,
     other_run,
     ran,
     run,
@@ -136,11 +137,7 @@ def test_two_racing_runs_start_each_stage_once(project: Project) -> None:
 
 def test_jobs_outlive_a_killed_scheduler_and_are_followed(project: Project) -> None:
     cells = [entry("wait", 1), entry("wait", 2)]
-    with other_run(project, "wait:1", "wait:2") as other:
-        for cell in cells:
-            until(working(project, cell))
-        kill(other.pid)
-        other.wait()
+    orphaned(project, *cells)
     assert [observe(project.runs, key(cell)).state for cell in cells] == ["running", "running"]
     second = scheduler(project, *cells)
     assert second.submit() == {"followed": 2}
@@ -151,10 +148,7 @@ def test_jobs_outlive_a_killed_scheduler_and_are_followed(project: Project) -> N
 
 def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> None:
     cells = [entry("wait", 1), entry("done", 2)]
-    with other_run(project, "wait:1") as other:
-        until(working(project, cells[0]))
-        kill(other.pid)
-        other.wait()
+    orphaned(project, cells[0])
     one_slot = ThisMachine(gpus=(), cores=(0,))
     second = Background(scheduler(project, *cells, machine=one_slot))
     until(seen(project, cells[1], "queued"))
@@ -165,15 +159,6 @@ def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> N
     assert ran(project) == ["wait-1 1", "done-2 1"]
 
 
-def test_scheduler_and_job_killed_are_run_again(project: Project) -> None:
-    cell = entry("wait", 1)
-    killed_with_its_run(project, cell)
-    assert "its exit was not recorded" in observe(project.runs, key(cell)).evidence
-    go(project)
-    assert states(run(project, cell)) == {"done": ["wait-1"]}
-    assert ran(project) == ["wait-1 1", "wait-1 2"]
-
-
 @pytest.fixture
 def local_disk(project: Project) -> None:
     if file_systems.type_of(project.config) not in file_systems.LOCAL or not locks.boot_id():
@@ -182,25 +167,27 @@ def local_disk(project: Project) -> None:
 
 def killed_with_its_run(project: Project, cell: Entry) -> None:
     """Recreate the files left when a container is killed with a `gpas run` and its job in it."""
-    with other_run(project, "wait:1") as other:
-        status = until(working(project, cell))
-        kill(other.pid)
-        kill(job_pid(status))
-        other.wait()
+    orphaned(project, cell)
+    kill(job_pid(observe(project.runs, key(cell))))
     until(seen(project, cell, "interrupted"))
 
 
-@pytest.mark.usefixtures("local_disk")
-def test_dead_processes_are_detected_from_a_container_with_another_host_name(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("container", ["this", "another"])
+def test_a_run_and_a_job_that_were_killed_are_run_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, container: str
 ) -> None:
+    """The name of a host does not distinguish containers, and changes with them."""
     cell = entry("wait", 1)
     killed_with_its_run(project, cell)
-    monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
+    if container == "another":
+        request.getfixturevalue("local_disk")
+        monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
     assert observe(project.runs, key(cell)).state == "interrupted"
+    assert "its exit was not recorded" in observe(project.runs, key(cell)).evidence
     go(project)
     began = time.monotonic()
     assert states(run(project, cell)) == {"done": ["wait-1"]}
+    assert ran(project) == ["wait-1 1", "wait-1 2"]
     assert time.monotonic() - began < SILENCE_SECONDS / 4
     assert not list(claims.folder(project.runs).iterdir())
 

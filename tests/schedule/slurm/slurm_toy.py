@@ -106,9 +106,9 @@ class SlurmToy(Toy):
         """Return attempt.json of every attempt."""
         return [json.loads((path / "attempt.json").read_text()) for path in self.attempts()]
 
-    def events(self) -> list[dict[str, Any]]:
-        """Return the events of every journal."""
-        lines = (line for path in self.attempts() for line in _lines(path / "journal.jsonl"))
+    def events(self, *attempts: Path) -> list[dict[str, Any]]:
+        """Return the events in the journals of these or of all attempts."""
+        lines = (line for path in attempts or self.attempts() for line in _lines(path / "journal.jsonl"))
         return [json.loads(line[9:]) for line in lines if line.endswith("}")]
 
     def training(self) -> bool:
@@ -174,6 +174,14 @@ def paused(toy: SlurmToy) -> Iterator[int]:
             os.kill(pid, signal.SIGCONT)
 
 
+def pending(pid: int) -> int:
+    """Return the mask of the signals that wait for a process, all of them if it has exited."""
+    try:
+        return int(Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0], 16)
+    except FileNotFoundError:
+        return -1
+
+
 def job_of(toy: SlurmToy) -> str:
     """Return the SLURM job of a project of one cell."""
     return next(iter(toy.queue()))
@@ -213,5 +221,5 @@ def die_at(instant: str, toy: SlurmToy, *where: str) -> None:
 
 __all__ = [
     "BROKEN", "INSTANTS", "LONG", "TIMEOUT_SECONDS", "SlurmToy", "die_at", "gated", "job_of", "kill", "node_of",
-    "one_cell", "paused", "started", "wait",
+    "one_cell", "paused", "pending", "started", "wait",
 ]  # fmt: skip

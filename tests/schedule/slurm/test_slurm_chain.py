@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster import Cluster
-from slurm_toy import SlurmToy, gated, wait
+from slurm_toy import SlurmToy, gated, pending, wait
 
 from gpas_cli.state.observe import observe
 
@@ -53,22 +52,18 @@ def attempts(toy: SlurmToy, kind: str) -> list[Path]:
     return [path for path in toy.attempts() if json.loads((path / "attempt.json").read_text())["stage"] == kind]
 
 
-def events(attempt: Path) -> list[dict[str, Any]]:
-    journal = attempt / "journal.jsonl"
-    lines = journal.read_text(errors="replace").splitlines() if journal.exists() else []
-    return [json.loads(line[9:]) for line in lines if line.endswith("}")]
-
-
 def outcomes(toy: SlurmToy, kind: str) -> list[str]:
     """Return the outcome of each attempt at a stage, "" for one that has none."""
-    found = [[event["outcome"] for event in events(path) if event["kind"] == "outcome"] for path in attempts(toy, kind)]
+    found = [
+        [event["outcome"] for event in toy.events(path) if event["kind"] == "outcome"] for path in attempts(toy, kind)
+    ]
     return [each[-1] if each else "" for each in found]
 
 
 def working(toy: SlurmToy, kind: str) -> bool:
     """Return whether the only attempt at a stage has done some of its work and has not ended."""
     found = attempts(toy, kind)
-    kinds = [event["kind"] for event in events(found[0])] if len(found) == 1 else []
+    kinds = [event["kind"] for event in toy.events(found[0])] if len(found) == 1 else []
     return WORKING[kind] in kinds and "outcome" not in kinds
 
 
@@ -76,7 +71,7 @@ def working(toy: SlurmToy, kind: str) -> bool:
 def halted(toy: SlurmToy, kind: str) -> Iterator[Path]:
     """Halt the job of the newest attempt at a stage during the block, until a signal has reached it."""
     attempt = attempts(toy, kind)[-1]
-    pid = next(int(event["pid"]) for event in events(attempt) if event["kind"] == "start")
+    pid = next(int(event["pid"]) for event in toy.events(attempt) if event["kind"] == "start")
     os.kill(pid, signal.SIGSTOP)
     try:
         yield attempt
@@ -90,12 +85,6 @@ def warn(toy: SlurmToy, kind: str) -> None:
     with halted(toy, kind) as attempt:
         job = json.loads((attempt / "attempt.json").read_text())["slurm"]["job"]
         toy.cluster.run("scancel", "--signal=USR2", job)
-
-
-def pending(pid: int) -> int:
-    """Return the mask of the signals that wait for a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("ShdPnd")).split()[1], 16)
 
 
 def submitted(toy: SlurmToy) -> dict[str, str]:
@@ -132,11 +121,13 @@ def test_every_stage_is_requeued_at_its_time_limit_and_resumes(cluster: Cluster,
     toy.finish()
     assert {kind: outcomes(toy, kind) for kind in STAGES} == {kind: ["interrupted", "done"] for kind in STAGES}
     for kind in ("pretrain", "finetune"):
-        first, second = (events(path) for path in attempts(toy, kind))
+        first, second = (toy.events(path) for path in attempts(toy, kind))
         (resumed,) = (event["resumed_from"] for event in second if "resumed_from" in event)
         assert 0 < resumed == first[-1]["step"], kind
     for kind, name, part in (("downstream", "score", "task"), ("importance", "removal", "layer")):
-        measured = [{event[part] for event in events(path) if event["kind"] == name} for path in attempts(toy, kind)]
+        measured = [
+            {event[part] for event in toy.events(path) if event["kind"] == name} for path in attempts(toy, kind)
+        ]
         assert measured[0], kind
         assert measured[0].isdisjoint(measured[1]), f"{kind} did something again"
     assert "no job to start" in toy.submit()

@@ -150,10 +150,14 @@ def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(
     programs.put(
         "sacct",
         "7_0|a|CANCELLED by 1000|0:0|None assigned|None|200\n7_1|a|CANCELLED|0:0|None assigned|None|200\n"
-        "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n",
+        "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n"
+        "7_[4,6-7%2]|a|CANCELLED by 1000|0:0|None assigned|200|200\n7_[9]|a|FAILED|1:0|n1|100|200\n",
     )
     ended = {job.id: (index, job.reason) for _, index, job in reports.sacct({"a": 1.0})}
-    assert ended == {"7_0": (0, ""), "7_1": (1, reports.NEVER), "7_2": (2, ""), "8": (reports.WHOLE, "")}
+    assert ended == {
+        "7_0": (0, ""), "7_1": (1, reports.NEVER), "7_2": (2, ""), "8": (reports.WHOLE, ""),
+        **{f"7_{i}": (i, "") for i in (4, 6, 7, 9)},
+    }  # fmt: skip
     assert "-a " in programs.calls("sacct")[0]
 
 

@@ -14,7 +14,8 @@ F11  a submitter dies              test_slurm_run.py: submitters_killed_at_any_i
 F12  no accounting                 test_slurm_accounting.py
 F13  a signal at start-up          test_a_signal_during_start_up_kills_no_job
 F14  stale temporary files         test_slurm_disk.py: what_killed_processes_left_half_written_disturbs_nobody
-F15  out of memory, crash, cancel  below; out of memory in several tasks: test_slurm_ranks.py
+F15  out of memory, crash, cancel  test_slurm_accounting.py: memory_grows_...; a killed process: test_slurm_ranks.py, of
+                                   every process: test_slurm_disk.py; below
 F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; test_slurm_ranks.py
 F17  drained nodes                 test_slurm_nodes.py: a_suspended_job_is_alive_and_drained_nodes_only_delay
 F18  limits, no log, dead parents  test_slurm_run.py: more_cells_than_...; test_slurm_disk.py; test_slurm_chain.py
@@ -25,12 +26,12 @@ import itertools
 import shutil
 import time
 from pathlib import Path
-from signal import SIGKILL, SIGSEGV, SIGTERM
+from signal import SIGSEGV, SIGTERM
 
 import pytest
 from cluster import Cluster, until
 from end_to_end import Toy
-from slurm_toy import BROKEN, LONG, TIMEOUT_SECONDS, SlurmToy, job_of, kill, one_cell, paused, started, wait
+from slurm_toy import BROKEN, LONG, TIMEOUT_SECONDS, SlurmToy, job_of, kill, one_cell, paused, pending, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -110,33 +111,10 @@ def test_a_signal_during_start_up_kills_no_job(cluster: Cluster, tmp_path: Path)
     toy.finish()
 
 
-def test_a_killed_job_runs_again_unchanged(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: SIGKILL alone is no evidence of exhausted memory."""
-    toy = started(cluster, tmp_path / "toy", resources="micro_batch: 4")
-    (job,) = toy.queue()
-    kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGKILL)
-    wait(lambda: len(toy.attempts()) == 2)
-    assert list(toy.queue()) == [job]
-    toy.finish()
-    assert [fact["resources"]["micro_batch"] for fact in toy.facts()] == [4, 4]
-    said = toy("why", "pre-gpas-s1").out
-    assert ", killed by SIGKILL" in said
-    assert "after attempt 1: killed by SIGKILL without a sign that memory ran out" in said
-    toy.trained_once()
-
-
-@pytest.mark.parametrize(("victim", "number"), [("job", SIGSEGV), ("supervisor", SIGKILL)])
-def test_a_killed_process_is_interrupted_and_resumes(
-    cluster: Cluster, tmp_path: Path, victim: str, number: int
-) -> None:
-    """F15: the training process is killed, or every process that could have reported its end."""
+def test_a_job_that_crashes_is_interrupted_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
+    """F15: not SIGKILL, after which a job starts again at once (test_slurm_ranks.py)."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
-    (supervisor,) = toy.supervisors()
-    if victim == "supervisor":
-        kill(supervisor, number)
-    else:
-        start = next(event for event in toy.events() if event["kind"] == "start")
-        kill(start["pid"], number)
+    kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGSEGV)
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
     assert "1 job submitted" in toy.submit()
     toy.finish()
@@ -180,15 +158,6 @@ def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_pa
     toy.trained_once()
 
 
-def waits_for(pid: int, number: int) -> bool:
-    """Return whether the signal is pending for the stopped process, or the process has already exited."""
-    try:
-        pending = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return bool(int(pending, 16) >> (number - 1) & 1)
-
-
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
     """F1, with SLURM's own clock: SLURM warns a minute before the limit, or earlier if it checks the limit earlier."""
     toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=10**6)
@@ -198,25 +167,10 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
     toy.submit()
     wait(toy.training)
     with paused(toy) as pid:
-        wait(lambda: waits_for(pid, SIGTERM))
+        wait(lambda: pending(pid) & 1 << SIGTERM - 1)
     toy.finish()
     assert len(toy.attempts()) >= 2
     assert toy.losses() == straight.losses()
-
-
-def test_a_job_out_of_memory_resumes_with_fewer_rows(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: SLURM kills the step; the next command submits the cell with half the micro-batch and states the reason."""
-    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="micro_batch: 4")
-    toy.edit("mem: 1000M", "mem: 200M")
-    toy.submit()
-    cell = toy.until(lambda states: states["pre-gpas-s1"] == "interrupted") and toy.status()["pre-gpas-s1"]
-    assert "out of memory" in cell["cause"]
-    toy.edit("mem: 200M", "mem: 1000M")
-    toy.submit()
-    toy.finish()
-    assert toy.facts()[-1]["resources"]["micro_batch"] == 2
-    assert "out of memory" in toy.facts()[-1]["retry"]["why"]
-    toy.trained_once()
 
 
 def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cluster, tmp_path: Path) -> None:

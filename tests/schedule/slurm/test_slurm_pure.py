@@ -217,14 +217,6 @@ def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
     assert done.returncode == bool(wanted)
 
 
-@pytest.mark.parametrize(
-    ("word", "wanted"),
-    [("7_3", [3]), ("7_[1,4-6%2]", [1, 4, 5, 6]), ("7_[9]", [9]), ("7", []), ("7_[0-2%16]", [0, 1, 2])],
-)
-def test_element_ids_of_sacct_are_parsed(word: str, wanted: list[int]) -> None:
-    assert list(reports._indices(word)) == wanted
-
-
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
 def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) -> None:
     assert reports.exit_words(code) == wanted
@@ -375,17 +367,6 @@ def test_the_newest_submitit_renders_our_script(tmp_path: Path) -> None:
 
     signature = inspect.signature(SlurmExecutor._make_submission_file_text)
     assert list(signature.parameters) == ["self", "command", "uid"]
-    (tmp_path / "experiments.yaml").touch()
-    project = Project.find(tmp_path / "experiments.yaml", environ={})
-    code = Snapshot("c0de", tmp_path / "code", {})
-    script = text(project, tmp_path / "50% done", code, parameters(Resources(cpus=2, time="10")), "0-3%2")
-    lines = script.splitlines()
+    lines = sbatch_text(tmp_path).splitlines()
     assert lines[0] == "#!/bin/bash"
-    assert {"#SBATCH --array=0-3%2", "#SBATCH --cpus-per-task=2", "#SBATCH --requeue", "#SBATCH --time=10"} <= set(
-        lines
-    )
-    assert f"#SBATCH --output={tmp_path}/50%% done/%A_%a_0_log.out" in script.replace("'", "")
-    assert not any("wckey" in line for line in lines)
-    (step,) = [line for line in lines if line.startswith("srun ")]
-    assert "gpas_cli.schedule.slurm.supervisor" in step
-    assert "--kill-on-bad-exit=1" in step
+    assert "gpas_cli.schedule.slurm.supervisor" in next(line for line in lines if line.startswith("srun "))

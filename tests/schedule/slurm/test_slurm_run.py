@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -91,16 +90,6 @@ def test_a_refused_submission_is_removed(cluster: Cluster, tmp_path: Path) -> No
     assert set(toy.states().values()) == {"missing"}
     assert not [path for path in toy.runs.glob(".slurm/*") if path.is_dir()]
     assert not list(toy.runs.glob("??/*/claim.json"))
-
-
-@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
-def test_missing_libraries_are_reported_before_submission(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster)
-    toy.edit("    table:", "    watch: {wandb: somewhere}\n    table:")
-    done = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
-    assert "asks for Weights & Biases, which is not installed" in done.err
-    assert not toy.queue()
-    assert set(toy.states().values()) == {"missing"}
 
 
 def test_cells_beyond_the_array_limit_are_spread_over_several_arrays(cluster: Cluster, tmp_path: Path) -> None:

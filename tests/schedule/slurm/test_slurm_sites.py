@@ -106,14 +106,6 @@ def test_two_users_of_one_folder_submit_each_cell_once(private: Cluster, tmp_pat
     toy.trained_once()
 
 
-def test_a_python_missing_on_the_nodes_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    toy = one_cell(cluster, tmp_path / "toy", resources="python: /no/such/python")
-    toy.submit()
-    toy.until(lambda states: states["pre-gpas-s1"] in ("failed", "cancelled"))
-    assert "/no/such/python: No such file or directory" in toy.status()["pre-gpas-s1"]["cause"]
-    assert "pre-gpas-s1 has no attempt" in toy("logs", "pre-gpas-s1").out
-
-
 def test_a_cell_cancelled_with_scancel_while_it_waits_for_another_stays_cancelled(
     accounted: Cluster, tmp_path: Path
 ) -> None:

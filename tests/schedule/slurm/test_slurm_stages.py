@@ -94,25 +94,6 @@ def test_killed_submitters_leave_one_tokenisation_job(cluster: Cluster, tmp_path
     toy.trained_once(texts=1)
 
 
-@pytest.mark.long
-def test_a_failed_training_cancels_later_stages_until_a_retry(cluster: Cluster, tmp_path: Path) -> None:
-    toy = SlurmToy(tmp_path / "toy", cluster, resources="setup: ['exit 3']")
-    fixed = "{name: fixed, like: gpas, learnable: false, from_trained: true}"
-    toy.edit("gate: [none, gpas]", f"gate: [none, gpas, {fixed}]")
-    toy.submit()
-    over = {"pre-s1": "failed", "pre-gpas-s1": "failed", "pre-fixed-s1": "cancelled"}
-    toy.until(lambda states: states == over, 60, ("queued", "running", "failed", "cancelled"))
-    cause = toy.status()["pre-fixed-s1"]["cause"]
-    assert cause.startswith("its training small/pre-gpas-s1 failed (failed with exit 3:0")
-    until(lambda: toy.queue() == {}, 30, "SLURM to remove what waits")
-    assert "no job to start" in toy.submit()
-    toy.edit("setup: ['exit 3']", "setup: []")
-    toy("retry", "pre-gpas-s1", "--executor", "slurm", "--yes")
-    done = {"pre-s1": "failed", "pre-gpas-s1": "done", "pre-fixed-s1": "done"}
-    toy.until(lambda states: states == done, 120)
-    assert len(toy.attempts()) == 2
-
-
 STAGES = """
 from dataclasses import dataclass
 from gpas_cli.errors import GpasError

@@ -1,5 +1,7 @@
 """Submission at sites with wrappers, filters and user defaults of their own, with a fake sbatch."""
 
+from importlib.util import find_spec
+
 import pytest
 from fake_slurm import Site
 
@@ -41,6 +43,13 @@ def test_a_refusal_shows_the_whole_message_and_the_arrays_submitted_before(site:
     assert "refused: small/pre-s1 and 7 more, which asks for {gpus: 2, time: 1:00:00, partition: gpu}" in said
     (name,) = site.names()
     assert f"submitted before it, and still queued: {name}, SLURM job 7, 1 elements" in said
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed")
+def test_missing_libraries_are_reported_before_submission(site: Site) -> None:
+    site.gpas.edit("    title: Small\n", "    title: Small\n    watch: {wandb: somewhere}\n")
+    assert "asks for Weights & Biases, which is not installed" in site.submit(expect=2).err
+    assert not site.names()
 
 
 def test_user_defaults_do_not_override_the_script(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,180 @@
+"""Later stages as a job runs them: nothing is measured twice, and what is not there is left for later."""
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempts import write_events
+from importance_ranks import cell_of, save_network
+from recorder import stop_after
+from stage_runs import events, new_attempt, run, scored, train, warnings
+
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Layers, Outcome, Removal, Score, TextFacts, Verified
+from gpas_cli.model.llama import Llama
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.spec.stage import BINS, SUBLAYERS
+from gpas_cli.state import rerun
+from gpas_cli.state.attempt import conclude
+from gpas_cli.state.outputs import recorded_events
+
+IMPORTANCE = cell_of(norm="pre", gate="gpas")
+LAYERS = cell_of(norm="lns", gate="gpas", importance=None, layers={"eval_tokens": 100})
+QUANTISED = cell_of(norm="pre", gate="gpas", quantised={"bits": [8, 4, 2], "eval_tokens": 250})
+TEXTS = cell_of(norm="pre", importance=None, texts={"texts": ["one=held-out/one.txt", "two=held-out/two.txt"]})
+TRANSLATION: dict[str, Any] = {
+    "size": {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300},
+    "family": "encoder-decoder",
+    "objective": "translation",
+    "data": {"source": "pairs", "path": "t.{en,de}", "validation": "v.{en,de}", "length": 24},
+    "optim": {"lr": 1e-3, "warmup": 1, "steps": 7, "batch": 4},
+    "translation": {"tests": ["one=x.{en,de}", "two=w.{en,de}"], "beam": 2, "longer": 3},
+}
+TRANSLATED = cell_from(TRANSLATION)
+
+
+@pytest.mark.parametrize(("cell", "kind"), [(IMPORTANCE, "importance"), (LAYERS, "layers")])
+def test_another_tokenizer_than_that_of_the_training_is_refused(tmp_path: Path, cell: Cell, kind: str) -> None:
+    train(tmp_path, cell, TextFacts(tokenizer="0" * 64))
+    with pytest.raises(GpasError, match=r"has changed since .* was trained"):
+        run(cell, new_attempt(tmp_path, cell, kind))
+
+
+def test_importance_continues_where_the_last_attempt_or_requeue_stopped(tmp_path: Path) -> None:
+    train(tmp_path, IMPORTANCE)
+    first, second = (new_attempt(tmp_path, IMPORTANCE, "importance") for _ in range(2))
+    assert run(IMPORTANCE, first, stop_after(2)).outcome == "interrupted"
+    assert [event.layer for event in events(first, Removal)] == [0, 1]
+    assert run(IMPORTANCE, second, stop_after(1)).outcome == "interrupted"
+    assert [event.layer for event in events(second, Removal)] == [2]
+    done = run(IMPORTANCE, second)  # requeued: the same directory
+    assert [event.layer for event in events(second, Removal)] == [2, 3, 4]
+    rerun.request(tmp_path / "runs", IMPORTANCE.key)
+    afresh = new_attempt(tmp_path, IMPORTANCE, "importance")
+    straight = run(IMPORTANCE, afresh)
+    assert [event.layer for event in events(afresh, Removal)] == [0, 1, 2, 3, 4]
+    assert {**done.metrics, "seconds": 0} == {**straight.metrics, "seconds": 0}
+    assert [event.values for event in events(second, Layers)] == [event.values for event in events(afresh, Layers)]
+    write_events(afresh, [replace(events(afresh, Removal)[0], loss=math.inf)])
+    assert list(recorded_events(tmp_path / "runs", IMPORTANCE.key, Removal))[-1].loss == math.inf
+
+
+def test_the_layers_of_the_trained_network_are_reported(tmp_path: Path) -> None:
+    train(tmp_path, LAYERS)
+    attempt = new_attempt(tmp_path, LAYERS, "layers")
+    assert run(LAYERS, attempt).outcome == "done"
+    begun, layers = events(attempt, Layers)
+    outputs = {f"{part}_{what}": 4 for part in SUBLAYERS for what in ("ks", "excess_kurtosis")}
+    outputs |= {f"{part}_output/{layer}": BINS + 2 for part in SUBLAYERS for layer in range(1, 5)}
+    assert {name: len(values) for name, values in begun.values.items()} == outputs
+    assert {name: len(values) for name, values in layers.values.items()} == {
+        "activation_variance": 5, "kurtosis": 5, "max_to_rms": 5, "max_to_median": 5, "effective_rank": 5,
+        "block_cosine": 4, "block_update": 4, "first_token_share": 4, **outputs,
+    }  # fmt: skip
+    assert [event.split for event in events(attempt, Verified)] == ["validation"]
+
+
+def test_quantisation_continues_where_the_last_attempt_stopped(tmp_path: Path) -> None:
+    train(tmp_path, QUANTISED)
+    first, second = (new_attempt(tmp_path, QUANTISED, "quantised") for _ in range(2))
+    stopped = run(QUANTISED, first, stop_after(2))
+    assert (stopped.outcome, stopped.step) == ("interrupted", 2)
+    assert scored(first) == ["unquantised", "int8"]
+    done = run(QUANTISED, second)
+    assert (done.outcome, scored(second)) == ("done", ["int4", "int2"])
+    assert {name for name in done.metrics if "/" in name} == {
+        *(f"quantised_perplexity/{name}" for name in ("unquantised", "int8", "int4", "int2")),
+        *(f"quantised_rise/{name}" for name in ("int8", "int4", "int2")),
+    }
+
+
+def test_a_missing_text_is_scored_by_the_next_attempt_alone(tmp_path: Path) -> None:
+    train(tmp_path, TEXTS)
+    (tmp_path / "held-out").mkdir()
+    (tmp_path / "held-out/one.txt").write_text("one gate opens\n")
+    first, second = (new_attempt(tmp_path, TEXTS, "texts") for _ in range(2))
+    outcome = run(TEXTS, first)
+    assert (outcome.outcome, outcome.step, scored(first)) == ("interrupted", 1, ["one"])
+    assert "1 of 2 texts not scored (two)" in outcome.cause
+    assert any("two is not scored" in message for message in warnings(first))
+    assert conclude(first).state == "interrupted"
+    (tmp_path / "held-out/two.txt").write_text("two gate opens\n")
+    outcome = run(TEXTS, second)
+    assert (outcome.outcome, outcome.step, scored(second), warnings(second)) == ("done", 2, ["two"], [])
+    for name in ("one", "two"):
+        assert math.isfinite(outcome.metrics[f"text_perplexity/{name}"])
+        assert 0 < outcome.metrics[f"text_loss/{name}"] < 20
+        assert outcome.metrics[f"text_bits_per_byte/{name}"] > 0
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    for name in ("t", "v", "w", "x"):
+        for language in ("en", "de"):
+            (tmp_path / f"{name}.{language}").write_text("some words\nand more of them here\n")
+    train(tmp_path, TRANSLATED)
+    return tmp_path
+
+
+def translate(project: Path, most: int = 10**6, cell: Cell = TRANSLATED) -> tuple[Outcome, list[str], list[str]]:
+    """Run the stage, asking it to stop after `most` batches; return its outcome, what it scored, and its warnings."""
+    own = new_attempt(project, cell, "translation")
+    outcome = run(cell, own, stop_after(most))
+    for score in events(own, Score):
+        assert score.harness.startswith("sacrebleu nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+        assert len((own.path / "translations" / f"{score.task}.txt").read_text().splitlines()) == score.examples == 2
+    return outcome, scored(own), warnings(own)
+
+
+def test_a_missing_test_set_is_translated_by_the_next_attempt_alone(pairs: Path) -> None:
+    references = (pairs / "x.de").read_text()
+    (pairs / "x.de").unlink()
+    outcome, done, said = translate(pairs)
+    assert (outcome.outcome, done) == ("interrupted", ["two"])
+    assert "there is no file" in outcome.cause
+    assert said[0].startswith("one is not translated: translation.tests: one=x.{en,de}: there is no file")
+    (pairs / "x.de").write_text(references)
+    outcome, done, said = translate(pairs)
+    assert (outcome.outcome, done, said) == ("done", ["one"], [])
+    metrics = outcome.metrics
+    assert metrics["bleu/average"] == pytest.approx((metrics["bleu/one"] + metrics["bleu/two"]) / 2)
+    assert metrics["truncated"] == 0
+
+
+def test_translations_are_those_of_averaged_weights(pairs: Path) -> None:
+    """W + D and W - D translate as W does alone, which the other attempts of this file have."""
+    translate(pairs)
+    (alone,) = (pairs / "runs").rglob("translations/one.txt")
+    expected = alone.read_text()
+    averaging = cell_from(
+        {**TRANSLATION, "translation": {**TRANSLATION["translation"], "average": 2, "average_every": 3}}
+    )
+    trained = next((pairs / "runs").rglob("step-00000007")).parent
+    shutil.rmtree(trained / "step-00000007")
+    for update, sign in ((4, 1), (7, -1)):
+        save_network(TRANSLATED, trained, lambda network, sign=sign: moved(network, sign), step=update)  # type: ignore[misc]
+    outcome, done, _ = translate(pairs, cell=averaging)
+    assert (outcome.outcome, done) == ("done", ["one", "two"])
+    (averaged,) = set((pairs / "runs").rglob("translations/one.txt")) - {alone}
+    assert averaged.read_text() == expected
+    shutil.rmtree(trained / "step-00000004")
+    with pytest.raises(GpasError, match=r"1 of the 2 checkpoints .* those after update 4: .* Write average: 1 to"):
+        translate(pairs, cell=averaging)
+
+
+def moved(network: Llama, sign: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for parameter in network.parameters():
+        parameter.add_(sign * 0.5 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_a_stopped_translation_keeps_what_it_has(pairs: Path) -> None:
+    outcome, done, _ = translate(pairs, 1)
+    assert (outcome.outcome, outcome.step, done) == ("interrupted", 1, ["one"])
+    outcome, done, _ = translate(pairs)
+    assert (outcome.outcome, done) == ("done", ["two"])
