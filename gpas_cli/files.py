@@ -59,11 +59,30 @@ def open_regular(path: Path) -> BufferedReader:
     Raises OSError when it cannot be opened, and for anything else of that name: reading a FIFO or a device could block
     forever.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(fd).st_mode
-    if not stat.S_ISREG(mode):
+    return os.fdopen(_open(path)[0], "rb")
+
+
+def read_regular(path: Path, last: int | None = None) -> tuple[bytes, int]:
+    """Return the content of a regular file, or its `last` bytes, and the offset of the first of them. Takes a third of
+    the time of a file object, which counts where a command reads thousands of small files. Raises OSError."""
+    fd, size = _open(path)
+    try:
+        start = 0 if last is None else max(0, size - last)
+        data = os.pread(fd, size - start, start)
+        while start + len(data) < size and (more := os.pread(fd, size - start - len(data), start + len(data))):
+            data += more
+        return data, start
+    finally:
         os.close(fd)
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(fd, "rb")
+
+
+def _open(path: Path) -> tuple[int, int]:
+    """Return the descriptor and the size of a regular file. Raises OSError like `open_regular`."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode):
+        return fd, found.st_size
+    os.close(fd)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))

@@ -41,7 +41,7 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (992, 99),
+    "": (1_004, 100),
     "cli": (6_260, 242),
     "data": (3_219, 159),
     "doctor": (157, 1),
@@ -55,7 +55,7 @@ BUDGET = {
     "results": (214, 9),
     "schedule": (3_180, 110),
     "spec": (4_280, 250),
-    "state": (1_361, 99),
+    "state": (1_371, 99),
     "statistics": (273, 30),
     "store": (2_034, 151),
     "train": (2_889, 113),

@@ -24,6 +24,7 @@ from gpas_cli.spec.finetune import BY_GLUE_TASK, best_scores
 from gpas_cli.spec.stage import BY_BITS, PRETRAIN, STAGE_KINDS, Metric, StageKind
 from gpas_cli.spec.translation import BY_TEST
 from gpas_cli.state.observe import observe
+from gpas_cli.state.status import RESULTS
 from gpas_cli.state.view import SchedulerView
 from gpas_cli.store.peek import Rows, Survey, describe_lost, lost_stages, rows_in, rows_of, survey
 from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
@@ -361,7 +362,10 @@ def _states(runs: Path, keys: Iterable[str]) -> dict[str, State]:
     alive = SchedulerView(runs)
     found = {key: observe(runs, key, alive) for key in keys}
     # Until a stage has been run again, the state of its earlier result stands.
-    return {key: (status.stands or status.state, status.fraction) for key, status in found.items()}
+    return {
+        key: (status.stands or status.state, None if status.state in RESULTS else status.fraction)
+        for key, status in found.items()
+    }
 
 
 def stage_keys(entries: Sequence[Entry]) -> list[str]:

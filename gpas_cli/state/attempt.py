@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
@@ -80,7 +81,12 @@ def outcome(raw: Sequence[bytes]) -> Outcome | Malformed | None:
 
 
 def _newest_first(raw: Sequence[bytes]) -> Iterator[Line]:
-    return (line for each in reversed(raw) for line in lines_in([each]))
+    return (line for each in reversed(raw) for line in _decoded(each))
+
+
+@lru_cache(maxsize=1)  # the last line of a journal has the outcome and the age
+def _decoded(raw: bytes) -> list[Line]:
+    return lines_in([raw])
 
 
 def final_step(attempt: AttemptDir) -> int | None:

@@ -22,7 +22,7 @@ from gpas_cli.state.attempt import conclude, lives
 from gpas_cli.state.claims import CLAIM, read_claim
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
-from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, all_keys, look_in
+from gpas_cli.store.rundir import FORGOTTEN, AttemptDir, all_keys, look_in, stage_dir
 
 _CANCELLABLE = ("missing", "queued", "interrupted")  # the states in which a request to cancel takes effect
 
@@ -72,25 +72,26 @@ def observe(runs: Path, key: str, alive: SchedulerView | None = None) -> StageSt
     """Return the status of the stage `key`, `unknown` if its directory cannot be read."""
     alive = alive or SchedulerView(runs)
     try:
-        tries, files = look_in(runs, key)
-        return _with_claim(runs, key, alive, _of_attempts(runs, key, tries, files), files)
+        stage = stage_dir(runs, key)
+        tries, files = look_in(stage)
+        return _with_claim(runs, key, alive, _of_attempts(runs, stage, tries, files), files)
     except UNREADABLE as error:
         return StageStatus(state="unknown", evidence=f"unreadable: {explain(error)}")
 
 
-def _of_attempts(runs: Path, key: str, tries: list[AttemptDir], files: frozenset[str]) -> StageStatus:
-    """Return the status that the attempts at a stage show, without claims and requests to cancel."""
+def _of_attempts(runs: Path, stage: Path, tries: list[str], files: frozenset[str]) -> StageStatus:
+    """Return the status that the attempts `tries` at a stage show, without claims and requests to cancel."""
     result = None
     if rerun.FILE in files:
-        after = rerun.superseded(runs, key)
-        result = _newest_result([t for t in tries if t.number <= after])
-        tries = [t for t in tries if t.number > after]
-    last = conclude(tries[-1]) if tries else StageStatus(state="missing", evidence=_none(files))
+        after = rerun.superseded(runs, stage.name)
+        result = _newest_result(stage, [name for name in tries if int(name) <= after])
+        tries = [name for name in tries if int(name) > after]
+    last = conclude(AttemptDir(stage / tries[-1])) if tries else StageStatus(state="missing", evidence=_none(files))
     if not tries and rerun.FILE in files:
-        last = _asked_again(runs, key, result)
+        last = _asked_again(runs, stage.name, result)
     if last.state not in RESULTS:
         # An earlier result remains valid, whatever happened in later attempts.
-        last = _newest_result(tries[:-1]) or replace(last, stands=result.state if result else "")
+        last = _newest_result(stage, tries[:-1]) or replace(last, stands=result.state if result else "")
     return last
 
 
@@ -116,8 +117,9 @@ def _none(files: Collection[str]) -> str:
     return "its result was forgotten" if any(name.startswith(FORGOTTEN) for name in files) else "no attempt"
 
 
-def _newest_result(tries: Sequence[AttemptDir]) -> StageStatus | None:
-    return next((found for found in map(conclude, reversed(tries)) if found.state in RESULTS), None)
+def _newest_result(stage: Path, tries: Sequence[str]) -> StageStatus | None:
+    found = (conclude(AttemptDir(stage / name)) for name in reversed(tries))
+    return next((status for status in found if status.state in RESULTS), None)
 
 
 def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatus:

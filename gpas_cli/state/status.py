@@ -236,6 +236,9 @@ class StageStatus:
         return seen.step / seen.steps if seen and seen.step is not None and seen.steps else None
 
 
+_SHARED = tuple(each.name for each in fields(StageStatus))
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellStatus(StageStatus):
     """The status of a cell: of its first stage that is not done, or of its last stage."""
@@ -247,7 +250,7 @@ class CellStatus(StageStatus):
     @classmethod
     def of(cls, entry: Entry, stage: Stage, status: StageStatus) -> CellStatus:
         """Return the status of a cell whose stage `stage` has this status."""
-        shared = {each.name: getattr(status, each.name) for each in fields(StageStatus)}
+        shared = {name: getattr(status, name) for name in _SHARED}
         return cls(**shared, entry=entry, stage=stage.kind, key=stage.key)
 
 

@@ -70,7 +70,10 @@ def usage_of(seconds: float, devices: Sequence[str]) -> Usage:
 
 def exit_time(attempt: AttemptDir) -> float | None:
     """Return the time in exit.json, None if it has none or does not exist. Raises the same errors as `end_of`."""
-    return attempt.read_exit().t if attempt.exit_path.exists() else None
+    try:
+        return attempt.read_exit().t
+    except FileNotFoundError:
+        return None
 
 
 def end_of(attempt: AttemptDir) -> float:

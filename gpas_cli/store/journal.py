@@ -40,7 +40,7 @@ from gpas_cli.events import (
     event_of,
     fields_of,
 )  # fmt: skip
-from gpas_cli.files import open_regular
+from gpas_cli.files import open_regular, read_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
 _EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
@@ -245,10 +245,7 @@ def raw_tail(path: Path, size: int = 65536, *, newest: Mapping[str, int] | None 
     `newest`: kind -> count, for frequent kinds; of the lines of such a kind only the first and the last `count` remain.
     """
     try:
-        with open_regular(path) as file:
-            start = max(0, file.seek(0, os.SEEK_END) - size)
-            file.seek(start)
-            data = file.read(size)
+        data, start = read_regular(path, size)
     except FileNotFoundError:
         return []
     if start:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.errors import StoreError
-from gpas_cli.files import open_regular, parse_json, replace_file
+from gpas_cli.files import parse_json, read_regular, replace_file
 from gpas_cli.store.records import AttemptRecord, ExitRecord
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
@@ -99,23 +99,21 @@ def stage_dir(runs: Path, key: str) -> Path:
 
 def attempts(runs: Path, key: str) -> list[AttemptDir]:
     """Return the attempts at a stage, oldest first."""
-    return look_in(runs, key)[0]
+    stage = stage_dir(runs, key)
+    return [AttemptDir(stage / name) for name in look_in(stage)[0]]
 
 
 def forgotten_attempts(runs: Path, key: str) -> list[AttemptDir]:
     """Return the attempts at a stage that have been forgotten, oldest first."""
     stage = stage_dir(runs, key)
-    names = (name.removeprefix(FORGOTTEN) for name in look_in(runs, key)[1] if name.startswith(FORGOTTEN))
+    names = (name.removeprefix(FORGOTTEN) for name in look_in(stage)[1] if name.startswith(FORGOTTEN))
     numbers = sorted((name for name in names if _NUMBER.fullmatch(name)), key=int)
     return [AttemptDir(stage / f"{FORGOTTEN}{name}") for name in numbers]
 
 
-def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
-    """Return the attempts at a stage and the names of what else is there, from one listing of its folder.
-
-    The others are files and the folders of forgotten attempts.
-    """
-    stage = stage_dir(runs, key)
+def look_in(stage: Path) -> tuple[list[str], frozenset[str]]:
+    """Return the names of the attempts in the folder of a stage, oldest first, and those of what else is there: files
+    and the folders of forgotten attempts. One listing serves both."""
     try:
         with os.scandir(stage) as entries:
             folders = {entry.name: _is_folder(entry) for entry in entries}
@@ -123,7 +121,7 @@ def look_in(runs: Path, key: str) -> tuple[list[AttemptDir], frozenset[str]]:
         return [], frozenset()
     numbers = sorted((name for name, is_dir in folders.items() if is_dir and _NUMBER.fullmatch(name)), key=int)
     others = frozenset(n for n, is_dir in folders.items() if not is_dir or n.startswith(FORGOTTEN))
-    return [AttemptDir(stage / name) for name in numbers], others
+    return numbers, others
 
 
 def checkpoints_of(runs: Path, key: str) -> list[Path]:
@@ -221,8 +219,7 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`. Raises OSError if it cannot be read, StoreError if it is not a JSON object."""
-    with open_regular(path) as file:
-        content = file.read()
+    content, _ = read_regular(path)
     try:
         value = parse_json(content)
     except ValueError as error:
