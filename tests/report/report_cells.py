@@ -5,9 +5,11 @@ from typing import Any
 
 from gpas_cli.events import Score
 from gpas_cli.grid import Entry, TableSpec
-from gpas_cli.report.recorded import Result
+from gpas_cli.grid.declared import Comparison, Feature
+from gpas_cli.report.recorded import Recorded, Result
 from gpas_cli.spec.parse_cell import cell_from
 
+Numbers = Mapping[tuple[str, str], Sequence[float | str | None]]
 OPTIM = {"lr": 1e-3, "warmup": 1_000, "steps": 10_000}  # of 71m
 # How the shipped cells differ from the papers' recipes; each is a note below the table that shows the number.
 DIFFERING = {
@@ -47,6 +49,31 @@ def valued(entries: Sequence[Entry], perplexities: Iterable[float]) -> dict[str,
     """Return the finished trainings of entries with these perplexities."""
     pairs = zip(entries, perplexities, strict=True)
     return {key: made for one, value in pairs for key, made in result(one, value).items()}
+
+
+def known(numbers: Numbers, size: str = "71m") -> Recorded:
+    """Return cells by scheme and gate, a seed for each number; None is missing, a word is a state without a number."""
+    entries: list[Entry] = []
+    results: dict[str, Any] = {}
+    states: dict[str, tuple[str, float | None]] = {}
+    for (norm, gate), values in numbers.items():
+        for seed, value in enumerate(values, 1):
+            cell = entry(norm, gate, seed, size)
+            entries.append(cell)
+            if value == "diverged":
+                results |= result(cell, outcome="diverged")
+            elif value == "not finite":
+                results |= result(cell, outcome="diverged", metrics={"not_finite_at": 2})
+            elif isinstance(value, str):
+                states[cell.cell.key] = (value, None)
+            elif value is not None:
+                results |= result(cell, value)
+    return Recorded(tuple(entries), states, results)
+
+
+def comparison(**changes: Any) -> Comparison:
+    usual = {"says": "", "grids": ("demo",), "subject": {"gate": ("gpas",)}, "against": {"gate": "none"}}
+    return Comparison(**{**usual, "value": Feature(metric="perplexity"), "high": 0.0, "by": ("norm",), **changes})
 
 
 def spec(**changes: Any) -> TableSpec:

@@ -5,15 +5,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
-from report_cells import DIFFERING, entry, result
+from report_cells import DIFFERING, comparison, known
 from shipped import EXPERIMENTS, everything
 
 from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.claims import read_claims
-from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry, Feature
+from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.settings import root_of
 from gpas_cli.report.checks import report_problems
@@ -56,10 +55,10 @@ def test_every_comparison_finds_its_cells_and_bases(claim: Claim) -> None:
     assert verdict.missing
     assert verdict.command.startswith("gpas run grid ")
     compared = [part.comparison for part in verdict.parts]
-    for comparison in claim.comparisons:
-        assert comparison in compared, comparison.says
-        labels = {axis: wanted for axis, wanted in comparison.subject.items() if axis in comparison.by}
-        own = [part for part in verdict.parts if part.comparison is comparison]
+    for one in claim.comparisons:
+        assert one in compared, one.says
+        labels = {axis: wanted for axis, wanted in one.subject.items() if axis in one.by}
+        own = [part for part in verdict.parts if part.comparison is one]
         found = {(axis, part.labels[axis]) for part in own for axis in labels}
         assert found == {(axis, label) for axis, wanted in labels.items() for label in wanted}
     for part in verdict.parts:
@@ -70,10 +69,11 @@ def test_every_comparison_finds_its_cells_and_bases(claim: Claim) -> None:
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=TITLES)
-def test_each_says_where_it_is_made(claim: Claim) -> None:
+def test_each_says_where_it_is_made_and_at_toy_size_nothing_about_the_papers_sizes(claim: Claim) -> None:
     assert claim.source.paper
     assert claim.source.where
     assert claim.statement.endswith(".")
+    assert not (claim.toy and re.search(r"\d[MB]\b|every size|1e-[34]", claim.statement))
 
 
 @pytest.mark.parametrize(
@@ -203,15 +203,7 @@ def test_a_claim_of_the_file_comes_first_and_replaces_one_of_the_same_name() -> 
     assert claims["gate-signs"] == (own,)
 
 
-@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.toy], ids=lambda claim: claim.name)
-def test_at_toy_size_no_statement_is_about_the_papers_sizes(claim: Claim) -> None:
-    assert not re.search(r"\d[MB]\b|every size|1e-[34]", claim.statement)
-
-
-LOWER = Comparison(
-    says="", grids=("demo",), subject={"gate": ("gpas",)}, against={"gate": "none"},
-    value=Feature(metric="perplexity"), high=0.0, by=("norm",),
-)  # fmt: skip
+LOWER = comparison()
 BASE = 34.0
 Effects = Sequence[float | str | None]
 
@@ -221,25 +213,18 @@ def verdict(effects: dict[str, Effects], comparison: Comparison = LOWER, *, decl
 
     The seeds after `declared` are added ones.
     """
-    entries: list[Any] = []
-    results: dict[str, Any] = {}
-    states: dict[str, tuple[str, float | None]] = {}
-    settings = Node({}, Mark("e.yaml", 1, 1))
+    numbers: dict[tuple[str, str], Effects] = {}
     for norm, values in effects.items():
-        for seed, effect in enumerate(values, 1):
-            base, own = (
-                replace(cell, declared=Declared("demo", settings, {}, seed > declared))
-                for cell in (entry(norm, "none", seed), entry(norm, "gpas", seed))
-            )
-            entries += [base, own]
-            results |= result(base, BASE + seed)
-            if effect == "diverged":
-                results |= result(own, outcome="diverged")
-            elif isinstance(effect, str):
-                states[own.cell.key] = (effect, None)
-            elif effect is not None:
-                results |= result(own, BASE + seed + effect)
-    return evaluate(Claim("c", "A claim.", (comparison,)), Recorded(tuple(entries), states, results))
+        bases = [BASE + seed for seed in range(1, len(values) + 1)]
+        pairs = zip(bases, values, strict=True)
+        numbers[norm, "none"] = bases
+        numbers[norm, "gpas"] = [base + own if isinstance(own, float) else own for base, own in pairs]
+    made = known(numbers)
+    settings = Node({}, Mark("e.yaml", 1, 1))
+    entries = tuple(
+        replace(one, declared=Declared("demo", settings, {}, one.cell.seed > declared)) for one in made.entries
+    )
+    return evaluate(Claim("c", "A claim.", (comparison,)), replace(made, entries=entries))
 
 
 def assessed(effects: dict[str, Effects], comparison: Comparison = LOWER) -> ClaimEvidence:

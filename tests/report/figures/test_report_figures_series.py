@@ -173,6 +173,10 @@ def test_a_quantity_by_layer_is_drawn_at_the_last_update_or_at_chosen_ones(recor
     found = drawn(recorded, "activation_variance", cell(), at=(1000, 5200))
     assert [(run.step, run.variant) for run in found] == [(1000, (("update", 1000),)), (5000, (("update", 5000),))]
     assert [series.title for series in make_series(found)] == ["update 1000", "update 5000"]
+    assert drawn(recorded, "activation_variance", cell(), at=(50_000,)) == []  # not reached
+    # Updates of a paper are scaled to a shorter training.
+    (scaled,) = drawn(recorded, "activation_variance", cell(steps=2000), at=(5000,), planned=10_000)
+    assert scaled.step == 1000
 
 
 def test_figures_over_layers_prefer_the_last_stage_and_figures_over_updates_a_training(
@@ -185,15 +189,6 @@ def test_figures_over_layers_prefer_the_last_stage_and_figures_over_updates_a_tr
     for selected in ({"at": (1000,)}, {"layers": ()}, {"map": True}):
         runs = drawn(recorded, "activation_variance", measured, **selected)
         assert {run.stage for run in runs} == {pretraining}
-
-
-def test_an_update_that_a_run_has_not_reached_is_not_drawn(recorded: dict[str, float]) -> None:
-    assert drawn(recorded, "activation_variance", cell(), at=(50_000,)) == []
-
-
-def test_updates_of_a_paper_are_scaled_to_a_shorter_training(recorded: dict[str, float]) -> None:
-    (run,) = drawn(recorded, "activation_variance", cell(steps=2000), at=(5000,), planned=10_000)
-    assert run.step == 1000
 
 
 def test_layers_over_updates(recorded: dict[str, float]) -> None:
@@ -225,9 +220,6 @@ def test_ratios_pair_cells_that_differ_only_in_the_gate(recorded: dict[str, floa
     found = ratios(drawn(recorded, "weight_norm", *cells), {"gate": "none"})
     assert [(run.entry.axes["gate"], run.entry.axes["seed"]) for run in found] == [("gpas", 1), ("gpas", 2)]
     assert [run.points[0][1] for run in found] == [3.0, 5.0]
-
-
-def test_a_cell_without_its_divisor_is_left_out(recorded: dict[str, float]) -> None:
     assert ratios(drawn(recorded, "weight_norm", cell("gpas", 1), cell("none", 2)), {"gate": "none"}) == []
 
 

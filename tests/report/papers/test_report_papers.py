@@ -33,13 +33,8 @@ def cells() -> Iterator[tuple[str, PublishedTable, PublishedRow, int, dict[str, 
     for name, table in EVERY_TABLE.items():
         for row in table.rows:
             for i in range(len(row.values)):
-                yield (
-                    name,
-                    table,
-                    row,
-                    i,
-                    of_cell({**row.labels, **({table.axis: table.columns[i]} if table.axis else {})}),
-                )
+                column = {table.axis: table.columns[i]} if table.axis else {}
+                yield name, table, row, i, of_cell({**row.labels, **column})
 
 
 def difference(table: PublishedTable, labels: dict[str, Any], base: dict[str, Any]) -> float | None:

@@ -140,7 +140,7 @@ def test_every_table_names_its_recipe() -> None:
     assert named == untrained
 
 
-def test_recipes_name_settings_of_cells() -> None:
+def test_recipes_name_settings_of_cells_and_have_one_value_for_each_column() -> None:
     for source in SOURCES:
         for name in load(source).get("recipes", {}):
             one = recipe(source, name)
@@ -156,12 +156,6 @@ def test_recipes_name_settings_of_cells() -> None:
                 optional |= {f"depth.{one.name}" for one in fields(Depth)}
                 optional |= {f"optim.{one.name}" for one in fields(optimizer_settings()["adafactor"])}
                 assert not key or key in inside or setting in optional, (source, setting)
-
-
-def test_lists_have_one_value_for_each_column() -> None:
-    for source in SOURCES:
-        for name in load(source).get("recipes", {}):
-            one = recipe(source, name)
             for values in (*one.settings.values(), *one.code.values()):
                 assert not isinstance(values, list) or len(values) == len(one.columns["labels"]), (source, name)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from report_cells import entry, result, score, spec
 
-from gpas_cli.errors import GpasError
 from gpas_cli.events import Score
 from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Claim, Comparison, Feature
@@ -187,16 +186,6 @@ def test_every_text_has_a_column_and_those_of_the_paper_its_numbers() -> None:
 def test_without_a_column_for_each_text_the_last_one_is_shown() -> None:
     (row,) = table("size").rows
     assert [cell.values for cell in row.cells] == [{1: 80.0}]
-
-
-def test_texts_of_a_stage_that_has_not_finished_are_shown() -> None:
-    (row,) = table(outcome=PARTIAL).rows
-    assert row.cells[0].values == {1: 31.5}
-
-
-def test_a_cell_without_texts_has_no_such_number() -> None:
-    with pytest.raises(GpasError, match="comes from the stage 'texts', which this cell does not have"):
-        build([entry()], {}, {}, spec(columns="size", value="text_perplexity"))
 
 
 QUANTISED = {"unquantised": 20.0, "int8": 20.1, "int4": 24.0}
