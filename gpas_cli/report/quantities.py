@@ -125,10 +125,10 @@ BY_LAYER = (
         for part, words in _MATRICES.items()
     ),
     Quantity("importance", "rise of the loss without the layer", _NATS, by_layer=True, bars=True),
-    Quantity("importance_score", "accuracy lost without the layer", "points", by_layer=True, bars=True),
+    Quantity("importance_score", "score lost without the layer", "points", by_layer=True, bars=True),
     *(
         Quantity(f"{name}_{what}", f"{lost} without {words}", unit, by_layer=True, bars=True, groups=what in _GROUPS)
-        for name, lost, unit in (("importance", "rise of loss", _NATS), (_SCORE, "accuracy lost", "points"))
+        for name, lost, unit in (("importance", "rise of loss", _NATS), (_SCORE, "score lost", "points"))
         for what, words in _LEFT_OUT.items()
     ),
     Quantity("stream_norm", "norm of the layer's output", by_layer=True, outputs=True),

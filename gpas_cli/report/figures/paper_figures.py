@@ -44,6 +44,7 @@ _TOY_SIZES = ("quickstart",)
 _METHOD_AXES = ("norm", "gate", "embed", "init", "family")  # whose labels the title of a method replaces
 _SHOWN = 6  # missing cells that a message names
 
+_Labels = tuple[tuple[str, Label], ...]
 _Bounds = Callable[["Entry"], Sequence[float]]
 
 
@@ -201,9 +202,8 @@ def make(request: Request, known: Recorded, bounds: _Bounds | None = None) -> Pa
         return _with_bounds(blank, request, bounds)
     panels: list[Figure] = []
     drawn: set[str] = set()
-    for label in _labels_of_each(request):
+    for label, cells in _cells_of_each(request).items():
         for panel in spec.panels:
-            cells = [entry for entry in request.entries if has_labels(entry, label)]
             made, names = _panel(panel, spec, cells, known, label)
             panels.append(made)
             drawn |= names
@@ -232,17 +232,18 @@ def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorde
     return next(remedies(found, declared), ("", []))[0]
 
 
-def _labels_of_each(request: Request) -> list[dict[str, Label]]:
-    """Return the labels of the panels of `each`: one empty mapping if there is no such axis."""
+def _cells_of_each(request: Request) -> dict[_Labels, list[Entry]]:
+    """Return the cells by their labels on the axes `each`; cells without any, beside networks, are trained here."""
     axes = (request.spec.each,) if isinstance(request.spec.each, str) else request.spec.each
-    found = dict.fromkeys(
-        tuple((axis, entry.axes[axis]) for axis in axes if axis in entry.axes) for entry in request.entries
-    )
-    return [dict(labels) for labels in found] or [{}]
+    found: dict[_Labels, list[Entry]] = {}
+    for entry in request.entries:
+        labels = tuple((axis, entry.axes[axis]) for axis in axes if axis in entry.axes)
+        found.setdefault(labels, []).append(entry)
+    return {labels or ((("", "trained here"),) if len(found) > 1 else ()): own for labels, own in found.items()}
 
 
 def _panel(
-    panel: Mapping[str, Any], spec: FigureSpec, entries: Sequence[Entry], known: Recorded, label: Mapping[str, Label]
+    panel: Mapping[str, Any], spec: FigureSpec, entries: Sequence[Entry], known: Recorded, label: _Labels
 ) -> tuple[Figure, set[str]]:
     """Return a panel and the ids of the cells that have recorded its curves."""
     own = [entry for entry in entries if has_labels(entry, panel.get("cells", {}))]
@@ -252,7 +253,7 @@ def _panel(
     recorded = {run.entry.id for run in runs}
     if spec.against:
         runs = ratios(runs, spec.against)
-    words = [(axis.rpartition(".")[2] if axis != "size" else "", spelled(value)) for axis, value in label.items()]
+    words = [(axis.rpartition(".")[2] if axis != "size" else "", spelled(value)) for axis, value in label]
     labels = [f"{axis} {value}".strip() for axis, value in words]
     title = ", ".join([*labels, *filter(None, [panel.get("title")])])
     made = make_figure(runs, selection, title, y=spec.y, log=panel.get("log"))

@@ -87,6 +87,11 @@ def test_panels_and_methods_are_the_papers(database: object) -> None:
         entry.name.rpartition("-")[0] for entry in request(FIGURES["curse-1"], EXPERIMENTS, "quickstart-curse").entries
     }
     assert toy_cells == {"pre-normal", "pre-scaled", "lns-normal"}  # lns-weights is another form of LNS
+    networks = drawn("curse-2", database, "quickstart-figure2").panels
+    assert [(panel.title, len(panel.series)) for panel in networks][2:] == [
+        ("(c) network made-bert", 1),
+        ("(d) trained here", 4),
+    ]
     assert titles(drawn("spike-2", database)) == [["Xavier Init", "Vanilla", "Embed LN", "Scaled Embed"]]
     assert [panel.title for panel in drawn("spike-3", database).panels] == ["(a) gpt-350m", "(b) gpt-1.7b"]
     toy = [panel.title for panel in drawn("spike-3", database, "quickstart-spike").panels]
