@@ -111,17 +111,13 @@ def usual_label(cell: Cell, metric: Metric) -> str | None:
     return headline(section.tasks, metric.name) if metric.name in BY_TASK else None
 
 
-def measured(entry: Entry, column: Label, metric: Metric, *, by_task: bool) -> dict[str, Label]:
-    """Return the labels of what a number of the entry is measured on: its task, which is also its text.
+def number_facts(entry: Entry, metric: Metric, label: str | None) -> dict[str, Label]:
+    """Return the labels by which papers print a number of the entry: its facts, and its task, which is also its text.
 
-    column: the label of the number's column, a task or text if `by_task`; without a column for each, metrics of tasks
-    and texts show the last of them. Numbers that belong to none have no further labels.
+    label: the task or text, None for the usual one. Numbers that belong to none have no further labels.
     """
-    label = str(column) if by_task else usual_label(entry.cell, metric)
-    if label is None:
-        return {}
-    task = base_name(label)
-    return {"task": task, "text": task}
+    label = usual_label(entry.cell, metric) if label is None else label
+    return {**facts(entry), **({} if label is None else dict.fromkeys(("task", "text"), base_name(label)))}
 
 
 def _describe_std(model: Model) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from report_cells import entry
 
-from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, measured, row_title, scheme_titles
+from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, number_facts, row_title, scheme_titles
 from gpas_cli.report.recorded import METRICS
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
@@ -68,10 +68,10 @@ def test_facts_of_network_and_text(more: dict[str, Any], axis: str, label: str) 
 def test_numbers_of_tasks_are_measured_on_their_text() -> None:
     scored = entry(downstream={"tasks": ["spike", "piqa"]})
     perplexity, accuracy = METRICS["task_perplexity"], METRICS["accuracy"]
-    assert measured(scored, "wikitext", perplexity, by_task=True) == {"task": "wikitext", "text": "wikitext"}
-    assert measured(scored, "piqa@0ef0e6d36d4f", accuracy, by_task=True)["task"] == "piqa"
-    assert measured(scored, "71m", perplexity, by_task=False)["text"] == "lambada_openai"
-    assert measured(scored, "71m", METRICS["perplexity"], by_task=False) == {}
+    assert number_facts(scored, perplexity, "wikitext") == {**facts(scored), "task": "wikitext", "text": "wikitext"}
+    assert number_facts(scored, accuracy, "piqa@0ef0e6d36d4f")["task"] == "piqa"
+    assert number_facts(scored, perplexity, None)["text"] == "lambada_openai"
+    assert number_facts(scored, METRICS["perplexity"], None) == facts(scored)
 
 
 def test_a_grid_may_name_its_gates() -> None:

@@ -30,7 +30,7 @@ from gpas_cli.grid.document import Label
 from gpas_cli.report.claims.measure import Group, groups
 from gpas_cli.report.claims.verdict import Part, Verdict, has_added_seeds, judged
 from gpas_cli.report.figures.convergence import smooth_losses
-from gpas_cli.report.labels import facts, label_title, measured, scheme_titles
+from gpas_cli.report.labels import label_title, number_facts, scheme_titles
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import state_metric
 from gpas_cli.report.recorded import Recorded
@@ -185,10 +185,9 @@ def _published(comparison: Comparison, group: Group) -> dict[str, float]:
 
 def _facts(entry: Entry, comparison: Comparison) -> dict[str, Label]:
     """Return the labels by which papers print the number: of the cell, and the task that it is measured on."""
-    feature = comparison.value
-    what = state_metric(feature, {stage.declared for stage in entry.cell.stages})
-    _, by_task, task = feature.metric.partition("/")
-    return {**facts(entry), **measured(entry, task, what, by_task=bool(by_task))}
+    what = state_metric(comparison.value, {stage.declared for stage in entry.cell.stages})
+    _, slash, task = comparison.value.metric.partition("/")
+    return number_facts(entry, what, task if slash else None)
 
 
 _MAX_SEEDS = 8  # proposed for `gpas run claims`, or twice the present number

@@ -17,7 +17,7 @@ from gpas_cli.grid.declared import Comparison, Entry, Feature
 from gpas_cli.grid.document import Label, identity, same, spelled
 from gpas_cli.report.figures.convergence import Losses, with_convergence
 from gpas_cli.report.figures.series import Points, by_layer
-from gpas_cli.report.labels import stage_kinds, usual_label
+from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.quantities import DIVERGED, Quantity, curve_of, state_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus, by_variant, entry_status
@@ -55,15 +55,10 @@ def measure(entries: Sequence[Entry], feature: Feature, over: str, known: Record
     Raises GpasError for an unknown metric or curve, or an entry without the stage that reports it.
     """
     statuses = {}
+    _, slash, task = feature.metric.partition("/")  # without a task, of all tasks together
     for entry in entries:
         what = state_metric(feature, [stage.declared for stage in entry.cell.stages])
-        usual = usual_label(entry.cell, what)  # by default of all tasks together
-        if usual is None or "/" in feature.metric:
-            name = feature.metric if what.by_task else what.name
-        else:
-            name = what.recorded_as(usual)
-        seed = entry.axes.get(over)
-        statuses[entry.id] = entry_status(entry, seed, what, name, known.states, known.results)
+        statuses[entry.id] = entry_status(entry, over, what, task if slash else None, known.states, known.results)
     if not feature.curve:
         return {name: _of_metric(status, feature) for name, status in statuses.items()}
     done = {status.key: status for status in statuses.values() if status.state in _ENDED}

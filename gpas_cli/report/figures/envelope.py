@@ -9,7 +9,7 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import CellCurve, Series, make_series
-from gpas_cli.report.labels import stage_kinds, usual_label
+from gpas_cli.report.labels import stage_kinds
 from gpas_cli.report.recorded import Recorded, metric
 from gpas_cli.report.tables.entry_status import entry_status
 from gpas_cli.report.tuning import Method
@@ -86,9 +86,7 @@ def _runs(known: Recorded, axis: str, what: Metric, over: str) -> tuple[list[Cel
     for alike in groups.values():
         points = []
         for entry in sorted(alike, key=lambda entry: float(str(entry.axes[axis]))):
-            usual = usual_label(entry.cell, what)
-            name = what.recorded_as("" if usual is None else usual)
-            status = entry_status(entry, None, what, name, known.states, known.results)
+            status = entry_status(entry, over, what, None, known.states, known.results)
             if status.value is not None and math.isfinite(status.value):
                 points.append((float(str(entry.axes[axis])), status.value))
             elif status.state != "diverged":

@@ -269,24 +269,20 @@ def _runs(
 ) -> tuple[list[CellCurve], Selection]:
     """Return the curves of one quantity, or of several as parts of the network, and the last selection."""
     names = what if isinstance(what, list) else [what]
+    layers = panel.get("layers")
     runs: list[CellCurve] = []
     for name in names:
-        selection = _selection(name, panel, spec)
+        selection = Selection(
+            quantity(name),
+            at=(panel["at"],) if "at" in panel else (),
+            planned=spec.planned,
+            layers=() if layers == "all" else layers,
+            every=panel.get("every", 1),
+            start=panel.get("from", 0.0),
+        )
         found = [_titled(run, spec) for run in curves(known.engine, entries, selection)]
         runs += of_part(found, selection.quantity.part) if len(names) > 1 else found
     return runs, selection
-
-
-def _selection(name: str, panel: Mapping[str, Any], spec: FigureSpec) -> Selection:
-    layers = panel.get("layers")
-    return Selection(
-        quantity(name),
-        at=(panel["at"],) if "at" in panel else (),
-        planned=spec.planned,
-        layers=() if layers == "all" else layers,
-        every=panel.get("every", 1),
-        start=panel.get("from", 0.0),
-    )
 
 
 def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:

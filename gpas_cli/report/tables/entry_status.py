@@ -10,7 +10,7 @@ from statistics import fmean
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
-from gpas_cli.report.labels import RowKey, measured_labels
+from gpas_cli.report.labels import RowKey, measured_labels, usual_label
 from gpas_cli.report.recorded import PARTIAL, Result
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, called
 
@@ -58,10 +58,11 @@ class EntryStatus:
 
 
 def entry_status(
-    entry: Entry, seed: Label | None, metric: Metric, name: str, states: States, results: Results
+    entry: Entry, over: str, metric: Metric, label: str | None, states: States, results: Results
 ) -> EntryStatus:
-    """Return the status of `entry` for the number called `name`: that of the first stage in its chain that is not done.
+    """Return the status of `entry` for a number: that of the first stage in its chain that is not done.
 
+    over: the averaged axis. label: what the number is measured on, None for the usual one (`usual_label`).
     A result counts only if the run directory confirms it, by the evidence that `gpas status` uses.
 
     Raises GpasError when the entry has no stage that reports the metric.
@@ -69,6 +70,9 @@ def entry_status(
     if metric.stage not in [stage.kind for stage in entry.cell.stages]:
         what = f"{metric.name} comes from the stage '{metric.stage}'"
         raise GpasError(f"{entry.id}: {what}, which this cell does not have")
+    seed = entry.axes.get(over)
+    measured_on = usual_label(entry.cell, metric) if label is None else label
+    name = metric.name if measured_on is None else metric.recorded_as(measured_on)
     for position, stage in enumerate(entry.cell.stages):
         known = results.get(stage.key)
         if known is not None and known.outcome == PARTIAL:

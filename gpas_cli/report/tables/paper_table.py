@@ -292,8 +292,7 @@ def _cell(
     every = []
     for entry in entries:
         label = next((label for label in _tasks(entry) if base_name(label) == task), task)
-        name = what.recorded_as(label) if label else what.name
-        status = entry_status(entry, entry.axes.get(spec.over), what, name, states, results)
+        status = entry_status(entry, spec.over, what, label or "", states, results)
         every.append(as_averaged(status, printed.batches, what))
     statuses, others = best_variant(every, spec.over, what)
     beside = {}

@@ -17,13 +17,11 @@ from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import (
     RowKey,
-    facts,
     label_title,
-    measured,
+    number_facts,
     row_title,
     scheme_titles,
     stage_kinds,
-    usual_label,
 )
 from gpas_cli.report.papers import PublishedCell, PublishedTable, published
 from gpas_cli.report.papers.recipes import Deviation, deviations
@@ -290,18 +288,15 @@ class _Builder:
     def _cell(self, label: Label, entries: Sequence[Entry]) -> TableCell:
         statuses = []
         for entry in entries:
-            usual = None if self.measured_on else usual_label(entry.cell, self.what)
-            name = self.what.recorded_as(str(label) if usual is None else usual)
-            status = entry_status(entry, entry.axes.get(self.spec.over), self.what, name, self.states, self.results)
+            measured_on = str(label) if self.measured_on else None
+            status = entry_status(entry, self.spec.over, self.what, measured_on, self.states, self.results)
             statuses.append(as_averaged(status, self._batches(entry, label), self.what))
-        if not self.spec.best:
-            return with_summary(TableCell(tuple(statuses)), self.spec.over)
         own, others = best_variant(statuses, self.spec.over, self.what)
         return with_summary(TableCell(own, others=others), self.spec.over)
 
     def _batches(self, entry: Entry, label: Label) -> int:
         """Return the validation batches of the published number beside an entry's, 0 for as many as ours."""
-        cells = (table.cell(self._labels_of(entry, label)) for table in self.sources.values() if table.batches)
+        cells = (table.cell(self._facts(entry, label)) for table in self.sources.values() if table.batches)
         return next((cell.batches for cell in cells if cell), 0)
 
     def _compared(
@@ -312,20 +307,17 @@ class _Builder:
         for own, other, label in zip(row, base or [TableCell()] * len(labels), labels, strict=True):
             printed = {}
             for name, table in self.sources.items() if own.statuses else ():
-                cell = table.cell(self._labels(own, label))
+                cell = table.cell(self._facts(own.statuses[0].entry, label))
                 if cell is not None and cell.value is not None:
-                    published_base = table.cell(self._labels(other, label)) if other.statuses else None
+                    bases = [table.cell(self._facts(run.entry, label)) for run in other.statuses[:1]]
                     differing = deviations([run.entry for run in own.runs], table)
-                    printed[name] = Printed(cell, cell.minus(published_base), differing)
+                    printed[name] = Printed(cell, cell.minus(bases[0] if bases else None), differing)
             found.append(replace(own, delta=stats.paired(own.values, other.values) if base else None, printed=printed))
         return found
 
-    def _labels(self, cell: TableCell, label: Label) -> dict[str, Label]:
-        """Return the labels by which the number of a cell in the column `label` is looked up in papers."""
-        return self._labels_of(cell.statuses[0].entry, label)
-
-    def _labels_of(self, entry: Entry, label: Label) -> dict[str, Label]:
-        return {**facts(entry), **measured(entry, label, self.what, by_task=self.measured_on)}
+    def _facts(self, entry: Entry, label: Label) -> dict[str, Label]:
+        """Return the labels by which the number of an entry in the column `label` is looked up in papers."""
+        return number_facts(entry, self.what, str(label) if self.measured_on else None)
 
     def _column(self, label: Label, index: int, rows: Sequence[Row]) -> Column:
         cells = [row.cells[index] for row in rows]
