@@ -12,6 +12,9 @@ import typer
 from gpas_cli.cli.console import STATE
 from gpas_cli.cli.selection import experiments
 from gpas_cli.errors import GpasError
+from gpas_cli.grid.document import spelled
+from gpas_cli.grid.expand import Expansion, cell_names, expand
+from gpas_cli.spec.parse import flat, plain
 
 
 def offer(*sources: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -47,24 +50,17 @@ def _grids() -> list[str]:
 
 def _cells() -> list[str]:
     """Return the cells of the default grid by name, and the cells of all grids as grid/name."""
-    from gpas_cli.grid.expand import cell_names
-
     names = {grid: cell_names(experiments(), grid) for grid in _grids()}
     usual = names.get(experiments().default, [])
     return [*usual, *(f"{grid}/{name}" for grid, found in names.items() for name in found)]
 
 
 def _keys() -> list[str]:
-    from gpas_cli.grid.expand import expand
-
     return list(dict.fromkeys(entry.key for entry in expand(experiments(), _grids())))
 
 
 def _settings() -> list[str]:
     """Return the settings of a cell of the default grid, as PATH=."""
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.spec.parse import flat, plain
-
     first = expand(experiments(), [experiments().default])[:1]
     return [f"{name}=" for entry in first for name in flat(plain(entry.cell))]
 
@@ -79,9 +75,6 @@ def _printed() -> list[str]:
 
 def _conditions() -> list[str]:
     """Return the conditions AXIS=LABEL that some cell fulfils, also where cells need a plugin, which is not run."""
-    from gpas_cli.grid.document import spelled
-    from gpas_cli.grid.expand import Expansion
-
     expansion = Expansion(experiments())
     cells = [labels for grid in experiments().grids.values() for labels in expansion.names(grid).values()]
     return list(dict.fromkeys(f"{axis}={spelled(label)}" for labels in cells for axis, label in labels.items()))

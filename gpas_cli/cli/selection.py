@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.cli.console import STATE, warn
 from gpas_cli.errors import GpasError, Problem, UnknownCell
+from gpas_cli.grid.declared import Entry, Experiments
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.grid.resources import site_path
+from gpas_cli.grid.select import find, find_preferring, select
+from gpas_cli.grid.variant import SEPARATOR, vary
 from gpas_cli.project import Project
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
-    from gpas_cli.grid.declared import Entry, Experiments
     from gpas_cli.report.recorded import Recorded
 
 
@@ -29,9 +34,6 @@ def experiments() -> Experiments:
 
     Plugin files are not run for shell completion: pressing TAB in a folder must not execute code in it.
     """
-    from gpas_cli.grid.load import load
-    from gpas_cli.grid.resources import site_path
-
     completing = any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)  # the shell asks for it
     return load(project().config, run_plugins=not completing, check=_report_problems, site=site_path())
 
@@ -46,9 +48,6 @@ def _report_problems(experiments: Experiments) -> Iterable[Problem]:
 
 def entries(names: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
     """Return the cells of the named grids, by default of the default grid, that match `where`."""
-    from gpas_cli.grid.expand import expand
-    from gpas_cli.grid.select import select
-
     return select(expand(experiments(), names or [experiments().default]), where or [])
 
 
@@ -64,8 +63,6 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     Words of the form NAME=VALUE are settings of all of them. A key may also belong to a cell that no grid declares any
     more.
     """
-    from gpas_cli.grid.expand import expand
-
     names, settings = split_settings(words)
     if settings and not names:
         raise GpasError(f"name the cell to apply {settings[0]} to")
@@ -78,8 +75,6 @@ def _find(declared: Sequence[Entry], name: str) -> Entry:
 
     A recorded cell is found by the start of its key, or by its name if settings on the command line made it.
     """
-    from gpas_cli.grid.select import find, find_preferring
-    from gpas_cli.grid.variant import SEPARATOR
     from gpas_cli.plan.undeclared import undeclared, with_key
 
     try:
@@ -104,7 +99,6 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
-    from gpas_cli.grid.variant import vary
 
     return vary(experiments(), found, settings) if settings else found
 
@@ -114,8 +108,6 @@ def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = No
 
     Words of the form NAME=VALUE are settings of all of them.
     """
-    from gpas_cli.grid.select import select
-
     grids = experiments().grids
     names, settings = split_settings(words or [])
     if settings and not names:

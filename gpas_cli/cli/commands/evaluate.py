@@ -126,14 +126,10 @@ def _reason(done: ExternalScores) -> str:
 
 
 def _print(done: ExternalScores, section: Downstream) -> None:
-    drawn = scores_table(done.scores)
-    drawn.title = done.name
-    several = len(section.tasks) > 1
-    for metric, percent in _metrics(done, section).items() if several else ():
-        average = metric.removeprefix("accuracy/")
-        if average in AVERAGE_TITLES:
-            drawn.add_row(AVERAGE_TITLES[average], "acc", f"{percent:.2f} %")
-    say(drawn)
+    metrics = _metrics(done, section) if len(section.tasks) > 1 else {}
+    averages = {AVERAGE_TITLES[name]: percent for metric, percent in metrics.items()
+                if (name := metric.removeprefix("accuracy/")) in AVERAGE_TITLES}  # fmt: skip
+    say(scores_table(done.scores, averages, done.name))
     for text in skipped_notes(done.scores):
         say(text, style="yellow")
     say(f"recorded in {done.directory}" if done.outcome else "all were recorded earlier", style="dim")

@@ -367,7 +367,9 @@ def finish(
     endings = vars(summary).items() if summary else ()
     cells = [_cell(item, ending) for ending, items in endings for item in items]
     counts = dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells))
-    sent = progress.submitted_json(submitted) if submitted else None
+    sent = None
+    if submitted:
+        sent = filled(progress.SubmittedJson, submitted, left=len(submitted.left), blocked=len(submitted.blocked))
     made = RunJson(schema=1, exit_code=code.value, counts=counts, cells=cells, submitted=sent)
     if shrunk:
         made["shrunk"] = shrunk

@@ -145,18 +145,11 @@ def run_claims(
     rules = Rules(level, max_seeds, step, until == _DECLARED)
     chosen = _claims(names, toy)
     if tuned:
-        chosen = _tuned(chosen, options, dry_run=dry_run)
-    _run(chosen, list(where or []), rules, options, dry_run=dry_run)
-
-
-def _tuned(claims: list[Claim], options: RunOptions, *, dry_run: bool) -> list[Claim]:
-    """Return the claims about tuned cells, after tuning what is not tuned. Exit if that does not end."""
-    grids = list(dict.fromkeys(grid for claim in claims for grid in claim.grids))
-    if not dry_run:
-        code = tune(grids, options)
+        code = Exit.DONE if dry_run else tune([grid for claim in chosen for grid in claim.grids], options)
         if code is not Exit.DONE:
             raise typer.Exit(code)
-    return tuned_claims(experiments(), claims)
+        chosen = tuned_claims(experiments(), chosen)
+    _run(chosen, list(where or []), rules, options, dry_run=dry_run)
 
 
 def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:

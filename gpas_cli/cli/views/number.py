@@ -1,10 +1,9 @@
 """The origin of a number of a table, and scores at tasks, as text for the terminal and for JSON."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
-from rich.table import Table
 from rich.text import Text
 
 from gpas_cli.cli.console import say, say_fact
@@ -214,20 +213,16 @@ def hours_text(spent: Spent) -> str:
     return f"{spent.total.hours(unit)}: {', '.join(shown)}"
 
 
-def scores_table(scores: Sequence[Score]) -> Table:
-    """Return a table with a row for each score: accuracies in percent, and what scored the task."""
-    drawn = Table(box=None, title_justify="left")
-    for title in ("task", "score"):
-        drawn.add_column(title)
-    for title in ("value", "±", "questions"):
-        drawn.add_column(title, justify="right")
-    for title in ("shots", "version", "scored by"):
-        drawn.add_column(title)
-    for score in scores:
-        numbers = (_shown(score, number) for number in (score.value, score.stderr))
-        facts = (f"{score.examples:,}", str(score.shots), score.task_version, score.harness)
-        drawn.add_row(score.task, score.metric, *numbers, *facts)
-    return drawn
+def scores_table(scores: Sequence[Score], averages: Mapping[str, float] | None = None, title: str = "") -> Columns:
+    """Return a table with a row for each score, accuracies in percent, and what scored the task; then averages."""
+    rows = [
+        (one.task, one.metric, _shown(one, one.value), _shown(one, one.stderr), f"{one.examples:,}", str(one.shots),
+         one.task_version, one.harness)
+        for one in scores
+    ]  # fmt: skip
+    rows += [(name, "acc", f"{percent:.2f} %", *[""] * 5) for name, percent in (averages or {}).items()]
+    headers = ("task", "score", "value", "±", "questions", "shots", "version", "scored by")
+    return Columns(headers, rows, title, right=frozenset(headers[2:5]))
 
 
 def skipped_notes(scores: Sequence[Score]) -> list[str]:

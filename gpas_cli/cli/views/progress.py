@@ -22,7 +22,7 @@ from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
-from gpas_cli.documents import From, filled
+from gpas_cli.documents import From
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
@@ -326,11 +326,6 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
     grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
     say(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))
-
-
-def submitted_json(done: Submitted) -> SubmittedJson:
-    """Return what was submitted, for `--json`."""
-    return filled(SubmittedJson, done, left=len(done.left), blocked=len(done.blocked))
 
 
 MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute
