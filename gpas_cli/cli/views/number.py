@@ -215,7 +215,7 @@ def hours_text(spent: Spent) -> str:
 
 def scores_table(scores: Sequence[Score], averages: Mapping[str, float] | None = None, title: str = "") -> Columns:
     """Return a table with a row for each score, accuracies in percent, and what scored the task; then averages."""
-    rows = [
+    rows: list[Sequence[str]] = [
         (one.task, one.metric, _shown(one, one.value), _shown(one, one.stderr), f"{one.examples:,}", str(one.shots),
          one.task_version, one.harness)
         for one in scores

@@ -12,7 +12,7 @@ from gpas_cli.cli import selection
 from gpas_cli.cli.views.progress import MOST_CELLS, results_so_far
 from gpas_cli.errors import StoreError
 from gpas_cli.project import Project
-from gpas_cli.report import query
+from gpas_cli.report import recorded
 
 
 def shown(face: Face) -> str:
@@ -43,7 +43,7 @@ def test_there_is_none_while_results_cannot_be_read(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(query, "results", fail)
+    monkeypatch.setattr(recorded, "read_results", fail)
     assert shown(face) == ""
 
 
