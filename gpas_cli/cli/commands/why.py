@@ -227,7 +227,7 @@ def _print(stage: Provenance) -> None:
         shown = [f"{step} (loss scale {scale:g})" for step, scale in stage.skipped]
         say(f"  skipped updates, whose gradients were not finite: {listed(shown, _MOST_SPIKES)}")
     if stage.scores:
-        say(Padding(scores_table(stage.scores), (0, 0, 0, 1), expand=False))
+        say(Padding(scores_table(stage.scores), (0, 0, 0, 2), expand=False))
     for text in (*skipped_notes(stage.scores), *_taken_over(stage.taken_over)):
         say(f"  {text}")
     say(f"  {stage.spent.total.unit}: {hours_text(stage.spent)}")
