@@ -1,7 +1,7 @@
 """Cluster faults injected into a real cluster: each time the grid completes, and status stays true.
 
 F1   a time limit                  test_a_time_limit_shorter_than_the_run_takes_several_requeues
-F2   preemption                    test_slurm_preemption.py
+F2   preemption                    test_slurm_nodes.py
 F3   requeue from outside          test_warned_jobs_save_requeue_and_repeat_no_update, test_what_others_requeue_...
 F4   split brain                   test_slurm_nodes.py: an_orphan_on_a_node_taken_for_dead_is_fenced
 F5   node failure                  test_slurm_nodes.py: a_result_from_a_node_taken_for_dead_counts
@@ -14,9 +14,9 @@ F11  a submitter dies              test_slurm_run.py: submitters_killed_at_any_i
 F12  no accounting                 test_slurm_accounting.py
 F13  a signal at start-up          test_a_signal_during_start_up_kills_no_job
 F14  stale temporary files         test_slurm_disk.py: what_killed_processes_left_half_written_disturbs_nobody
-F15  out of memory, crash, cancel  test_slurm_accounting.py: memory_grows_...; a killed process: test_slurm_ranks.py, of
+F15  out of memory, crash, cancel  test_slurm_accounting.py: memory_grows_...; a killed process: test_slurm_nodes.py, of
                                    every process: test_slurm_disk.py; below
-F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; test_slurm_ranks.py
+F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; test_slurm_nodes.py
 F17  drained nodes                 test_slurm_nodes.py: a_suspended_job_is_alive_and_drained_nodes_only_delay
 F18  limits, no log, dead parents  test_slurm_run.py: more_cells_than_...; test_slurm_disk.py; test_slurm_chain.py
      read-only, full disks         test_slurm_disk.py
@@ -112,7 +112,7 @@ def test_a_signal_during_start_up_kills_no_job(cluster: Cluster, tmp_path: Path)
 
 
 def test_a_job_that_crashes_is_interrupted_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
-    """F15: not SIGKILL, after which a job starts again at once (test_slurm_ranks.py)."""
+    """F15: not SIGKILL, after which a job starts again at once (test_slurm_nodes.py)."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
     kill(next(event for event in toy.events() if event["kind"] == "start")["pid"], SIGSEGV)
     toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))

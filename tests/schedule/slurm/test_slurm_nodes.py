@@ -1,12 +1,16 @@
-"""Node failures under real jobs: each time the grid completes, and status stays true."""
+"""Failures of nodes and tasks under real jobs, and preemption: each time the grid completes, and status stays true."""
 
 import json
 import signal
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster import NODES, Cluster
-from slurm_toy import job_of, node_of, paused, started, wait
+from slurm_toy import LONG, SlurmToy, job_of, kill, node_of, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -90,3 +94,128 @@ def test_a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs(cluster: Clu
     toy.finish()
     assert len(toy.attempts()) == 2
     toy.trained_once()
+
+
+# The names of this cluster's nodes do not resolve.
+JOB, SUPERVISOR = "worker.job", "schedule.slurm.supervisor"
+TOGETHER = "ranks: 2, cpus: 2, environment: [MASTER_ADDR=127.0.0.1]"
+
+
+def processes(toy: SlurmToy, module: str, rank: int) -> list[psutil.Process]:
+    """Return the live processes of that rank that run `module` for the toy."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            ours = f"gpas_cli.{module}" in words and str(toy.runs) in words[-1] + words[-2]
+            if ours and words[0] != "sh" and process.environ().get("SLURM_PROCID") == str(rank) and lives(process):
+                found.append(process)
+    return found
+
+
+def lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def together(cluster: Cluster, folder: Path, more: str, nodes: int = 1) -> SlurmToy:
+    """Return a project with a cell that two tasks are training."""
+    toy = one_cell(cluster, folder, resources=f"{TOGETHER}, nodes: {nodes}, {more}", steps=LONG // 2)
+    toy.submit()
+    wait(toy.training)
+    return toy
+
+
+@pytest.mark.parametrize(
+    ("victim", "rank", "nodes"),
+    [
+        (JOB, 0, 1),
+        (JOB, 1, 2),
+        (SUPERVISOR, 0, 2),
+        (SUPERVISOR, 1, 1),
+    ],
+)
+def test_a_failed_task_ends_the_others(cluster: Cluster, tmp_path: Path, victim: str, rank: int, nodes: int) -> None:
+    """F16: no task waits for a dead process until the time limit; the cell resumes, perhaps after another command."""
+    toy = together(cluster, tmp_path / "toy", "micro_batch: 1", nodes)
+    everybody = [process for module in (JOB, SUPERVISOR) for r in (0, 1) for process in processes(toy, module, r)]
+    kill(processes(toy, victim, rank)[0].pid)
+    wait(lambda: not any(lives(process) for process in everybody))
+    under_way = ("running", "interrupted", "queued")
+    toy.until(lambda states: states["pre-gpas-s1"] == "interrupted" or len(toy.attempts()) == 2, allowed=under_way)
+    toy.submit()
+    toy.finish()
+    assert len(toy.attempts()) == 2
+    toy.trained_once()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_with_a_killed_task_is_restarted_at_once(cluster: Cluster, tmp_path: Path, rank: int) -> None:
+    """F15: all tasks restart in the same job; without evidence of exhausted memory, the micro-batch stays."""
+    toy = together(cluster, tmp_path / "toy", "micro_batch: 2")
+    (job,) = toy.queue()
+    processes(toy, JOB, rank)[0].send_signal(signal.SIGKILL)
+    wait(lambda: len(toy.attempts()) == 2)
+    assert list(toy.queue()) == [job]
+    toy.finish()
+    first, second = toy.facts()
+    assert (first["resources"]["micro_batch"], second["resources"]["micro_batch"]) == (2, 2)
+    assert "killed by SIGKILL" in second["retry"]["why"]
+    assert len(toy.attempts()) == 2
+    toy.trained_once()
+
+
+URGENT = ("-p", "high", "-N", "4", "--exclusive", "-t", "1", "-o", "/dev/null", "--wrap", "sleep 1")
+# A job that records every signal with its time and runs until it is killed.
+STUBBORN = """\
+import signal, sys, time
+said = open(sys.argv[1], "a", buffering=1)
+for number in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(number, lambda number, _: said.write(f"{time.time()} {signal.Signals(number).name}\\n"))
+while True:
+    said.write(f"{time.time()} alive\\n")
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("signalled", ["warned", "ended"])
+def test_preempted_jobs_resume_from_their_checkpoint(cluster: Cluster, tmp_path: Path, signalled: str) -> None:
+    """F2: USR2 arrives at once because of preempt_send_user_signal, or only TERM does, which is SLURM's default."""
+    if signalled == "ended":
+        cluster.configure("SlurmctldParameters=", "#SlurmctldParameters=")
+    toy = started(cluster, tmp_path / "toy", checkpoint_every=10**6)
+    cluster.run("sbatch", *URGENT)
+    toy.finish()
+    cluster.configure("#SlurmctldParameters=", "SlurmctldParameters=")
+    resumed = [event["resumed_from"] for event in toy.events() if "resumed_from" in event]
+    assert len(resumed) == 2
+    assert resumed[1] > 0
+    toy.trained_once()
+
+
+def test_a_preempted_job_has_the_time_that_doctor_reports(cluster: Cluster, tmp_path: Path) -> None:
+    """The time from the warning to the kill is GraceTime plus KillWait, never less."""
+    toy = SlurmToy(tmp_path / "toy", cluster, steps=20)
+    toy("run", "grid", "--executor", "local", "--yes")
+    answer = toy("doctor", "--json", expect=None).json["findings"]
+    findings = {finding["what"]: finding for finding in answer}
+    assert findings["SLURM preemption"]["status"] == "ok"
+    assert "warned by USR2 at once, jobs have 20 s in low; an update and" in findings["SLURM preemption"]["detail"]
+    assert "jobs are warned 20 s before their time limit" in findings["SLURM time limits"]["detail"]
+
+    said = tmp_path / "said.txt"
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    inner = f'trap "" USR2 TERM; exec {sys.executable} {tmp_path}/stubborn.py {said}'
+    cluster.run(
+        "sbatch", "--no-requeue", "--signal=USR2@20", "-t", "10", "-o", "/dev/null", "--wrap", f"srun sh -c '{inner}'"
+    )
+    wait(said.exists)
+    cluster.run("sbatch", *URGENT)
+    wait(lambda: said.stat().st_mtime < time.time() - 10)
+    lines = [line.split() for line in said.read_text().splitlines()]
+    signals = [(word, float(t)) for t, word in lines if word != "alive"]
+    assert [word for word, _ in signals][:2] == ["SIGUSR2", "SIGTERM"]
+    grace, left = signals[1][1] - signals[0][1], float(lines[-1][0]) - signals[1][1]
+    assert grace > 14
+    assert left > 3
