@@ -219,11 +219,8 @@ def _read_by(cell: Cell) -> Iterator[_Read]:
     if cell.network:
         yield cell.network
         return
-    usual = Data()
-    rows = replace(
-        cell.data, length=usual.length, layout=usual.layout, documents=usual.documents, batches=usual.batches
-    )
-    yield replace(rows, eval_tokens=usual.eval_tokens)
+    usual, unread = Data(), ("length", "layout", "documents", "batches", "eval_tokens")
+    yield replace(cell.data, **{name: getattr(usual, name) for name in unread})
     if isinstance(cell.objective, Masked) and cell.objective.mask_token:
         yield MaskToken(cell.data.tokenizer, cell.objective.mask_token)
     section: Finetune | None = cell.parameters("finetune")

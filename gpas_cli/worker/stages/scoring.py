@@ -34,12 +34,6 @@ _REPORT_SECONDS = 2.0  # between two events about the progress of a task
 _Scores = dict[tuple[str, str], float]  # (task, metric) -> value
 
 
-def _earlier_scores(stage: StageContext, checkpoint: str) -> _Scores:
-    """Return the scores of this network that earlier attempts recorded."""
-    known = recorded_events(stage.runs, stage.attempt.key, Score)
-    return {(score.task, score.metric): score.value for score in known if score.checkpoint == checkpoint}
-
-
 @dataclass(kw_only=True)
 class ScoreSheet:
     """The tasks that a stage scores, their scores so far, and where new ones are recorded.
@@ -131,9 +125,24 @@ def run_downstream(stage: StageContext) -> Outcome:
     """
     section: Downstream = stage.parameters
     name, tokenizer, scorer = _opened(stage, section.max_length, section.tasks)
-    sheet = task_sheet(section, _earlier_scores(stage, name), name, stage.emit, stage.stop)
+    sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
-    return score_section(section, scorer, tokenizer, stage.root, sheet)
+    found = score_tasks(
+        section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped, progress=sheet.report
+    )
+    return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
+
+
+def _sheet(
+    stage: StageContext, noun: str, tasks: Sequence[str], last_metric: Callable[[str], str], name: str
+) -> ScoreSheet:
+    """Return a sheet with the scores of the network `name` that earlier attempts recorded."""
+    known = recorded_events(stage.runs, stage.attempt.key, Score)
+    scores = {(score.task, score.metric): score.value for score in known if score.checkpoint == name}
+    return ScoreSheet(
+        noun=noun, tasks=tasks, last_metric=last_metric, scores=scores, checkpoint=name, emit=stage.emit,
+        stop=stage.stop,
+    )  # fmt: skip
 
 
 def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple[str, Tokenizer, Scorer]:
@@ -195,25 +204,6 @@ def alike(runs: Path, own: AttemptRecord) -> list[str]:
     return sorted(found)
 
 
-def task_sheet(section: Downstream, scores: _Scores, checkpoint: str, emit: Emit, stop: Stop) -> ScoreSheet:
-    """Return the sheet for the tasks of a section; `scores` has the known ones. `checkpoint` names the network."""
-    return ScoreSheet(
-        noun="task", tasks=section.tasks, last_metric=measure_of, scores=scores,
-        checkpoint=checkpoint, emit=emit, stop=stop,
-    )  # fmt: skip
-
-
-def score_section(section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path, sheet: ScoreSheet) -> Outcome:
-    """Score the tasks of the section that `sheet` does not have yet, and return the outcome.
-
-    `root`: the folder of experiments.yaml.
-    """
-    found = score_tasks(
-        section, scorer, tokenizer, root, skip=sheet.scored(), stop=sheet.stopped, progress=sheet.report
-    )
-    return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
-
-
 _NETWORK_TOKENS = 1024  # that a network is given at once, where the cell does not say how many
 _LAST_METRIC = "text_perplexity"  # of a text: with it the text counts as scored
 
@@ -227,19 +217,13 @@ def run_texts(stage: StageContext) -> Outcome:
     section: Texts = stage.parameters
     usual = _NETWORK_TOKENS if stage.cell.network else stage.cell.data.length
     name, tokenizer, scorer = _opened(stage, section.max_length or usual, section.names)
-    sheet = ScoreSheet(
-        noun="text", tasks=section.names, last_metric=lambda _: _LAST_METRIC, scores=_earlier_scores(stage, name),
-        checkpoint=name, emit=stage.emit, stop=stage.stop,
-    )  # fmt: skip
+    sheet = _sheet(stage, "text", section.names, lambda _: _LAST_METRIC, name)
     found = score_texts(
-        section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped,
-        progress=sheet.report,
-    )  # fmt: skip
-    return sheet.record(found, scorer, _metrics)
-
-
-def _metrics(scores: _Scores) -> dict[str, float]:
-    return {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
+        section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped, progress=sheet.report
+    )
+    return sheet.record(
+        found, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
+    )
 
 
 def run_importance(stage: StageContext) -> Outcome:

@@ -1,8 +1,8 @@
 """The stages that train: pretraining, the first stage of every cell, finetuning, and finetuning on tasks."""
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from gpas_cli.checkpoints import short_name
@@ -53,15 +53,13 @@ def _run_paths(stage: StageContext) -> RunPaths:
     return RunPaths(here.checkpoints, before, cache=stage.cache, root=stage.root, code=stage.attempt.code)
 
 
-@contextmanager
-def _all_recipients(stage: StageContext) -> Iterator[Emit]:
-    """Yield an `Emit` for the journal and the sinks that the attempt asks for."""
+def _all_recipients(stage: StageContext) -> AbstractContextManager[Emit]:
+    """Return a context with an `Emit` for the journal and the sinks that the attempt asks for."""
     attempt = stage.attempt
     here = stage.directory
     subject = Subject(attempt.grid, attempt.name, attempt.key, here.number, here.path, attempt.cell)
     # Only the first process has a journal and reports to others.
-    with opened(attempt.watch, subject, stage.root, stage.emit, leads=stage.world.leads) as emit:
-        yield emit
+    return opened(attempt.watch, subject, stage.root, stage.emit, leads=stage.world.leads)
 
 
 def _how(stage: StageContext) -> dict[str, Any]:
