@@ -135,10 +135,6 @@ class Finetune:
         shared = {own.name: getattr(self, own.name) for own in fields(Optim) if hasattr(self, own.name)}
         return Optim(**shared | {"steps": steps})
 
-    def trained_share(self, layers: int) -> float:
-        """Return the share of the layers that train in an update."""
-        return 1.0 if self.method == "full" else min(1.0, self.lisa_layers / layers)
-
 
 def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the cost in tokens: those to train, with less of a backward pass for layers that do not train, and a third
@@ -151,8 +147,9 @@ def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     rows = examples if spec.layout == "pad" else per_epoch / spec.length
     steps = spec.steps(math.ceil(rows))
     left = max(0.0, 1 - resumed / steps)
+    trained = 1.0 if spec.method == "full" else min(1.0, spec.lisa_layers / cell.model.size.layers)
     # Of an update's three products per matrix (forward, gradient of the input, of the weight) one is left out.
-    share = (2 + spec.trained_share(cell.model.size.layers)) / 3
+    share = (2 + trained) / 3
     evaluations = (steps - min(resumed, steps)) // cadence.eval_every + 1
     return left * spec.epochs * per_epoch * share + evaluations * cell.data.eval_tokens / EVALUATED_PER_TRAINED
 

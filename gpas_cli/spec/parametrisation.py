@@ -112,7 +112,8 @@ class Parametrisation:
                 if getattr(self, name):
                     yield Problem((name,), "has no effect with parametrisation: standard; write kind: mup or completep")
             return
-        written = f"{{like: {self.kind}, base_hidden: {hidden}{self._layers_written(layers)}}}"
+        more = f", base_layers: {layers}" if self.kind == _COMPLETEP else ""
+        written = f"{{like: {self.kind}, base_hidden: {hidden}{more}}}"
         if not self.base_hidden:
             yield Problem(
                 ("base_hidden",),
@@ -128,9 +129,6 @@ class Parametrisation:
         elif self.kind == _MUP and (self.base_layers or self.alpha != 1):
             name = "base_layers" if self.base_layers else "alpha"
             yield Problem((name,), "has no effect with parametrisation: mup; write kind: completep")
-
-    def _layers_written(self, layers: int) -> str:
-        return f", base_layers: {layers}" if self.kind == _COMPLETEP else ""
 
     def _head_problems(self, hidden: int, heads: int) -> Iterator[Problem]:
         head, base = hidden // heads, self.base_hidden

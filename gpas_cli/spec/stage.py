@@ -273,12 +273,6 @@ def _quantised_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     return section.eval_tokens * len(section.widths) / EVALUATED_PER_TRAINED
 
 
-def _layer_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
-    """Return a third of the tokens of two passes, and of two more at the beginning of a training."""
-    section: _LayerStatistics = cell.parameters("layers")
-    return section.eval_tokens * (2 if cell.is_external else 4) / EVALUATED_PER_TRAINED
-
-
 # In the order in which a cell's stages are run, trainings first.
 STAGE_KINDS: dict[str, StageKind] = {
     kind.name: kind
@@ -428,7 +422,10 @@ STAGE_KINDS: dict[str, StageKind] = {
             name="layers",
             parameters=_LayerStatistics,
             of_networks=True,
-            cost=_layer_tokens,
+            # Two passes, and two more at the beginning of a training.
+            cost=lambda cell, *_: (
+                cell.parameters("layers").eval_tokens * (2 if cell.is_external else 4) / EVALUATED_PER_TRAINED
+            ),
             runner="gpas_cli.worker.stages.scoring:run_layers",
             metrics=(
                 Metric("largest_kurtosis", "largest kurtosis of the stream"),

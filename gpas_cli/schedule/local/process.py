@@ -70,7 +70,10 @@ class Slots:
                 if fd is not None:
                     taken[device] = fd
                 if len(taken) == wanted:
-                    return self._lease(taken, resources)
+                    gpus = [device.removeprefix("gpu-") for device in taken] if self.machine.gpus else []
+                    threads = self.machine.threads(resources)
+                    variables = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+                    return Lease(tuple(taken.values()), tuple(taken), threads, variables)
             for fd in taken.values():
                 os.close(fd)
         return None
@@ -80,12 +83,6 @@ class Slots:
 
     def _path(self, device: str) -> Path:
         return self._folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.lock"
-
-    def _lease(self, taken: Mapping[str, int], resources: Resources) -> Lease:
-        gpus = [device.removeprefix("gpu-") for device in taken] if self.machine.gpus else []
-        threads = self.machine.threads(resources)
-        variables = dict.fromkeys(THREAD_VARIABLES, str(threads)) | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        return Lease(fds=tuple(taken.values()), devices=tuple(taken), threads=threads, variables=variables)
 
 
 _GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed

@@ -54,11 +54,6 @@ class _StageRun:
     def settled(self) -> bool:
         return self.phase == "ended"
 
-    @property
-    def long_unknown(self) -> bool:
-        """Whether the state has been unknown for too long to keep waiting."""
-        return self.unknown_since is not None and time.monotonic() - self.unknown_since > _UNKNOWN_SECONDS
-
 
 class LocalRun:
     """One run of a request's stages on this machine: `submit`, then `follow`; `run` does both.
@@ -287,12 +282,13 @@ class LocalRun:
     def _settle_followed(self, task: _StageRun) -> None:
         state = task.status.state
         key = task.job.key
-        task.unknown_since = (task.unknown_since or time.monotonic()) if state == "unknown" else None
+        now = time.monotonic()
+        task.unknown_since = (task.unknown_since or now) if state == "unknown" else None
         if key in self.claims.held:
             task.phase = "waiting"
             if reason := self.machine.check(task.job.resources, task.job.id):
                 self._end(task, replace(task.status, cause=reason), skipped=True)
-        elif state in (*RESULTS, "failed", "cancelled") or task.long_unknown:
+        elif state in (*RESULTS, "failed", "cancelled") or now - (task.unknown_since or now) > _UNKNOWN_SECONDS:
             self._end(task, task.status)
 
     def _report(self) -> None:

@@ -368,7 +368,10 @@ class ArraySubmitter:
             job_id = self._sbatch(made, path, array.spec(self.request.at_once or array.first.resources.at_once))
         except BaseException as error:
             if not isinstance(error, SlurmError) or error.answered:
-                self._withdraw(made, array)
+                # The claims, then the submission: if the array exists after all, it finds nothing to do.
+                for job in array.jobs:
+                    claim_path(runs, job.key).unlink(missing_ok=True)
+                shutil.rmtree(made.folder, ignore_errors=True)
             raise
         claims.held -= {job.key for job in array.jobs}
         if job_id:
@@ -401,12 +404,6 @@ class ArraySubmitter:
         # A site's wrapper around sbatch may print lines of its own before and after the job id.
         found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
-
-    def _withdraw(self, made: Submission, array: Array) -> None:
-        """Remove the claims, then the submission: if the array exists after all, it finds nothing to do."""
-        for job in array.jobs:
-            claim_path(self.project.runs, job.key).unlink(missing_ok=True)
-        shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def _batch(made: Submission, job: str) -> JobBatch:
