@@ -67,9 +67,9 @@ class _Child:
     @property
     def exit(self) -> RankExit:
         """How the job, which has ended, did so; `node` is the one that cannot run it, "" if none is known."""
+        code = self.process.wait()
         if self.peer_exit:
             return self.peer_exit
-        code = self.process.wait()
         node = self.node if code == JobExit.FAULTY_NODE else ""
         return RankExit(code=None if code < 0 else code, signal=-code if code < 0 else None, node=node)
 
