@@ -50,16 +50,16 @@ BUDGET = {
     "model": (1_851, 96),
     "origin": (797, 30),
     "page": (679, 28),
-    "plan": (1_288, 52),
+    "plan": (1_290, 52),
     "report": (5_910, 271),
     "results": (214, 9),
     "schedule": (3_180, 110),
-    "spec": (4_280, 250),
+    "spec": (4_260, 250),
     "state": (1_371, 99),
     "statistics": (273, 30),
     "store": (2_034, 151),
     "train": (2_889, 113),
-    "worker": (964, 36),
+    "worker": (960, 36),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500
