@@ -152,9 +152,7 @@ COMMANDS = {
         "export": "Write a trained cell as a folder for transformers, or with --archive tables and their evidence.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
-    _DATA: {
-        "data": "Prepare, list and check tokenised text; import tasks.",
-    },
+    _DATA: {"data": "Prepare, list and check tokenised text; import tasks."},
     MAINTAIN: {
         "sync": "Read new journal events from run directories into the database. Other commands do so automatically.",
         "db": "Upgrade, check, rebuild, back up, export or merge results databases.",

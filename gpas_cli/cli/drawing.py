@@ -12,16 +12,8 @@ from gpas_cli.cli.selection import experiments, recorded_of
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry
+from gpas_cli.report.figures import paper_figures
 from gpas_cli.report.figures.figure import Figure, PlotJson, as_json
-from gpas_cli.report.figures.paper_figures import (
-    FigureSpec,
-    PaperFigure,
-    Request,
-    declared_figures,
-    make,
-    named,
-    request,
-)
 from gpas_cli.report.figures.plot import Sheet, check_formats, save
 from gpas_cli.report.figures.terminal_plot import Plot
 from gpas_cli.words import count, listed
@@ -98,17 +90,13 @@ class PaperFiguresJson(DocumentJson):
 
 
 def draw_figures(
-    names: Sequence[str],
-    grid: str,
-    toy: bool,
-    output: Output,
-    bounds: Callable[[Entry], Sequence[float]],
+    names: Sequence[str], grid: str, toy: bool, output: Output, bounds: Callable[[Entry], Sequence[float]]
 ) -> None:
     """Draw the named figures of the papers, each as PDF, SVG and PNG, and say which cells are missing.
 
     bounds: returns those of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
     """
-    asked = named(names)
+    asked = paper_figures.named(names)
     chosen = [spec for spec in asked if spec.toy or not toy]
     if missing := [spec.name for spec in asked if spec not in chosen]:
         words = f"no grid at quickstart size has the cells of {listed(missing, 8)}"
@@ -119,7 +107,7 @@ def draw_figures(
     requests = _requests(chosen, grid, toy)
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
     with recorded_of(entries) as known:
-        made = [make(one, known, bounds) for one in requests]
+        made = [paper_figures.make(one, known, bounds) for one in requests]
     for figure in made:
         if figure.panels and paths:
             heading = figure.heading if output.title is None else output.title or figure.note
@@ -132,7 +120,7 @@ def draw_figures(
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]]:
+def _paths(chosen: Sequence[paper_figures.FigureSpec], output: Output) -> dict[str, list[Path]]:
     """Return the files of each figure by name. Raises GpasError if several figures would be written to one file."""
     asked = output.places(_FOLDER)
     if not asked:
@@ -143,23 +131,20 @@ def _paths(chosen: Sequence[FigureSpec], output: Output) -> dict[str, list[Path]
     check_formats(named_files)
     folders = [path for path in asked if not path.suffix]
     return {
-        spec.name: [
-            *named_files,
-            *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in _PAPER_FILES),
-        ]
+        spec.name: [*named_files, *(folder / f"{spec.name}{suffix}" for folder in folders for suffix in _PAPER_FILES)]
         for spec in chosen
     }
 
 
-def _requests(chosen: Sequence[FigureSpec], grid: str, toy: bool) -> list[Request]:
+def _requests(chosen: Sequence[paper_figures.FigureSpec], grid: str, toy: bool) -> list[paper_figures.Request]:
     if grid and toy:
         raise GpasError("--grid and --toy exclude each other")
     if grid and grid not in experiments().grids:
         raise GpasError(f"no grid '{grid}'; {nearest(grid, experiments().grids)}")
-    return [request(spec, experiments(), spec.toy if toy else grid) for spec in chosen]
+    return [paper_figures.request(spec, experiments(), spec.toy if toy else grid) for spec in chosen]
 
 
-def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
+def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]]) -> str:
     """Return what was drawn or why not, and which cells are missing and run by which command."""
     words = [figure.heading + "."]
     if figure.panels and paths:
@@ -169,13 +154,13 @@ def _conclusion(figure: PaperFigure, paths: dict[str, list[Path]]) -> str:
     if figure.missing:
         words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
         words.append(f"Run: {figure.command}")
-    if not figure.panels and not figure.note and declared_figures()[figure.name].toy:
+    if not figure.panels and not figure.note and paper_figures.declared_figures()[figure.name].toy:
         words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
     if figure.unrecorded:
         words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")
     return "\n  ".join(words)
 
 
-def _json(figure: PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
+def _json(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]]) -> _PaperFigureJson:
     files = paths.get(figure.name, []) if figure.panels else []
     return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)

@@ -126,8 +126,7 @@ def figure(
     layers: _Layers = "",
     heat_map: Annotated[bool, _curve_option("--map", help="Draw layers over updates as a heat map.")] = False,
     start: Annotated[
-        float,
-        _curve_option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False),
+        float, _curve_option("--from", metavar="UPDATE", help="The first update to draw.", min=0, show_default=False)
     ] = 0.0,
     against: _Against = None,
     every_run: Annotated[

@@ -19,30 +19,13 @@ from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
+from gpas_cli.report import papers
 from gpas_cli.report.figures.series import has_labels
-from gpas_cli.report.papers import (
-    SEPARATOR,
-    USUAL,
-    PrintedPart,
-    is_printed_name,
-    numbers,
-    printed,
-    printed_named,
-    source_named,
-)
 from gpas_cli.report.recorded import METRICS
+from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import select_networks
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
-from gpas_cli.report.tables.render import (
-    PrintedTableJson,
-    TableJson,
-    TablesJson,
-    printed_json,
-    render,
-    table_json,
-    together,
-)
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
@@ -64,9 +47,7 @@ _TableNames = Annotated[
 _Source = Annotated[
     str | None,
     typer.Option(
-        "--source",
-        help=f"The paper whose tables to print: {', '.join(_SOURCES)}.",
-        autocompletion=offer_list(_SOURCES),
+        "--source", help=f"The paper whose tables to print: {', '.join(_SOURCES)}.", autocompletion=offer_list(_SOURCES)
     ),
 ]
 _Value = Annotated[
@@ -135,9 +116,9 @@ def table(
     if value and external:
         raise GpasError("--external shows scores at tasks; it cannot be combined with --value")
     names, settings = split_settings(names or [])
-    if settings and (missing or any(SEPARATOR in name for name in names)):
+    if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
-    if published_only or source is not None or any(SEPARATOR in name for name in names) or (paper and not names):
+    if published_only or source is not None or any(papers.SEPARATOR in name for name in names) or (paper and not names):
         if value or external or best:
             raise GpasError("--value, --best and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
@@ -152,7 +133,7 @@ def table(
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
-        print_json(TablesJson(schema=1, tables=[table_json(one) for one in made]))
+        print_json(render.TablesJson(schema=1, tables=[render.table_json(one) for one in made]))
     else:
         print_tables(list(zip(names, made, strict=True)), form, "grid")
 
@@ -171,7 +152,7 @@ def _print_papers(
     if published_only:
         print_paper_tables([published_table(part) for part in parts], form)
         return
-    grids = [name for name in names if not is_printed_name(name)]
+    grids = [name for name in names if not papers.is_printed_name(name)]
     # A page has no room for a further column per size.
     sections = paper_sections(parts, grids, where, declared=form != "latex" and not missing)
     if missing:
@@ -299,30 +280,32 @@ def _remedy_json(command: str, planned: Plan | None) -> _RemedyJson:
 class PaperTablesJson(DocumentJson):
     """`gpas table --json` of a paper's tables."""
 
-    tables: Annotated[list[TableJson], "tables with our numbers, in the paper's layout"]
-    published: Annotated[list[PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
+    tables: Annotated[list[render.TableJson], "tables with our numbers, in the paper's layout"]
+    published: Annotated[list[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedPart]:
+def printed_tables(names: Sequence[str], source: str | None) -> list[papers.PrintedPart]:
     """Return the tables called SOURCE:NUMBER, those whose numbers the grids of these names have beside theirs, and
     without names all of `source`; all of them too for a grid that names none of `source`.
 
     Raises GpasError for a grid without published numbers if there is no `source`.
     """
-    chosen = source_named(source) if source else None
+    chosen = papers.source_named(source) if source else None
     if not names:
-        return _of_source(chosen or USUAL)
+        return _of_source(chosen or papers.USUAL)
     found = [
-        part for name in names for part in (printed_named(name) if is_printed_name(name) else _of_grid(name, chosen))
+        part
+        for name in names
+        for part in (papers.printed_named(name) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
     return list({part.title: part for part in found}.values())
 
 
-def _of_source(source: str) -> list[PrintedPart]:
-    return [part for number in numbers(source) for part in printed(source, number)]
+def _of_source(source: str) -> list[papers.PrintedPart]:
+    return [part for number in papers.numbers(source) for part in papers.printed(source, number)]
 
 
-def _of_grid(name: str, source: str | None) -> list[PrintedPart]:
+def _of_grid(name: str, source: str | None) -> list[papers.PrintedPart]:
     grids = experiments().grids
     if name not in grids:
         raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
@@ -339,8 +322,8 @@ def _of_grid(name: str, source: str | None) -> list[PrintedPart]:
 
 
 def _served_parts(
-    parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
-) -> list[tuple[PrintedPart, Serving | None]]:
+    parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
+) -> list[tuple[papers.PrintedPart, Serving | None]]:
     """Return every part with the cells that belong into it, None if no grid has any.
 
     names: the grids to choose from, by default all. where: conditions on their cells.
@@ -361,7 +344,7 @@ def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
 
 def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
-    printed_parts = printed_named(name)
+    printed_parts = papers.printed_named(name)
     parts = _served_parts(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
@@ -374,7 +357,7 @@ def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
 
 
 def paper_sections(
-    parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
+    parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
 ) -> list[Table]:
     """Return every part: with our numbers where a grid has such cells, else as printed.
 
@@ -396,8 +379,8 @@ def paper_sections(
 def print_paper_tables(tables: Sequence[Table], form: str) -> None:
     """Print tables as their papers do, with our numbers first and the published ones beside them."""
     if form == "json":
-        alone = [printed_json(table) for table in tables if table.alone]
-        ours = [table_json(table) for table in tables if not table.alone]
+        alone = [render.printed_json(table) for table in tables if table.alone]
+        ours = [render.table_json(table) for table in tables if not table.alone]
         print_json(PaperTablesJson(schema=1, tables=ours, published=alone))
     else:
         print_tables([(table.printed, table) for table in tables], form, "table")
@@ -406,10 +389,10 @@ def print_paper_tables(tables: Sequence[Table], form: str) -> None:
 def print_tables(tables: Sequence[tuple[str, Table]], form: str, name: str) -> None:
     """Print named tables for a terminal or as text; in CSV, the column `name` has their names if there are several."""
     if form == "csv" and len(tables) > 1:
-        print(together(name, tables), end="")
+        print(render.together(name, tables), end="")
     elif form != "rich":
         # In Markdown, an empty line ends a table.
-        print("\n\n".join(render(table, form).rstrip("\n") for _, table in tables))
+        print("\n\n".join(render.render(table, form).rstrip("\n") for _, table in tables))
     else:
         for place, (_, table) in enumerate(tables):
             if place:

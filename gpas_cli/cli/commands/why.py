@@ -13,14 +13,7 @@ from gpas_cli.cli.commands.table import served_of
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import (
-    SpentJson,
-    TableNumberJson,
-    hours_text,
-    print_number,
-    scores_table,
-    skipped_notes,
-)
+from gpas_cli.cli.views.number import SpentJson, TableNumberJson, hours_text, print_number, scores_table, skipped_notes
 from gpas_cli.cli.views.states import evidence
 from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
