@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from gpas_cli.grid.load import load
 from gpas_cli.plan.stage_jobs import stage_jobs
 from gpas_cli.schedule.local import run
 from gpas_cli.schedule.local.run import LocalRun
+from gpas_cli.state.attempt import alive_path
+from gpas_cli.state.locks import locked
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot
 from gpas_cli.structure import to_mapping
@@ -229,6 +231,11 @@ def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
     made = Face(tmp_path / "project")
     monkeypatch.chdir(made.folder)
     return made
+
+
+def alive(attempt: AttemptDir) -> AbstractContextManager[None]:
+    """Hold the lock of an attempt, as its process does."""
+    return locked(alive_path(attempt))
 
 
 def step(number: int, **more: Any) -> dict[str, Any]:

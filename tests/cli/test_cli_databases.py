@@ -67,17 +67,8 @@ READERS = {
 # They read files and settings alone, act on run directories, print the machine's load, or run until they are stopped.
 OTHERS = {
     *("init", "bench", "train", "explain", "serve", "evaluate", "export", "trust", "schema", "doctor"),
-    *(
-        "cancel",
-        "retry",
-        "rerun",
-        "forget",
-        "theory stability",
-        "theory norms",
-        "theory length",
-        "theory depth",
-        "theory coordinates",
-    ),
+    *("cancel", "retry", "rerun", "forget"),
+    *("theory stability", "theory norms", "theory length", "theory depth", "theory coordinates"),
     *("data prepare", "data status", "data check", "data import-task", "db backup", "db merge"),
 }
 FRAMES: dict[str, tuple[str, ...]] = {  # of the notebook's interface, with the arguments of each

@@ -1,20 +1,18 @@
 """With --json a command prints what `gpas schema` says, and nothing else on standard output."""
 
 import json
-import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 from command_list import COMMANDS
-from face import START, Face, step
+from face import START, Face, alive, step
 from jsonschema import Draft202012Validator
 
 from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
 from gpas_cli.documents import json_schema
 from gpas_cli.errors import Exit
-from gpas_cli.state import locks
-from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.claim_set import ClaimSet
 
 WITHOUT_JSON = {"gpas init", "gpas report", "gpas schema", "gpas serve", "gpas trust"}
@@ -60,31 +58,29 @@ def check(name: str, document: Any, *, closed: bool = True) -> None:
     Draft202012Validator(schema).validate(document)
 
 
-def fill(face: Face) -> int:
-    """Give the project a result, a failure, a running cell and a database. Return the lock of the running cell."""
+def filled(face: Face) -> AbstractContextManager[None]:
+    """Give the project a result, a failure, a running cell and a database."""
     face.ended("pre-s1", "done", 4.5)
     face.ended("pre-gpas-s1", "done", 4.25)
     face("sync")
     face.ended("pre-s2", "failed", cause="no luck")  # which the database does not have yet
     running = face.attempt("post-s1", ("start", START), ("step", step(1)), ("step", step(2, loss="nan")))
-    return locks.hold(alive_path(running))
+    return alive(running)
 
 
 @pytest.fixture
 def made(face: Face) -> Iterator[Face]:
     """Yield a filled project."""
-    lock = fill(face)
-    yield face
-    os.close(lock)
+    with filled(face):
+        yield face
 
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Face]:
     """Yield a filled project for commands that change nothing."""
     face = Face(tmp_path_factory.mktemp("read") / "project")
-    lock = fill(face)
-    yield face
-    os.close(lock)
+    with filled(face):
+        yield face
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,15 @@
 import io
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-from face import EXPERIMENTS, START, TRAINED, Face, end, step
+from face import EXPERIMENTS, START, TRAINED, Face, alive, end, step
 from rich.console import Console, Group
 from scored import finish_cells
 
 from gpas_cli.cli import console, selection
 from gpas_cli.cli.commands import status
 from gpas_cli.cli.commands.status import View, observed
-from gpas_cli.state import locks
-from gpas_cli.state.attempt import alive_path
-from gpas_cli.store.rundir import AttemptDir
 
 
 @pytest.fixture
@@ -26,14 +22,6 @@ def cells(face: Face) -> Iterator[Face]:
     face.ended("post-s1", "failed", cause="no luck")
     with alive(face.attempt("post-s2", ("start", START), ("step", step(1)), ("step", step(2)))):
         yield face
-
-
-@contextmanager
-def alive(attempt: AttemptDir) -> Iterator[None]:
-    """Hold the lock of an attempt, as its process does."""
-    lock = locks.hold(alive_path(attempt))
-    yield
-    locks.os.close(lock)
 
 
 def test_without_names_each_grid_is_summed_up_and_what_needs_attention_is_listed(cells: Face) -> None:
