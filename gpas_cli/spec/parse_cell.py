@@ -9,13 +9,7 @@ from typing import Any, cast
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, Cell, LaterStage
-from gpas_cli.spec.check import (
-    canonical_model,
-    canonical_optim,
-    check_model,
-    check_training,
-    check_wiring,
-)
+from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
 from gpas_cli.spec.cost import FLOAT8_SIDE, Scalars, in_float8
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved

@@ -21,14 +21,7 @@ from typing import Any
 from sqlalchemy import Engine, bindparam, select, update
 
 from gpas_cli.store import owner, rundir, session
-from gpas_cli.store.attempt_rows import (
-    Stored,
-    Unreadable,
-    forget_attempt,
-    journal_stat,
-    read_lines,
-    store_attempt,
-)
+from gpas_cli.store.attempt_rows import Stored, Unreadable, forget_attempt, journal_stat, read_lines, store_attempt
 from gpas_cli.store.peek import STATEMENT_PARAMETERS, Journal, is_unchanged
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.schema import AttemptRow, StageRow

@@ -19,12 +19,7 @@ from sqlalchemy import Connection, Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
 from gpas_cli.store import journal, owner, rundir, session
-from gpas_cli.store.attempt_rows import (
-    STRETCH_BYTES,
-    Unreadable,
-    store_attempt,
-    tail_of,
-)
+from gpas_cli.store.attempt_rows import STRETCH_BYTES, Unreadable, store_attempt, tail_of
 from gpas_cli.store.ingest import Ingested, counted
 from gpas_cli.store.peek import HEAD, LOG_SUFFIXES
 from gpas_cli.store.rundir import AttemptDir
