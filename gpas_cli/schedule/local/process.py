@@ -66,7 +66,7 @@ class Slots:
         taken = dict[str, int]()
         with locks.locked(self._folder / ".lock"):  # otherwise two processes could each hold half of what both need
             for device in self._devices():
-                fd = locks.try_hold(self._path(device))
+                fd = locks.try_hold(self._folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.lock")
                 if fd is not None:
                     taken[device] = fd
                 if len(taken) == wanted:
@@ -80,9 +80,6 @@ class Slots:
 
     def _devices(self) -> list[str]:
         return [f"gpu-{gpu}" for gpu in self.machine.gpus] or [f"cpu-{core}" for core in self.machine.cores]
-
-    def _path(self, device: str) -> Path:
-        return self._folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.lock"
 
 
 _GRACE_SECONDS = 30.0  # for the other processes of a job to save and exit after the first was killed

@@ -30,6 +30,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
@@ -149,7 +150,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     lost = set[tuple[str, int]]()  # accounting shows jobs that a crashed controller has lost as pending
     if shutil.which("sacct"):
         with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone; its end may be unknown
-            for name, index, job in reports.sacct({name: made.since for name, made in gone.items()}):
+            for name, index, job in reports.sacct({name: made.record.time for name, made in gone.items()}):
                 if not job.ended:
                     lost.add((name, index))
                 elif index not in jobs.get(name, {}):
@@ -172,7 +173,7 @@ def _incomplete(runs: Path, name: str, jobs: Jobs) -> Submission | None:
     """Return a submission of which some elements are unaccounted for, else None."""
     made = submission.find(runs, name)
     known = jobs.get(name, {})
-    complete = made is None or WHOLE in known or len(known) >= sum(map(bool, made.keys))
+    complete = made is None or WHOLE in known or len(known) >= sum(map(bool, made.record.keys))
     return None if complete else made
 
 
@@ -181,11 +182,11 @@ def _removed(made: Submission, known: Mapping[int, Job], *, alive: bool) -> Iter
 
     A controller that crashes loses young arrays, but whole ones. `alive`: it knows elements of this one now.
     """
-    saved = any(max(job.start, job.end) - made.since > _SAVED_SECONDS for job in known.values())
+    saved = any(max(job.start, job.end) - made.record.time > _SAVED_SECONDS for job in known.values())
     if WHOLE in known or not (alive or saved):
         return
     started = made.started()
-    yield from (i for i, keys in enumerate(made.keys) if keys and i not in known and i not in started)
+    yield from (i for i, keys in enumerate(made.record.keys) if keys and i not in known and i not in started)
 
 
 def _remembered_seconds() -> float:
@@ -216,11 +217,13 @@ class SlurmView:
     def __init__(self, scan: SchedulerView, queue: Queue | None = None):
         self.scan = scan
         self.runs = scan.runs
-        self.obstacles: dict[str, str] = {}  # key -> why a stage that builds on it cannot run, "" if it can
+        self.obstacle = cache(partial(_obstacle, self))
+        # Why the rest of a submission is held back, "" if it is not.
+        self.breaker = cache(lambda name: submission.breaker(submission.folder(scan.runs) / name))
+        # The submission of a name, None if it is not on disk, like one that SLURM refused.
+        self.made = cache(partial(submission.find, scan.runs))
         self._queue = queue
         self._dead: dict[str, float] = {}  # submitter -> when it was first seen to be dead
-        self._held: dict[str, str] = {}
-        self._made: dict[str, Submission | None] = {}
 
     @property
     def queue(self) -> Queue:
@@ -253,18 +256,6 @@ class SlurmView:
         if not self.queue.own or self.queue.time <= self._dead[claim.submitter]:
             self._ask(0.0)
         return self.queue
-
-    def breaker(self, name: str) -> str:
-        """Return why the rest of a submission is held back, "" if it is not."""
-        if name not in self._held:
-            self._held[name] = submission.breaker(submission.folder(self.runs) / name)
-        return self._held[name]
-
-    def made(self, name: str) -> Submission | None:
-        """Return the submission, None if it is not on disk, like one that SLURM refused."""
-        if name not in self._made:
-            self._made[name] = submission.find(self.runs, name)
-        return self._made[name]
 
     def _ask(self, max_age_seconds: float) -> None:
         self._queue = current(self.runs, max_age_seconds, line=self.scan.line)
@@ -310,9 +301,7 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
 def _blocked(view: SlurmView, last: StageStatus, claim: Claim, job: Job | None) -> StageStatus | None:
     """Return `cancelled` for a stage whose job was not run because a prerequisite failed, else None."""
     for key in claim.after:
-        if key not in view.obstacles:
-            view.obstacles[key] = _obstacle(view, key)
-        if cause := view.obstacles[key]:
+        if cause := view.obstacle(key):
             evidence = str(job or f"SLURM does not know {claim.submission}[{claim.index}]")
             stopped = replace(last, state="cancelled", evidence=evidence, cause=cause, blocker=key)
             return replace(stopped, claim=claim, job=job, outcome="")

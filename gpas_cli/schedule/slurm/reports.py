@@ -283,10 +283,10 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     """Return the use of the ended jobs of these stages. Raises SlurmError if accounting does not answer."""
     made = [found for entry in submission.folder(runs).glob("gpas-*") if (found := submission.find(runs, entry.name))]
-    ours = [one for one in made if any(key in keys for element in one.keys for key in element)]
+    ours = [one for one in made if any(key in keys for element in one.record.keys for key in element)]
     if not ours:
         return []
-    since = {one.name: one.since for one in ours}
+    since = {one.name: one.record.time for one in ours}
     rows = _accounted(since, _FIELDS)
     named = {row[1] for row in rows}
     if ids := [id for one in ours if one.name not in named and (id := one.job())]:  # renamed since, or still queued

@@ -164,7 +164,7 @@ def _cancel(view: SlurmView, stages: Mapping[str, Claim]) -> dict[str, tuple[boo
         if job is None or job.ended or job.state == "RUNNING":
             alive = job and not job.ended
             done[key] = True, "its job will save and exit within seconds" if alive else "its job will skip this cell"
-        elif all(key == other or requested(view.runs, other) for other in (array.keys[claim.index] if array else ())):
+        elif not array or all(key == other or requested(view.runs, other) for other in array.record.keys[claim.index]):
             idle.setdefault(job.id.partition("_")[0], {})[key] = claim.index
         else:
             done[key] = True, f"SLURM {job.id} runs its other cells without it"

@@ -60,16 +60,6 @@ class Submission:
         return self.folder.name
 
     @property
-    def since(self) -> float:
-        """Unix time at which it was recorded, just before sbatch."""
-        return self.record.time
-
-    @property
-    def keys(self) -> tuple[tuple[str, ...], ...]:
-        """The stage keys of each element."""
-        return self.record.keys
-
-    @property
     def owner(self) -> int:
         """The numeric id of the user who submitted it. Raises OSError."""
         return (self.folder / "submission.json").stat().st_uid
@@ -185,8 +175,8 @@ def close_finished(runs: Path) -> None:
     """Mark the submissions that no longer claim a stage; the scheduler is not queried about them again."""
     for name in open_names(runs):
         made = find(runs, name)
-        if made is not None and time.time() - made.since > _SETTLED_SECONDS:
-            claims = (read_claim(runs, key) for keys in made.keys for key in keys)
+        if made is not None and time.time() - made.record.time > _SETTLED_SECONDS:
+            claims = (read_claim(runs, key) for keys in made.record.keys for key in keys)
             if not any(claim and claim.submission == name for claim in claims):
                 (made.folder / "closed").touch()
 

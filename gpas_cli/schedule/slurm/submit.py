@@ -407,8 +407,8 @@ class ArraySubmitter:
 
 
 def _batch(made: Submission, job: str) -> JobBatch:
-    size = count(sum(map(bool, made.keys)), "element")
-    return JobBatch(made.name, job, made.keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
+    size = count(sum(map(bool, made.record.keys)), "element")
+    return JobBatch(made.name, job, made.record.keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
