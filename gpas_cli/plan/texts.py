@@ -4,6 +4,7 @@ tokenise them beforehand."""
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -51,24 +52,20 @@ class Texts:
         missing = _missing(project, distinct(cells)) if project else {}
         shown = entries if any(missing.values()) else ()
         declared = {what: entry.declared for entry in shown for what in _read_by(entry.cell)}
-        self._reasons: dict[Cell, str] = {}  # by `Cell.seedless`
-        self._usages: dict[tuple[Data, int, int, int], TextUsage | None] = {}
+        self._reason_of, self._looked_up = cache(self._reason), cache(self._look_up)
         self._missing = {what: _placed(reason, declared.get(what)) for what, reason in missing.items()}
 
     def missing(self, cell: Cell) -> str:
         """Return why the cell's text or records cannot be read; "" if they can, or if the cell is none of `cells`."""
-        return "" if self._elsewhere else self._reason(cell)
+        return "" if self._elsewhere else self._reason_of(cell.seedless)
 
-    def _reason(self, cell: Cell) -> str:
-        if cell.seedless not in self._reasons:
-            found = (self._missing.get(what, "") for what in _read_by(cell))
-            self._reasons[cell.seedless] = next((reason for reason in found if reason), "")
-        return self._reasons[cell.seedless]
+    def _reason(self, seedless: Cell) -> str:
+        return next(filter(None, (self._missing.get(what) for what in _read_by(seedless))), "")
 
     def warnings(self, cells: Iterable[Cell]) -> list[str]:
         """Return the warnings about the texts of these cells, without duplicates."""
         cells = distinct(cells)
-        reasons = dict.fromkeys(self._reason(cell) for cell in cells)
+        reasons = dict.fromkeys(self._reason_of(cell.seedless) for cell in cells)
         absences = [f"{reason} (on this machine; jobs elsewhere need it)" for reason in reasons if reason]
         found = (self._absent_tasks(cells), self._absent_texts(cells), _rows_at_zero(cells), self._foreseen(cells))
         return [*absences, *chain.from_iterable(found), *_unknown_shapes(cells)]
@@ -124,12 +121,9 @@ class Texts:
         """Return how the cell uses its text, known or estimated; None if it is neither."""
         if cell.network:
             return None
-        asked = (cell.data, cell.text_vocab, cell.optim.rows, cell.optim.trained_rows)
-        if asked not in self._usages:
-            self._usages[asked] = self._looked_up(*asked)
-        return self._usages[asked]
+        return self._looked_up(cell.data, cell.text_vocab, cell.optim.rows, cell.optim.trained_rows)
 
-    def _looked_up(self, data: Data, vocab: int, rows: int, trained: int) -> TextUsage | None:
+    def _look_up(self, data: Data, vocab: int, rows: int, trained: int) -> TextUsage | None:
         if self._project is None:
             return None
         try:
