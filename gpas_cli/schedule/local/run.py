@@ -50,10 +50,6 @@ class _StageRun:
     skipped: bool = False  # this run ended it without starting it
     unknown_since: float | None = None
 
-    @property
-    def settled(self) -> bool:
-        return self.phase == "ended"
-
 
 class LocalRun:
     """One run of a request's stages on this machine: `submit`, then `follow`; `run` does both.
@@ -121,7 +117,8 @@ class LocalRun:
         finally:
             self.claims.close()
         self._refresh()
-        return self._summary()
+        endings = {key: Ending(task.status, _reason(task), task.skipped) for key, task in self._tasks.items()}
+        return summarise(self.request.entries, endings)
 
     def _step(self) -> bool:
         """Do one round of the loop. Return whether some stages have yet to end."""
@@ -138,7 +135,7 @@ class LocalRun:
             self._report()
             # Observing the cells takes at most a tenth of the time, however many there are.
             self._next_tick = time.monotonic() + max(_TICK_SECONDS, 9 * (time.monotonic() - began))
-        return not all(task.settled for task in self._tasks.values())
+        return not all(task.phase == "ended" for task in self._tasks.values())
 
     def _in(self, phase: str) -> Iterator[_StageRun]:
         return (task for task in list(self._tasks.values()) if task.phase == phase)
@@ -210,7 +207,7 @@ class LocalRun:
         """Cancel the waiting stages that have a parent without a result."""
         for task in self._in("waiting"):
             for parent in self._parents(task):
-                if parent.settled and parent.status.state != "done":
+                if parent.phase == "ended" and parent.status.state != "done":
                     cause = f"needs {parent.job.kind} of {parent.job.id}, which is {parent.status.state}"
                     self._end(task, replace(task.status, state="cancelled", cause=cause))
                     break
@@ -225,8 +222,7 @@ class LocalRun:
         for task in self._in("waiting"):
             if self.request.at_once is not None and running >= self.request.at_once:
                 return
-            ready = all(parent.settled for parent in self._parents(task)) and not self._starved
-            if ready:
+            if all(parent.phase == "ended" for parent in self._parents(task)) and not self._starved:
                 running += self._start(task)
 
     def _start(self, task: _StageRun) -> bool:
@@ -307,10 +303,6 @@ class LocalRun:
     def _refresh(self) -> None:
         if problem := self.request.ingest():
             self._reporter.notice(problem)
-
-    def _summary(self) -> RunSummary:
-        endings = {key: Ending(task.status, _reason(task), task.skipped) for key, task in self._tasks.items()}
-        return summarise(self.request.entries, endings)
 
 
 def _reason(task: _StageRun) -> str:
