@@ -26,7 +26,7 @@ from typing import Any
 from gpas_cli.events import Checkpoint, Step
 from gpas_cli.project import Project
 from gpas_cli.schedule.scheduler import Finding
-from gpas_cli.schedule.slurm import client, probe, reports, script
+from gpas_cli.schedule.slurm import client, probe, script
 from gpas_cli.schedule.slurm.client import SlurmError, seconds
 from gpas_cli.schedule.slurm.submission import last_log_line
 from gpas_cli.spec.run import Resources
@@ -118,7 +118,7 @@ def _record_state(asked: _NodeProbe, state: str, reason: str) -> None:
     asked.reason = "" if reason == "None" else reason
     if state == "PENDING" and reason.startswith(_PERMANENT_REASONS):
         asked.problem = f"its job cannot start: {reason}"
-    elif reports.plain(state) in reports.ENDED:
+    elif client.plain(state) in client.ENDED:
         asked.ended = asked.ended or time.monotonic()
         if time.monotonic() - asked.ended > _LATE_SECONDS:
             asked.problem = f"its job ended without an answer: {last_log_line(asked.log) or state.lower()}"

@@ -36,9 +36,8 @@ from pathlib import Path
 from gpas_cli.errors import GpasError
 from gpas_cli.permissions import user_name
 from gpas_cli.schedule.retry import End, Step, given_up, is_memory, next_step
-from gpas_cli.schedule.slurm import client, reports, submission
-from gpas_cli.schedule.slurm.client import SlurmError, seconds
-from gpas_cli.schedule.slurm.reports import WHOLE, Job, Jobs
+from gpas_cli.schedule.slurm import client, submission
+from gpas_cli.schedule.slurm.client import WHOLE, Job, Jobs, SlurmError, seconds
 from gpas_cli.schedule.slurm.submission import Submission, last_log_line
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import JobExit, attempts_without_progress, end_of
@@ -119,13 +118,13 @@ def _ask(runs: Path, known: Queue, line: bool) -> Queue:
 def _live(names: list[str], line: bool) -> Jobs:
     """Return what the controller remembers of the arrays of these names."""
     try:
-        return reports.squeue(set(names), everyone=line)
+        return client.squeue(set(names), everyone=line)
     except SlurmError as error:
         # If the controller cannot be reached, scontrol would only wait for it a second time.
         if not error.answered and shutil.which("squeue"):
             raise
         try:
-            return reports.scontrol(set(names))
+            return client.scontrol(set(names))
         except SlurmError:
             raise error from None
 
@@ -141,7 +140,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     gone = {name: made for name in names if (made := _incomplete(runs, name, jobs))}
     if hidden := {name: id for name, made in gone.items() if name not in alive and (id := made.job())}:
         with suppress(SlurmError):  # such as that the only id is unknown
-            jobs |= (found := reports.renamed(hidden))
+            jobs |= (found := client.renamed(hidden))
             alive |= set(found)
             gone = {name: made for name, made in gone.items() if _incomplete(runs, name, jobs)}
     if not gone:
@@ -150,7 +149,7 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
     lost = set[tuple[str, int]]()  # accounting shows jobs that a crashed controller has lost as pending
     if shutil.which("sacct"):
         with suppress(SlurmError):  # no accounting: a job that squeue does not list is gone; its end may be unknown
-            for name, index, job in reports.sacct({name: made.record.time for name, made in gone.items()}):
+            for name, index, job in client.sacct({name: made.record.time for name, made in gone.items()}):
                 if not job.ended:
                     lost.add((name, index))
                 elif index not in jobs.get(name, {}):
@@ -162,9 +161,9 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
         for index in {*_removed(made, jobs.get(name, {}), alive=name in alive)} - {i for n, i in lost if n == name}:
             # An element that waited a moment ago, or that accounting has never seen, did not start and end since.
             waited = index in before and before[index].pending
-            state = reports.CANCELLED if name in alive and (answered or waited) else reports.VANISHED
+            state = client.CANCELLED if name in alive and (answered or waited) else client.VANISHED
             array = next(iter(jobs[name].values())).id.partition("_")[0]
-            why = reports.REMOVED if state == reports.CANCELLED else ""
+            why = client.REMOVED if state == client.CANCELLED else ""
             jobs[name][index] = Job(f"{array}_{index}", state, why)
     return jobs
 
@@ -287,7 +286,7 @@ def state_of(view: SlurmView, key: str, last: StageStatus, claim: Claim) -> Stag
     gone = job.ended if job else queue is not None and not queue.error
     if gone and not own and (found := _blocked(view, last, claim, job)):
         return found
-    lost = job is not None and job.state == reports.VANISHED
+    lost = job is not None and job.state == client.VANISHED
     # SLURM may have removed what waited in vain.
     if lost and any(observe(view.runs, parent, view.scan).state != "done" for parent in claim.after):
         job = None
@@ -394,21 +393,21 @@ def _ended(runs: Path, last: StageStatus, claim: Claim, job: Job, queue: Queue) 
 
 def _why(job: Job, place: Path) -> tuple[str, str]:
     """Return the state and the reason for a job that ended without an outcome."""
-    code, signal = reports.exit_words(job.exit)
+    code, signal = client.exit_words(job.exit)
     if job.state == "CANCELLED":
-        if job.reason == reports.NEVER:
+        if job.reason == client.NEVER:
             return "interrupted", "removed from the queue: a job that it depends on did not succeed"
         return "cancelled", "cancelled in SLURM"
-    if job.state == reports.VANISHED:
+    if job.state == client.VANISHED:
         return "unknown", "someone removed it with scancel, or SLURM has lost it; `gpas retry` runs it"
     log = place / f"{job.id}_0_log.out"
-    if job.state == reports.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
+    if job.state == client.MEMORY or (job.state == "FAILED" and is_memory(end_of(log))):
         return "interrupted", f"out of memory on {job.nodes}"
-    if job.state in reports.INTERRUPTED or job.state == "COMPLETED":
+    if job.state in client.INTERRUPTED or job.state == "COMPLETED":
         return "interrupted", f"{job.state.lower().replace('_', ' ')}{f' on {job.nodes}' if job.nodes else ''}"
-    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in reports.OUTSIDE_SIGNALS):
+    if job.state == "FAILED" and (code == JobExit.INTERRUPTED or signal in client.OUTSIDE_SIGNALS):
         return "interrupted", f"the job ended with exit status {job.exit or 'unknown'}"
-    if signal == reports.NO_LOG:
+    if signal == client.NO_LOG:
         why = f"SLURM could not open the job's log on {job.nodes}; check that runs/ can be written there"
         return "interrupted", why
     line = last_log_line(log)

@@ -27,7 +27,7 @@ from gpas_cli.plan.texts import how_far, with_texts
 from gpas_cli.schedule.process import require_libraries
 from gpas_cli.schedule.retry import End, Step, end_of, halved_micro_batch, next_step, reached_limit
 from gpas_cli.schedule.scheduler import JobBatch, RunRequest, Submitted
-from gpas_cli.schedule.slurm import client, queue, reports, script, submission
+from gpas_cli.schedule.slurm import client, queue, script, submission
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import Submission, faulty_nodes
 from gpas_cli.spec.parse import plain
@@ -383,7 +383,7 @@ class ArraySubmitter:
         resources = array.first.resources
         spec = array.spec(self.request.at_once or resources.at_once)
         jobs = (seen[job.key].job for job in array.jobs) if seen else ()
-        bad = {job.nodes for job in jobs if job and job.state in reports.NODE_FAULTS and job.nodes}
+        bad = {job.nodes for job in jobs if job and job.state in client.NODE_FAULTS and job.nodes}
         bad |= {node for job in array.jobs for node in faulty_nodes(self.project.runs, job.key)}
         profile = script.parameters(resources)
         return script.text(self.project, place, code, profile, spec, array.dependency, ",".join(sorted(bad)))

@@ -31,7 +31,7 @@ from gpas_cli.schedule.retry import (
     ran_out_of_memory,
     reached_limit,
 )  # fmt: skip
-from gpas_cli.schedule.slurm import client, reports
+from gpas_cli.schedule.slurm import client
 from gpas_cli.schedule.slurm.allocation import ElementStart, MemoryWatch
 from gpas_cli.schedule.slurm.client import SlurmError
 from gpas_cli.schedule.slurm.submission import SAME_CAUSE_CELLS, avoided, count_failure
@@ -370,7 +370,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
         """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
         job = self.start.job
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
-        nodes = avoided(self.start.submission.folder, node, reports.excluded(job))
+        nodes = avoided(self.start.submission.folder, node, client.excluded(job))
         print(f"job {job} is requeued, to run on another node than {','.join(nodes)}")
         with suppress(SlurmError):  # the error names every job of the array that is already running
             client.run("scontrol", "update", f"JobId={job.partition('_')[0]}", f"ExcNodeList={','.join(nodes)}")
@@ -378,7 +378,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
         state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
-        return reports.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
+        return client.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
 class _PeerSupervisor(_TaskSupervisor):

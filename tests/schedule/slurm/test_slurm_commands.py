@@ -9,7 +9,7 @@ from face import end
 from fake_slurm import Programs, Site, row
 
 from gpas_cli.events import event_of
-from gpas_cli.schedule.slurm import queue, reports
+from gpas_cli.schedule.slurm import client, queue
 from gpas_cli.schedule.slurm import scheduler as slurm_run
 from gpas_cli.store.rundir import read_json, write_json
 
@@ -153,9 +153,9 @@ def test_accounting_distinguishes_cancelled_jobs_from_jobs_that_can_never_start(
         "7_2|a|CANCELLED|0:0|n1|100|200\n8|b|CANCELLED by 1000|0:0|None assigned|200|200\n"
         "7_[4,6-7%2]|a|CANCELLED by 1000|0:0|None assigned|200|200\n7_[9]|a|FAILED|1:0|n1|100|200\n",
     )
-    ended = {job.id: (index, job.reason) for _, index, job in reports.sacct({"a": 1.0})}
+    ended = {job.id: (index, job.reason) for _, index, job in client.sacct({"a": 1.0})}
     assert ended == {
-        "7_0": (0, ""), "7_1": (1, reports.NEVER), "7_2": (2, ""), "8": (reports.WHOLE, ""),
+        "7_0": (0, ""), "7_1": (1, client.NEVER), "7_2": (2, ""), "8": (client.WHOLE, ""),
         **{f"7_{i}": (i, "") for i in (4, 6, 7, 9)},
     }  # fmt: skip
     assert "-a " in programs.calls("sacct")[0]
@@ -165,7 +165,7 @@ def test_an_array_that_someone_renames_is_still_in_the_queue(site: Site) -> None
     site.submit()
     name = site.names()[1]
     assert (site.gpas.runs / ".slurm" / name / "job.json").exists()
-    width = reports._COLUMNS["Name"]
+    width = client._COLUMNS["Name"]
     lines = trainings(site, "PENDING").splitlines()
     script = site.gpas.runs / ".slurm" / name / "submission.sh"
     (site.programs.folder / "renamed").write_text(
@@ -192,7 +192,7 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
 
 def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_run, "_POLL_SECONDS", 0.1)
-    width = reports._COLUMNS["Name"]
+    width = client._COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")
     site.programs.put("squeue", "")

@@ -18,9 +18,9 @@ from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.schedule.slurm import client, queue, reports, submission
+from gpas_cli.schedule.slurm import client, queue, submission
+from gpas_cli.schedule.slurm.client import Job
 from gpas_cli.schedule.slurm.queue import Queue, SlurmView, state_of
-from gpas_cli.schedule.slurm.reports import Job
 from gpas_cli.schedule.slurm.script import _CHECKED, _UNCHECKED, parameters, text
 from gpas_cli.schedule.slurm.submit import Array, ArrayIndex, arrays, levels
 from gpas_cli.schedule.slurm.supervisor import _Child
@@ -219,7 +219,7 @@ def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
 
 @pytest.mark.parametrize(("code", "wanted"), [("0:9", (0, 9)), ("137:0", (0, 9)), ("75:0", (75, 0)), ("x", (0, 0))])
 def test_exit_codes_of_slurm_and_of_a_shell(code: str, wanted: tuple[int, int]) -> None:
-    assert reports.exit_words(code) == wanted
+    assert client.exit_words(code) == wanted
 
 
 def test_a_lost_answer_is_not_a_refusal() -> None:
@@ -277,9 +277,9 @@ OWN = StageStatus(state="interrupted", evidence="its lock is free", source="lock
 @pytest.mark.parametrize(
     ("state", "wanted"),
     [
-        *((state, "queued") for state in sorted(reports._WAITING)),
-        *((state, "running") for state in sorted(reports._AT_WORK)),
-        *((state, "interrupted") for state in sorted(reports.INTERRUPTED)),
+        *((state, "queued") for state in sorted(client._WAITING)),
+        *((state, "running") for state in sorted(client._AT_WORK)),
+        *((state, "interrupted") for state in sorted(client.INTERRUPTED)),
         ("OUT_OF_MEMORY", "interrupted"), ("CANCELLED", "cancelled"), ("FAILED", "failed"), ("DEADLINE", "failed"),
         ("A_STATE_OF_TOMORROW", "running"),
     ],
