@@ -29,7 +29,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from gpas_cli.model.llama import Llama, stream_statistics
+from gpas_cli.model.llama import Llama
+from gpas_cli.model.stream import stream_statistics
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring

@@ -232,8 +232,11 @@ class Scoring(Event):
 
 @dataclass(frozen=True)
 class Score(Event):
-    """One metric of a task, with the fields of `evaluate.task_score.TaskScore`; accuracies are fractions.
+    """One metric of a task or a text.
 
+    metric: `acc`, `acc_norm`, `perplexity`, `word_perplexity`, ..., or `skipped`, the number of documents that were not
+    scored. value: accuracies are fractions. examples: how many documents were scored. stderr: its standard error, None
+    if unknown. harness: the program that scored them, and its version. shots: solved examples in each prompt.
     checkpoint: the network that was scored; scores of others cannot be continued.
     """
 

@@ -43,11 +43,11 @@ BESIDE = {
 BUDGET = {
     "": (1_004, 100),
     "cli": (6_190, 241),
-    "data": (3_219, 159),
+    "data": (3_190, 157),
     "doctor": (157, 1),
-    "evaluate": (4_532, 167),
+    "evaluate": (4_410, 166),
     "grid": (2_320, 102),
-    "model": (1_851, 96),
+    "model": (1_840, 96),
     "origin": (797, 30),
     "page": (679, 28),
     "plan": (1_280, 52),
@@ -58,7 +58,7 @@ BUDGET = {
     "state": (1_371, 99),
     "statistics": (273, 30),
     "store": (2_034, 151),
-    "train": (2_889, 113),
+    "train": (2_840, 115),
     "worker": (960, 36),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}

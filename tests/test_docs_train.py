@@ -22,7 +22,7 @@ from gpas_cli.grid.variant import TinyText, _shrunk_mapping
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources
-from gpas_cli.train import run
+from gpas_cli.train import training
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.worker.stages.context import StageContext, runner
@@ -52,8 +52,8 @@ def tiny(cell: Cell, catalogue: Catalogue) -> Cell:
 
 def ending(folder: Path, cell: Cell) -> str:
     """Train the cell; return how it ended."""
-    paths = run.RunPaths(folder / cell.key, [], folder / "cache", folder)
-    outcome = run.train(cell, paths, silent, stop=lambda: None, **PLAIN)
+    paths = training.RunPaths(folder / cell.key, [], folder / "cache", folder)
+    outcome = training.train(cell, paths, silent, stop=lambda: None, **PLAIN)
     return " ".join(filter(None, (outcome.outcome, outcome.cause)))
 
 

@@ -9,7 +9,7 @@
 5. shards      the ids of every document, written once to a content-addressed cache that many jobs may build at once
 6. rows        the cache as a table: `pack` cuts the concatenated documents, `pad` gives each document one row;
                a mixture has the rows of its corpora, in an order with their weights (loader.py)
-7. loader      the batch of update `step` is a pure function of (seed, step) (order.py), whatever the number of ranks
+7. loader      the batch of update `step` is a pure function of (seed, step), whatever the number of ranks
 8. prepare     all of the above, in order, for the `Data` of a cell: the one function that a trainer calls
 
 text_usage.py lists the text that a selection of cells needs.

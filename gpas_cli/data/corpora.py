@@ -83,6 +83,8 @@ class Source(ABC):
     normalisation: ClassVar[str] = "none"
     # Whether it is too large to tokenise in full: only as many documents are read as a run needs.
     endless: ClassVar[bool] = False
+    # Whether the validation text has files of its own.
+    separate: bool = False
 
     @property
     def title(self) -> str:
@@ -105,9 +107,10 @@ class Source(ABC):
         """Yield the documents of `split`, or those after `after`. Raises DataError if the text is unavailable."""
         return parsed(self.records(split, after), self.parser)
 
-    @abstractmethod
     def survey(self) -> Survey:
         """Compute the fingerprints from the text, which may read all of it. Raises DataError."""
+        documents = ((split, document) for split in SPLITS for document in self.documents(split))
+        return survey_of(documents, separate=self.separate)
 
     def stamp(self) -> Any:
         """Return JSON data that changes whenever the text does and is cheap to compute, or None if there is none."""

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import Any
@@ -54,18 +53,15 @@ def encode_group(group: _Group, tokenizer: Tokenizer, parser: Parser, limit: int
     """Encode the documents of the records. Raises DataError for an invalid record."""
     documents = list(parsed(group, parser))
     encoded = tokenizer.encode_documents([document.text for document in documents], limit)
-    kept = [len(ids) > 1 for ids, _ in encoded]  # more than the end token: there is something to predict
-    lengths = np.array([len(ids) if keep else 0 for (ids, _), keep in zip(encoded, kept, strict=True)], np.int64)
-    sizes = np.array([size if keep else 0 for (_, size), keep in zip(encoded, kept, strict=True)], np.int64)
-    texts = [len(document.text.encode("utf-8", "surrogatepass")) for document in documents]
-    wholes = np.array([size if keep else 0 for size, keep in zip(texts, kept, strict=True)], np.int64)
-    joined = np.empty(int(lengths.sum()), TOKEN)
-    for start, length, (ids, _) in zip(
-        accumulate(lengths.tolist(), initial=0), lengths.tolist(), encoded, strict=False
-    ):
-        if length:
-            joined[start : start + length] = ids
-    return EncodedGroup([document.id for document in documents], joined, lengths, sizes, wholes)
+    wholes = [len(document.text.encode("utf-8", "surrogatepass")) for document in documents]
+    numbers = np.array(
+        [(len(one.ids), one.size, whole) for one, whole in zip(encoded, wholes, strict=True)], np.int64
+    ).reshape(-1, 3)
+    kept = numbers[:, 0] > 1  # more than the end token: there is something to predict
+    numbers[~kept] = 0
+    ids = [np.array(one.ids, TOKEN) for one, keep in zip(encoded, kept, strict=True) if keep]
+    joined = np.concatenate([*ids, np.zeros(0, TOKEN)])
+    return EncodedGroup([document.id for document in documents], joined, *numbers.T)
 
 
 def groups(records: Iterable[SourceRecord]) -> Iterator[_Group]:

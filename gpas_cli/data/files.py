@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli.data.corpora import (
-    SPLITS,
     Document,
     Parser,
     Source,
@@ -56,6 +55,7 @@ class Files(Source):
         self.text_field = text_field
         self.root = root
         self.validation = validation
+        self.separate = bool(validation)
 
     @property
     def title(self) -> str:
@@ -75,10 +75,8 @@ class Files(Source):
         return parsed(self._read(self.files()["train"]), self.parser)
 
     def survey(self) -> Survey:
-        if self.validation:
-            return survey_of(
-                ((split, document) for split in SPLITS for document in self.documents(split)), separate=True
-            )
+        if self.separate:
+            return super().survey()
         return survey_of((side(d.id), d) for d in parsed(self._read(self.files()["train"]), self.parser))
 
     def stamp(self) -> Any:

@@ -22,8 +22,9 @@ from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
 from gpas_cli.data.files import opened_parquet, text_of
 from gpas_cli.data.hub import download
-from gpas_cli.data.loader import IGNORED, Batch, RowOrder
+from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.records import json_values
+from gpas_cli.data.rows import Ints
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, nearest
@@ -51,27 +52,16 @@ class LabelledRows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def batch(self, indices: Ints) -> Batch:
         """Return the batch of these rows, as long as the longest: the label is the target of the first token."""
-        sizes = np.array([len(self.ids[index]) for index in indices], np.int64)
+        numbers = indices.tolist()
+        sizes = np.array([len(self.ids[index]) for index in numbers], np.int64)
         inputs = np.full((len(sizes), int(sizes.max())), self.pad_id, np.int64)
-        for number, index in enumerate(indices):
+        for number, index in enumerate(numbers):
             inputs[number, : sizes[number]] = self.ids[index]
         targets = np.full_like(inputs, IGNORED)
-        targets[:, 0] = [self.labels[index] for index in indices]
+        targets[:, 0] = [self.labels[index] for index in numbers]
         return Batch(inputs, targets, sizes)
-
-
-class LabelledBatches:
-    """The training batches: the rows of update `step` are a pure function of (seed, step). Thread-safe."""
-
-    def __init__(self, rows: LabelledRows, batch: int, seed: int):
-        self.rows = rows
-        self._order = RowOrder(len(rows), batch, seed)
-
-    def at(self, step: int) -> Batch:
-        """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
-        return self.rows.batch(self._order.at(step).tolist())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -32,7 +31,6 @@ from gpas_cli.data.corpora import (
     SurveyUnknown,
     file_stamp,
     side,
-    survey_of,
 )
 from gpas_cli.data.files import TextField, check_suffix, records_of
 from gpas_cli.errors import DataError, first_line, nearest
@@ -62,9 +60,6 @@ class HfDataset(Source):
         if "validation" in self._splits:
             return self._rows(split, after)
         return (d for d in self._rows("train", after) if side(d.id) == split)
-
-    def survey(self) -> Survey:
-        return survey_of(chain.from_iterable(((s, d) for d in self.documents(s)) for s in SPLITS))
 
     def stamp(self) -> Any:
         """Return facts of the Arrow files in the cache of `datasets`, which it rewrites when their source changes."""
@@ -310,6 +305,21 @@ def download(repo: str, name: str, revision: str, *, kind: str = "dataset") -> P
         # Network, hub and disk raise many classes of exceptions here; all of them mean that the file is unavailable.
         what = f"cannot download {name} of {repo} (revision {revision[:12]}) from the Hugging Face hub"
         raise DataError(unavailable(what, error, _OWN_TEXT)) from error
+
+
+def load_rows(what: str, instead: str, **where: Any) -> Any:
+    """Return the rows of a data set of the hub or its cache; `where`: arguments of `datasets.load_dataset`.
+
+    what, instead: of the message (`unavailable`) of the DataError if it cannot be loaded.
+    """
+    import datasets
+
+    try:
+        with offline_if_unreachable():
+            return datasets.load_dataset(**where)
+    except Exception as error:
+        # Network, hub and builders raise many classes of exceptions; all of them mean that there are no rows.
+        raise DataError(unavailable(what, error, instead)) from error
 
 
 def unavailable(what: str, error: Exception, instead: str = "") -> str:

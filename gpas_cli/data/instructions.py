@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
 from gpas_cli.data.encode import TOKEN
-from gpas_cli.data.loader import IGNORED, VALIDATION_SEED, Batch, RowOrder
-from gpas_cli.data.order import Ints, permutation
+from gpas_cli.data.loader import IGNORED, VALIDATION_SEED, Batch, permutation
 from gpas_cli.data.records import FinetuneRecord, RecordSource, held_out_source, prompt, training_source
+from gpas_cli.data.rows import Ints
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 from gpas_cli.spec.finetune import Finetune
@@ -105,18 +105,6 @@ class InstructionRows:
         if self.layout == "pack":
             return index * (self.width - 1), self.width
         return int(self.examples.starts[index]), min(self.width, int(self.examples.lengths[index]))
-
-
-class InstructionBatches:
-    """The training batches: the rows of update `step` are a pure function of (seed, step). Thread-safe."""
-
-    def __init__(self, rows: InstructionRows, batch: int, seed: int):
-        self.rows = rows
-        self._order = RowOrder(len(rows), batch, seed)
-
-    def at(self, step: int) -> Batch:
-        """Return the batch of update `step` = 0, 1, ..., with the rows of all ranks."""
-        return self.rows.batch(self._order.at(step))
 
 
 def held_out_batches(rows: InstructionRows | None, batch: int, token_budget: int) -> Iterator[Batch]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpas_cli.data.loader import CAUSAL, IGNORED, Batch, CausalReader, RowReader
-from gpas_cli.data.order import Draw, Ints, Words, uniform
+from gpas_cli.data.loader import CAUSAL, IGNORED, Batch, CausalReader, Draw, RowReader, Words, uniform
 from gpas_cli.data.pairs import SEPARATOR
+from gpas_cli.data.rows import Ints
 from gpas_cli.data.tokenizer import Tokenizer, no_such_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell

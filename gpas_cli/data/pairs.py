@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpas_cli.data import disk
-from gpas_cli.data.corpora import Source, SourceRecord, Survey, file_stamp, side, skip_to, survey_of
+from gpas_cli.data.corpora import Source, SourceRecord, file_stamp, side, skip_to
 from gpas_cli.data.files import read_lines
 from gpas_cli.data.hub import HfDataset
 from gpas_cli.errors import DataError, nearest
@@ -28,7 +28,6 @@ from gpas_cli.spec.translation import Translation, both, languages, test_path
 
 SEPARATOR = "\n"
 TEST = "test"  # the split of the invented languages that is translated
-_SPLITS = ("train", "validation")
 
 
 def joined(source: str, target: str) -> str:
@@ -46,6 +45,7 @@ class FilePairs(Source):
 
     def __init__(self, path: str, root: Path, validation: str = ""):
         self.root = root
+        self.separate = bool(validation)
         self.paths = {"data.path": path} | ({"data.validation": validation} if validation else {})
 
     @property
@@ -53,15 +53,8 @@ class FilePairs(Source):
         return self.paths["data.path"]
 
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
-        own = "data.validation" in self.paths
-        found = self._read("data.validation" if own and split == "validation" else "data.path")
-        return skip_to((record for record in found if own or side(record.id) == split), after)
-
-    def survey(self) -> Survey:
-        return survey_of(
-            ((split, document) for split in _SPLITS for document in self.documents(split)),
-            separate="data.validation" in self.paths,
-        )
+        found = self._read("data.validation" if self.separate and split == "validation" else "data.path")
+        return skip_to((record for record in found if self.separate or side(record.id) == split), after)
 
     def stamp(self) -> Any:
         files = [path for setting in self.paths for path in self._files(setting)]
@@ -237,9 +230,6 @@ class Languages(Source):
 
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         return skip_to((SourceRecord(str(n), joined(*pair)) for n, pair in _pairs(split)), after)
-
-    def survey(self) -> Survey:
-        return survey_of((split, document) for split in _SPLITS for document in self.documents(split))
 
     def stamp(self) -> Any:
         """Return a digest of this file, which has the grammar."""

@@ -63,20 +63,42 @@ class HeldOut:
         return self.totals.bytes / self.totals.tokens
 
 
+def bytes_per_token(held_out: Sequence[HeldOut]) -> float:
+    """Return the mean of the corpora's bytes per token, by their weights."""
+    return sum(one.weight * one.bytes_per_token for one in held_out)
+
+
 @dataclass(frozen=True)
-class Corpus:
-    """The text of a run, tokenised and ready to read.
+class ValidationText:
+    """The validation text of a run, tokenised and ready to read. held_out: that of each corpus."""
 
-    held_out: the validation text of each corpus. totals: of each corpus, by split: documents, tokens (end tokens
-    included) and UTF-8 bytes.
-    """
-
-    source: str
     survey: Survey
     tokenizer: Tokenizer
-    train: Rows
     validation: Rows
     held_out: tuple[HeldOut, ...]
+
+    @property
+    def validation_totals(self) -> Totals:
+        """The totals of the validation text of all corpora."""
+        return sum((one.totals for one in self.held_out), Totals())
+
+    @property
+    def validation_bytes_per_token(self) -> float:
+        """The mean of its corpora's bytes per token, by their weights."""
+        return bytes_per_token(self.held_out)
+
+    def newly_verified(self) -> dict[str, dict[str, str]]:
+        """Return split -> name -> sha256 of the shards compared with their checksums since the last call."""
+        shards = self.validation.newly_verified()
+        return {"validation": shards} if shards else {}
+
+
+@dataclass(frozen=True)
+class Corpus(ValidationText):
+    """The text of a run. totals: of each corpus, by split: documents, tokens (end tokens included) and UTF-8 bytes."""
+
+    source: str
+    train: Rows
     totals: tuple[dict[str, Totals], ...]
 
     @property
@@ -85,24 +107,14 @@ class Corpus:
         return sum((own["train"] for own in self.totals), Totals())
 
     @property
-    def validation_totals(self) -> Totals:
-        """The totals of the validation text of all corpora."""
-        return sum((own["validation"] for own in self.totals), Totals())
-
-    @property
-    def validation_bytes_per_token(self) -> float:
-        """The mean of its corpora's bytes per token, by their weights."""
-        return bytes_per_token(self.held_out)
-
-    @property
     def identity(self) -> str:
         """A digest of the training text and its tokenizer. A run cannot be resumed with another one."""
         return disk.digest({"text": self.survey.fingerprint, "tokenizer": self.tokenizer.identity})
 
     def newly_verified(self) -> dict[str, dict[str, str]]:
-        """Return split -> name -> sha256 of the shards compared with their checksums since the last call."""
-        found = {split: getattr(self, split).newly_verified() for split in SPLITS}
-        return {split: shards for split, shards in found.items() if shards}
+        """Return the same as `ValidationText.newly_verified` of both splits."""
+        shards = self.train.newly_verified()
+        return ({"train": shards} if shards else {}) | super().newly_verified()
 
     def facts(self) -> TextFacts:
         """Return what the journal records about the text, without its usage."""
@@ -176,20 +188,11 @@ def _held_out(
     caches: Sequence[TokenCache], data: Data, shards: Sequence[Mapping[str, Sequence[Shard]]]
 ) -> tuple[HeldOut, ...]:
     found = zip(data.names, data.weights, data.parts, caches, shards, strict=True)
+    rows = partial(_open, split="validation", limit=None)
     return tuple(
-        HeldOut(
-            name,
-            weight,
-            _open(part, own.tokenizer, "validation", made["validation"], None),
-            sum_of(made["validation"]),
-        )
+        HeldOut(name, weight, rows(part, own.tokenizer, shards=made["validation"]), sum_of(made["validation"]))
         for name, weight, part, own, made in found
     )
-
-
-def bytes_per_token(held_out: Sequence[HeldOut]) -> float:
-    """Return the mean of the corpora's bytes per token, by their weights."""
-    return sum(one.weight * one.bytes_per_token for one in held_out)
 
 
 def _joined(data: Data, parts: Mapping[str, Rows]) -> Rows:
@@ -209,26 +212,6 @@ def _survey(caches: Sequence[TokenCache]) -> Survey:
 def _rows_by_part(data: Data, rows: int | None) -> list[int | None]:
     """Return how many rows of each corpus a run of `rows` rows reads."""
     return [None] * len(data.parts) if rows is None else list(rows_needed(data.weights, rows))
-
-
-@dataclass(frozen=True)
-class ValidationText:
-    """The validation text of each corpus, without its training text, and the tokenizer."""
-
-    survey: Survey
-    tokenizer: Tokenizer
-    rows: Rows
-    held_out: tuple[HeldOut, ...]
-
-    @property
-    def totals(self) -> Totals:
-        """The totals of all corpora."""
-        return sum((one.totals for one in self.held_out), Totals())
-
-    def newly_verified(self) -> dict[str, dict[str, str]]:
-        """Return the same as `Corpus.newly_verified`."""
-        shards = self.rows.newly_verified()
-        return {"validation": shards} if shards else {}
 
 
 def prepare_validation(

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpas_cli.data.encode import TOKEN
-from gpas_cli.data.order import Ints
 from gpas_cli.data.shards import LENGTH, Shard, verify
 from gpas_cli.errors import DataError
+
+Ints = NDArray[np.int64]
 
 # The start of every 64th document is kept in memory: 6 MB for 51 million documents.
 _STRIDE = 64

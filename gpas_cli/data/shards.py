@@ -233,13 +233,12 @@ class TokenCache:
         """Return the complete shards from the first on, as many as needed, and whether they suffice."""
         shards: list[Shard] = []
         totals = Totals()
-        while not (totals.final or (shards and enough(totals))):
-            shard = read_shard(self._stem(split, len(shards)))
-            if shard is None:
-                return shards, False
+        for shard in _shards(self.folder / split):
             shards.append(shard)
             totals += shard.totals
-        return shards, True
+            if totals.final or enough(totals):
+                return shards, True
+        return shards, False
 
     def _stem(self, split: str, number: int) -> Path:
         return self.folder / split / f"{number:05d}"

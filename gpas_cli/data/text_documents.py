@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from gpas_cli.data.files import Files
-from gpas_cli.data.hub import unavailable
+from gpas_cli.data.hub import load_rows
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.spec.downstream import KNOWN_TEXTS, KnownText, local_path
@@ -78,22 +77,12 @@ def _prepared(raw: str, known: KnownText | None) -> TextDocument:
 
 
 def _of_hub(known: KnownText) -> Iterator[str]:
-    try:
-        rows = _load(known)
-    except Exception as error:
-        # Network, hub and builders raise many classes of exceptions; all of them mean that the text is unavailable.
-        what = f"texts.texts: {known.name}: cannot load the split '{_SPLIT}' of {known.repo} from the Hugging Face hub"
-        raise DataError(unavailable(what, error, "name local files")) from error
+    what = f"texts.texts: {known.name}: cannot load the split '{_SPLIT}' of {known.repo} from the Hugging Face hub"
+    rows = load_rows(what, "name local files", path=known.repo, name=known.configuration, split=_SPLIT)
     if known.column not in rows.column_names:
         hint = nearest(known.column, rows.column_names)
         raise DataError(f"texts.texts: {known.name}: {known.repo} has no column '{known.column}'; {hint}")
     return (text for text in rows[known.column] if text and text.strip())
-
-
-def _load(known: KnownText) -> Any:
-    import datasets
-
-    return datasets.load_dataset(known.repo, known.configuration, split=_SPLIT)
 
 
 def _of_files(path: str, root: Path) -> Iterator[str]:

@@ -1,13 +1,18 @@
-"""Questions whose answer is a span of a passage (SQuAD v1.1, Rajpurkar et al. 2016), and their exact match and F1.
+"""Questions that are answered with texts, spans of a passage or generated ones, and their exact match and F1.
 
-An encoder with a head for answers reads "question, passage" and gives each token a logit for being the first of the
-answer and one for being the last. The answer is the span of at most 30 tokens with the largest sum of both, over all
-windows of the passage: of 384 tokens, each beginning 128 tokens after the one before (BERT, Devlin et al. 2019).
-
-    exact match   whether the answer is one of those that people gave
-    F1            2 p r / (p + r) over the words that the answer shares with theirs, the largest over their answers
+    exact match   whether the answer is one of those that count as right
+    F1            2 p r / (p + r) over the words that the answer shares with one of them, the largest
 
 both without case, punctuation, articles and additional blanks, as SQuAD's own script compares.
+
+Spans of a passage (SQuAD v1.1, Rajpurkar et al. 2016): an encoder with a head for answers reads "question, passage" and
+gives each token a logit for being the first of the answer and one for being the last. The answer is the span of at most
+30 tokens with the largest sum of both, over all windows of the passage: of 384 tokens, each beginning 128 tokens after
+the one before (BERT, Devlin et al. 2019).
+
+Greedy generation of texts after prompts: a network that was trained here keeps the keys and values of what it has read;
+one of transformers reads the whole row again for each token. An answer ends before the first of the texts that end it,
+at the end token, or after the most tokens that it may have. Prompts that are too long lose their beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import hashlib
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -26,10 +31,15 @@ from torch import Tensor
 
 from gpas_cli import __version__
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never, padded
-from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer
-from gpas_cli.evaluate.tasks.forms import SpanQuestion
-from gpas_cli.spec.downstream import DIGEST_DIGITS
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.likelihood import Report, Scorer, evaluating, in_batches, padded
+from gpas_cli.evaluate.tasks import TaskScorer
+from gpas_cli.evaluate.tasks.forms import PROMPT_VERSION, SpanQuestion
+from gpas_cli.evaluate.tasks.local import GeneratedTask
+from gpas_cli.events import Score
+from gpas_cli.model.decoding import CachedReader
+from gpas_cli.model.llama import Llama, Read
+from gpas_cli.spec.downstream import DIGEST_DIGITS, KNOWN_TASKS, base_name
 
 _WINDOW = 384  # tokens of question and passage together
 _STRIDE = 128  # tokens of the passage by which a window is later than the one before
@@ -55,22 +65,16 @@ def answers_scorer(name: str, questions: Sequence[SpanQuestion], scorer: Scorer,
     """Return what measures `exact_match` and `f1` of questions. `scorer` has an `Encoder` with a head for answers."""
     digest = hashlib.sha256(repr(questions).encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS]
     windows = [one for place, question in enumerate(questions) for one in _windows(place, question, tokenizer, scorer)]
-    windows.sort(key=lambda window: -len(window.tokens))
+    lengths = [len(window.tokens) for window in windows]
 
-    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
+    def score(progress: Report | None = None) -> list[Score]:
         best = [(-torch.inf, "")] * len(questions)
-        done = 0
-        while done < len(windows):
-            if stop():
-                raise ScoringStopped
-            batch = windows[done : done + max(1, scorer.tokens_at_once // len(windows[done].tokens))]
+        for numbers in in_batches(lengths, scorer.tokens_at_once, progress, scorer.stop):
+            batch = [windows[number] for number in numbers]
             for window, (score, start, end) in zip(batch, _best_spans(scorer, batch), strict=True):
                 first, last = window.offsets[start], window.offsets[end]
                 if score > best[window.place][0] and first and last:
                     best[window.place] = (score, questions[window.place].passage[first[0] : last[1]])
-            done += len(batch)
-            if progress is not None:
-                progress(done, len(windows))
         texts = [text for _, text in best]
         return answer_scores(name, texts, [one.answers for one in questions], f"{_RECIPE}-{digest}")
 
@@ -79,13 +83,13 @@ def answers_scorer(name: str, questions: Sequence[SpanQuestion], scorer: Scorer,
 
 def answer_scores(
     name: str, found: Sequence[str], expected: Sequence[Sequence[str]], version: str, shots: int = 0
-) -> list[TaskScore]:
+) -> list[Score]:
     """Return `exact_match` and `f1` of answers, where each question has several expected ones, the best of which
     counts. version: that of the task."""
     pairs = list(zip(found, expected, strict=True))
     values = {"exact_match": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
     return [
-        TaskScore(
+        Score(
             task=name, metric=metric, value=mean(own), examples=len(own),
             stderr=stdev(own) / len(own) ** 0.5 if len(own) > 1 else None,
             task_version=version, harness=f"gpas_cli {__version__}", shots=shots,
@@ -148,3 +152,122 @@ def f1(answer: str, expected: Sequence[str]) -> float:
 def _f1(found: Sequence[str], expected: Sequence[str]) -> float:
     shared = (Counter(found) & Counter(expected)).total()
     return 2 * shared / (len(found) + len(expected)) if shared else 0.0
+
+
+class _Rereader:
+    """Reads all rows again whenever they grow."""
+
+    def __init__(self, scorer: Scorer, rows: int):
+        self._scorer = scorer
+        self._rows: list[list[int]] = [[] for _ in range(rows)]
+
+    def next_logits(self, tokens: Sequence[Sequence[int]], read: Read) -> Tensor:
+        for row, new in zip(self._rows, tokens, strict=True):
+            row.extend(new)
+        device = self._scorer.precision.device
+        last = torch.tensor([len(row) - 1 for row in self._rows], device=device)
+        # Padding on the right, where causal attention ignores it.
+        rows = torch.arange(len(self._rows), device=device)
+        found: Tensor = self._scorer.network(
+            padded(self._rows, device), None, lambda hidden, head: read(hidden[rows, last], head)
+        )
+        return found
+
+
+def generate(
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    most: int,
+    until: Sequence[str],
+    progress: Report | None = None,
+) -> list[str]:
+    """Return the likeliest continuation of each prompt, token by token: at most `most` tokens, without what follows
+    the first of the texts `until`, and without blanks around it.
+
+    Raises GpasError if a text of `until` is empty or there is no room for a prompt, ScoringStopped as the scorer.
+    """
+    if not all(until):
+        raise GpasError("a text that ends a generated answer is empty, so that every answer would be; leave it out")
+    room = scorer.max_length - most
+    if room < 1:
+        raise GpasError(
+            f"the network is given {scorer.max_length} tokens at once, which leaves no room for a question before an "
+            f"answer of {most} tokens"
+        )
+    rows = [(*tokenizer.start, *tokenizer.encode(prompt)) or (tokenizer.eos_id,) for prompt in prompts]
+    scorer.truncated += sum(len(row) > room for row in rows)
+    rows = [row[-room:] for row in rows]
+    lengths = [len(row) + scorer.frame.overhead + most for row in rows]
+    found = [""] * len(rows)
+    with evaluating(scorer.network):
+        for batch in in_batches(lengths, scorer.tokens_at_once, progress, scorer.stop):
+            texts = _continued(scorer, tokenizer, [rows[number] for number in batch], most, until)
+            for number, text in zip(batch, texts, strict=True):
+                found[number] = text
+    return found
+
+
+def _continued(
+    scorer: Scorer, tokenizer: Tokenizer, rows: Sequence[tuple[int, ...]], most: int, until: Sequence[str]
+) -> list[str]:
+    """Return the texts that continue the prompts `rows`."""
+    network, frame = scorer.network, scorer.frame
+    tokens, prefix = zip(*map(frame.laid, rows), strict=True)
+    if isinstance(network, Llama):
+        longest = max(map(len, tokens)) + most
+        reader: CachedReader | _Rereader = CachedReader(network, len(rows), longest, prefix if frame.after else ())
+    else:
+        reader = _Rereader(scorer, len(rows))
+
+    def likeliest(states: Tensor, head: Tensor) -> Tensor:
+        dtype = scorer.precision.matmul(states.dtype)
+        with torch.autocast(states.device.type, enabled=False):
+            return (states.to(dtype) @ head.to(dtype).t()).argmax(-1)
+
+    written: list[list[int]] = [[] for _ in rows]
+    texts: list[str | None] = [None] * len(rows)
+    for _ in range(most):
+        with scorer.precision.compute():
+            chosen = reader.next_logits(tokens, likeliest).tolist()
+        for number, token in enumerate(chosen):
+            if texts[number] is None:
+                written[number].append(token)
+                texts[number] = _ended(written[number], tokenizer, until, frame.end)
+        if None not in texts:
+            break
+        tokens = tuple((token,) for token in chosen)
+    return [tokenizer.decode(own).strip() if text is None else text for own, text in zip(written, texts, strict=True)]
+
+
+def _ended(tokens: Sequence[int], tokenizer: Tokenizer, until: Sequence[str], end: int) -> str | None:
+    """Return the text of an answer that has ended, None if it has not. Blanks before an answer do not end it."""
+    over = tokens[-1] == tokenizer.eos_id or tokens[-1] >= end
+    text = tokenizer.decode(tokens[:-1] if over else tokens).lstrip(" ")
+    ends = [place for place in map(text.find, until) if place >= 0]
+    return text[: min(ends)].strip() if ends else text.strip() if over else None
+
+
+def generated_scorer(
+    task: GeneratedTask, scorer: Scorer, tokenizer: Tokenizer, *, shots: int = 0, limit: int | None = None
+) -> TaskScorer:
+    """Return what measures `exact_match` and `f1` of the first `limit` questions of a task, after `shots` solved
+    examples each. It raises what `generate` raises.
+
+    Raises TaskUnavailable.
+    """
+    known = KNOWN_TASKS[base_name(task.name)]
+    questions = task.questions()[:limit]
+    solved = "".join(example.solved for example in (task.examples(shots) if shots else ()))
+    prompts = [solved + question.prompt for question in questions]
+    answers = [question.answers for question in questions]
+    content = repr((prompts, answers, known.generated, known.until)).encode("utf-8", "surrogatepass")
+    version = f"{PROMPT_VERSION}-{hashlib.sha256(content).hexdigest()[:DIGEST_DIGITS]}"
+
+    def score(progress: Report | None = None) -> list[Score]:
+        most, until = known.generated, known.until
+        found = generate(scorer, tokenizer, prompts, most=most, until=until, progress=progress)
+        return answer_scores(task.name, found, answers, version, shots)
+
+    return score

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -19,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.llama import Llama
-from gpas_cli.model.stream import one_stream
+from gpas_cli.model.llama import Llama, one_stream
 from gpas_cli.spec.stage import SUBLAYERS
 
 _KEPT_SHARE = 0.25  # of the free memory, for the streams that enter a block
@@ -58,10 +58,10 @@ WHOLE = Removed()
 @dataclass(frozen=True)
 class _Sublayer:
     """A sub-layer: `module` returns what is added to the stream. Without it, a method of each owner in `left_out` is
-    replaced: (owner, name of the method, what returns the function in its place)."""
+    replaced: (owner, name of the method, the function of `_replaced` in its place)."""
 
     module: nn.Module
-    left_out: Sequence[tuple[Any, str, Callable[[Forward], Forward]]]
+    left_out: Sequence[tuple[Any, str, Forward]]
 
     @contextmanager
     def without(self) -> Iterator[None]:
@@ -105,21 +105,17 @@ class Blocks:
     @contextmanager
     def observed(self, observe: Callable[[int, Tensor], None]) -> Iterator[None]:
         """Call `observe` with i and the stream that enters block i + 1, and with L and the one that leaves the last."""
-        last = len(self.layers) - 1
+
+        def watched(place: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+            observe(place, one_stream(_entering(args, kwargs).detach()))
+            found = forward(*args, **kwargs)
+            if place == len(self.layers) - 1:
+                observe(place + 1, one_stream(_stream(found).detach()))
+            return found
+
         with ExitStack() as stack:
             for place, layer in enumerate(self.layers):
-
-                def watched(forward: Forward, place: int = place) -> Forward:
-                    def run(*args: Any, **kwargs: Any) -> Any:
-                        observe(place, one_stream(_entering(args, kwargs).detach()))
-                        found = forward(*args, **kwargs)
-                        if place == last:
-                            observe(place + 1, one_stream(_stream(found).detach()))
-                        return found
-
-                    return run
-
-                stack.enter_context(_replaced(layer, "forward", watched))
+                stack.enter_context(_replaced(layer, "forward", partial(watched, place)))
             yield
 
     @contextmanager
@@ -155,63 +151,48 @@ class Blocks:
         free = _free_bytes(self.layers[first]) if evaluation and removed.first < len(self.layers) else 0
         entering: list[Tensor | None] = [None]  # of this pass
 
-        def skipping(forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                return forward(*args, **kwargs) if entering[0] is None else self._returned(_entering(args, kwargs))
+        def skipping(forward: Forward, *args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs) if entering[0] is None else self._identity(forward, *args, **kwargs)
 
-            return run
-
-        def beginning(forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                nonlocal free
-                x = entering[0] if entering[0] is not None else _entering(args, kwargs)
-                assert x.shape == _entering(args, kwargs).shape, "the forward passes of the evaluation have changed"
-                args, kwargs = _with_entering(args, kwargs, x)
-                needed = x.numel() * x.element_size()
-                if needed <= free:
-                    free -= needed
-                    following.append(_stream(forward(*args, **kwargs)))
-                else:
-                    following.append(None)
-                if not removed.part:
-                    return self._returned(x)
-                with self.sublayers[removed.part][first].without():
-                    return forward(*args, **kwargs)
-
-            return run
-
-        def start(forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                entering[0] = next(passes, None)
+        def beginning(forward: Forward, *args: Any, **kwargs: Any) -> Any:
+            nonlocal free
+            x = entering[0] if entering[0] is not None else _entering(args, kwargs)
+            assert x.shape == _entering(args, kwargs).shape, "the forward passes of the evaluation have changed"
+            args, kwargs = ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+            needed = x.numel() * x.element_size()
+            if needed <= free:
+                free -= needed
+                following.append(_stream(forward(*args, **kwargs)))
+            else:
+                following.append(None)
+            if not removed.part:
+                return self._identity(forward, x)
+            with self.sublayers[removed.part][first].without():
                 return forward(*args, **kwargs)
 
-            return run
+        def start(forward: Forward, *args: Any, **kwargs: Any) -> Any:
+            entering[0] = next(passes, None)
+            return forward(*args, **kwargs)
 
         with ExitStack() as stack:
             for place in before:
                 stack.enter_context(_replaced(self.layers[place], "forward", skipping))
             stack.enter_context(_replaced(self.layers[first], "forward", beginning))
             for layer in self.layers[first + 1 : first + removed.count]:
-                stack.enter_context(_replaced(layer, "forward", lambda _: self._identity))
+                stack.enter_context(_replaced(layer, "forward", self._identity))
             stack.enter_context(_replaced(self.layers[0], "forward", start))
             yield
         self._kept, self._entered, self._evaluation = following, removed.first + 1, evaluation
 
-    def _identity(self, *args: Any, **kwargs: Any) -> Any:
-        return self._returned(_entering(args, kwargs))
-
-    def _returned(self, x: Tensor) -> Any:
-        """Return what a block returns whose stream is x."""
+    def _identity(self, _forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        """Return what a block returns that leaves the stream unchanged."""
+        x = _entering(args, kwargs)
         return (x, *[None] * (self._outputs - 1)) if self._outputs else x
 
 
 def _entering(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     found: Tensor = args[0] if args else kwargs["hidden_states"]
     return found
-
-
-def _with_entering(args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
 
 def _stream(output: Any) -> Tensor:
@@ -227,10 +208,10 @@ def _free_bytes(layer: nn.Module) -> int:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, made: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Put the function that `made` returns for the present one in place of a method of one object."""
+def _replaced(owner: Any, name: str, run: Forward) -> Iterator[None]:
+    """Put `run`, which gets the present method and its arguments, in place of a method of one object."""
     before = vars(owner).get(name)
-    object.__setattr__(owner, name, made(getattr(owner, name)))
+    object.__setattr__(owner, name, partial(run, getattr(owner, name)))
     try:
         yield
     finally:
@@ -243,13 +224,9 @@ def _replaced(owner: Any, name: str, made: Callable[[Forward], Forward]) -> Iter
 def own_blocks(network: Llama) -> Blocks:
     """Return the blocks of a network that was trained here."""
     layers = network.model.blocks()
-
-    def nothing(_apply: Forward) -> Forward:
-        return lambda x, *_: x
-
     found = {
-        "attention": [_Sublayer(layer.self_attn, [(layer._attention, "apply", nothing)]) for layer in layers],
-        "feed_forward": [_Sublayer(layer.mlp, [(layer._feed_forward, "apply", nothing)]) for layer in layers],
+        "attention": [_Sublayer(layer.self_attn, [(layer._attention, "apply", _unchanged)]) for layer in layers],
+        "feed_forward": [_Sublayer(layer.mlp, [(layer._feed_forward, "apply", _unchanged)]) for layer in layers],
     }
     return Blocks(layers, found, joined=network.spec.joined_layers)
 
@@ -269,20 +246,14 @@ def find_blocks(network: nn.Module, source: str, probe: Callable[[], Tensor]) ->
     entered: list[tuple[int, Tensor]] = []
     returned: list[Any] = []
 
-    def recorded(place: int) -> Callable[[Forward], Forward]:
-        def made(forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                entered.append((place, _entering(args, kwargs)))
-                returned.append(forward(*args, **kwargs))
-                return returned[-1]
-
-            return run
-
-        return made
+    def recorded(place: int, forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        entered.append((place, _entering(args, kwargs)))
+        returned.append(forward(*args, **kwargs))
+        return returned[-1]
 
     with ExitStack() as stack:
         for place, layer in enumerate(layers):
-            stack.enter_context(_replaced(layer, "forward", recorded(place)))
+            stack.enter_context(_replaced(layer, "forward", partial(recorded, place)))
         try:
             expected = probe()
         except (KeyError, AttributeError) as error:
@@ -370,18 +341,19 @@ def _sums(calls: Sequence[_Call], x: Tensor) -> list[tuple[_Sublayer, Tensor]]:
             added = term.flatten(0, -2)
             if added.shape == total.shape and torch.equal(added + total, read):
                 x = output
-                left_out = [(module, "forward", _zeros), (norm, "forward", lambda _: lambda z: z)]
+                left_out: list[tuple[Any, str, Forward]] = [(module, "forward", _zeros), (norm, "forward", _unchanged)]
                 found.append((_Sublayer(module, left_out), x))
                 break
     return found
 
 
-def _zeros(forward: Forward) -> Forward:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        found = forward(*args, **kwargs)
-        return (torch.zeros_like(found[0]), *found[1:]) if isinstance(found, tuple) else torch.zeros_like(found)
+def _unchanged(_forward: Forward, x: Tensor, *_: Any) -> Tensor:
+    return x
 
-    return run
+
+def _zeros(forward: Forward, *args: Any, **kwargs: Any) -> Any:
+    found = forward(*args, **kwargs)
+    return (torch.zeros_like(found[0]), *found[1:]) if isinstance(found, tuple) else torch.zeros_like(found)
 
 
 def _sublayer_fault(found: Blocks, entered: Sequence[tuple[int, Tensor]], probe: Callable[[], Tensor]) -> str:
@@ -393,13 +365,10 @@ def _sublayer_fault(found: Blocks, entered: Sequence[tuple[int, Tensor]], probe:
         return "no attention or feed-forward network with a usual name was found in its layers"
     outputs: list[Tensor] = []
 
-    def recorded(forward: Forward) -> Forward:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            returned = forward(*args, **kwargs)
-            outputs.append(_stream(returned))
-            return returned
-
-        return run
+    def recorded(forward: Forward, *args: Any, **kwargs: Any) -> Any:
+        returned = forward(*args, **kwargs)
+        outputs.append(_stream(returned))
+        return returned
 
     with ExitStack() as stack:
         for part in SUBLAYERS:

@@ -80,7 +80,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpas_cli.errors import GpasError
 from gpas_cli.model.layers import GpasGate, LearnedFactor
-from gpas_cli.model.llama import Block, Llama, SubLayer, observed_inputs
+from gpas_cli.model.llama import Block, Llama, SubLayer
+from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.gate import activation
 from gpas_cli.spec.model import Model, Size
 

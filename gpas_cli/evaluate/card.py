@@ -73,6 +73,11 @@ class ExportReport:
     measured: Comparison
     notes: tuple[str, ...]
 
+    @property
+    def auto_class(self) -> str:
+        """The class of transformers that loads it."""
+        return "AutoModelForSeq2SeqLM" if self.form == "pegasus" else "AutoModelForCausalLM"
+
 
 def check_license(name: str) -> str:
     """Return `name` in the hub's spelling of licences, "" for none. Raises GpasError if it cannot be a licence id."""
@@ -100,7 +105,7 @@ def card(
     code = written.form == "bundled"
     sections = {
         f"# {title}": _summary(cell, origin),
-        "## Load": _load(folder, form=written.form, tokenizer=tokenizer),
+        "## Load": _load(folder, written, tokenizer=tokenizer),
         "## Network": _network(cell, written),
         **_trainings(cell, origin, written),
         "## Evaluation": _evaluation(origin, written.measured),
@@ -142,10 +147,9 @@ def _summary(cell: Cell, origin: TrainingOrigin) -> str:
     )
 
 
-def _load(folder: Path, *, form: str, tokenizer: bool) -> str:
-    trust = ", trust_remote_code=True" if form == "bundled" else ""
-    pegasus = form == "pegasus"
-    kind = "AutoModelForSeq2SeqLM" if pegasus else "AutoModelForCausalLM"
+def _load(folder: Path, written: ExportReport, *, tokenizer: bool) -> str:
+    trust = ", trust_remote_code=True" if written.form == "bundled" else ""
+    pegasus, kind = written.form == "pegasus", written.auto_class
     lines = [] if tokenizer else ["import torch"]
     lines += [f"from transformers import {kind}{', AutoTokenizer' * tokenizer}", ""]
     lines += [f"folder = {json.dumps(folder.name)}"]

@@ -2,7 +2,7 @@
 
 Embedded tasks and local files are scored here, with the metrics of lm-evaluation-harness: `acc`, the share of questions
 whose right choice has the largest log p given the context, and `acc_norm`, where log p is divided by the characters of
-the choice. Tasks with generated answers are scored in `evaluate.generation`, all other ones by the harness itself
+the choice. Tasks with generated answers are scored in `evaluate.answers`, all other ones by the harness itself
 (`evaluate.harness`).
 
 Texts have perplexities by word and by token, and bits per byte. Documents longer than the network is given at once are
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,22 +25,26 @@ from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.evaluate.answers import answers_scorer
-from gpas_cli.evaluate.generation import generated_scorer
+from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.answers import answers_scorer, generated_scorer
 from gpas_cli.evaluate.harness import official_scorer
-from gpas_cli.evaluate.likelihood import Likelihood, Request, Scorer, never
-from gpas_cli.evaluate.task_score import (
-    MissingTask,
-    NothingFits,
-    Progress,
-    Report,
-    TaskScore,
-    TaskScorer,
-    scored_in_turn,
-)
-from gpas_cli.evaluate.tasks import GeneratedTask, MultipleChoice, direct_task
+from gpas_cli.evaluate.likelihood import Likelihood, Report, Request, Scorer
+from gpas_cli.evaluate.tasks import NothingFits, TaskScorer
+from gpas_cli.evaluate.tasks.local import GeneratedTask, MultipleChoice, direct_task
+from gpas_cli.events import Score
 from gpas_cli.spec.downstream import SKIPPED, SQUAD, Downstream, Texts, base_name, most_generated
 from gpas_cli.train.evaluate import perplexity
+
+# Called with the task or text, its place among them (from 0), the requests that are done, and their total.
+Progress = Callable[[str, int, int, int], None]
+
+
+@dataclass(frozen=True)
+class MissingTask:
+    """A task or text that could not be scored, and why."""
+
+    task: str
+    reason: str
 
 
 def score_tasks(
@@ -49,27 +55,43 @@ def score_tasks(
     *,
     skip: Iterable[str] = (),
     progress: Progress | None = None,
-    stop: Callable[[], bool] = never,
-) -> Iterator[list[TaskScore] | MissingTask]:
+) -> Iterator[list[Score] | MissingTask]:
     """Yield the scores of each task of the section that is not in `skip`, or why it could not be scored.
 
     A task of which no question fits has the metric `skipped` alone.
 
-    `root`: the folder of experiments.yaml. Raises ScoringStopped after `stop`.
+    `root`: the folder of experiments.yaml. Raises ScoringStopped as the scorer.
     """
 
-    def scores_of(name: str, report: Report | None) -> list[TaskScore]:
+    def scores_of(name: str, report: Report | None) -> list[Score]:
         try:
-            return task_scorer(name, section, scorer, tokenizer, root)(progress=report, stop=stop)
+            return task_scorer(name, section, scorer, tokenizer, root)(report)
         except NothingFits as error:
             return [
-                TaskScore(
+                Score(
                     task=name, metric=SKIPPED, value=error.questions, stderr=None, examples=0, task_version="",
                     harness=f"gpas_cli {__version__}", shots=section.shots,
                 )
             ]  # fmt: skip
 
-    return scored_in_turn(section.tasks, scores_of, skip, progress)
+    return _in_turn(section.tasks, scores_of, skip, progress)
+
+
+def _in_turn(
+    names: Sequence[str],
+    score: Callable[[str, Report | None], list[Score]],
+    skip: Iterable[str],
+    progress: Progress | None,
+) -> Iterator[list[Score] | MissingTask]:
+    """Yield what `score` returns for each of `names` that is not in `skip`, or the message of its GpasError."""
+    done = frozenset(skip)
+    for place, name in enumerate(names):
+        if name in done:
+            continue
+        try:
+            yield score(name, partial(progress, name, place) if progress else None)
+        except GpasError as error:
+            yield MissingTask(name, str(error))
 
 
 def task_scorer(name: str, section: Downstream, scorer: Scorer, tokenizer: Tokenizer, root: Path) -> TaskScorer:
@@ -100,8 +122,8 @@ def choices_scorer(
     if not fitting:
         raise NothingFits(len(asked), scorer.max_length)
 
-    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
-        likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress, stop))
+    def score(progress: Report | None = None) -> list[Score]:
+        likelihoods = iter(scorer.score([request for _, own in fitting for request in own], progress))
         right = {"acc": list[bool](), "acc_norm": list[bool]()}
         for question, own in fitting:
             mine = list(islice(likelihoods, len(own)))
@@ -111,7 +133,7 @@ def choices_scorer(
         if len(fitting) < len(asked):
             values[SKIPPED] = (len(asked) - len(fitting), None)
         return [
-            TaskScore(
+            Score(
                 task=task.name, metric=metric, value=value, stderr=stderr, examples=len(fitting),
                 task_version=task.version, harness=f"gpas_cli {__version__}",
             )
@@ -153,31 +175,25 @@ def score_texts(
     *,
     skip: Iterable[str] = (),
     progress: Progress | None = None,
-    stop: Callable[[], bool] = never,
-) -> Iterator[list[TaskScore] | MissingTask]:
+) -> Iterator[list[Score] | MissingTask]:
     """Yield the scores of each text whose name is not in `skip`, or why it has none. `root` is where paths start.
 
-    The perplexity by word comes last. Raises ScoringStopped once `stop` returns true.
+    The perplexity by word comes last. Raises ScoringStopped as the scorer.
     """
     paths = dict(zip(section.names, section.texts, strict=True))
 
-    def scores_of(name: str, report: Report | None) -> list[TaskScore]:
-        return _scores_of_text(name, read_text(paths[name], root, section.limit), scorer, tokenizer, report, stop)
+    def scores_of(name: str, report: Report | None) -> list[Score]:
+        return _scores_of_text(name, read_text(paths[name], root, section.limit), scorer, tokenizer, report)
 
-    return scored_in_turn(section.names, scores_of, skip, progress)
+    return _in_turn(section.names, scores_of, skip, progress)
 
 
 def _scores_of_text(
-    name: str,
-    text: ScoredText,
-    scorer: Scorer,
-    tokenizer: Tokenizer,
-    progress: Report | None,
-    stop: Callable[[], bool],
-) -> list[TaskScore]:
+    name: str, text: ScoredText, scorer: Scorer, tokenizer: Tokenizer, progress: Report | None
+) -> list[Score]:
     """Return the loss in nats per token, the bits per byte and the perplexity by word of one text."""
     by_document = [list(requests(document, tokenizer, scorer.max_length)) for document in text.documents]
-    answers = scorer.score([request for own in by_document for request in own], progress, stop)
+    answers = scorer.score([request for own in by_document for request in own], progress)
     nats = -math.fsum(answer.total for answer in answers)
     tokens = sum(len(request.continuation) for own in by_document for request in own)
     words = sum(document.words for document in text.documents)
@@ -188,7 +204,7 @@ def _scores_of_text(
         "text_perplexity": perplexity(nats / words),
     }
     return [
-        TaskScore(
+        Score(
             task=name, metric=metric, value=value, stderr=None, examples=len(text.documents),
             task_version=text.digest, harness=f"gpas-cli {__version__}",
         )

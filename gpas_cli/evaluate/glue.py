@@ -15,26 +15,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from gpas_cli import __version__
-from gpas_cli.data.glue import LabelledBatches, LabelledRows, TaskRows, prepare_task
+from gpas_cli.data.glue import LabelledRows, TaskRows, prepare_task
+from gpas_cli.data.loader import MadeBatches, RowOrder
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.downstream import standard_error
 from gpas_cli.events import Checkpoint, Emit, Event, Outcome, Phase, Score, Spike, Step, Warned
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.finetune import Glue
 from gpas_cli.spec.run import Cadence
-from gpas_cli.train.checkpoint import Position
-from gpas_cli.train.finetune import start_from
+from gpas_cli.train.finetune import start_from, with_recipe
 from gpas_cli.train.loop import Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.training import RunPaths, TrainingInputs, run_training
+from gpas_cli.train.training import Evaluator, RunPaths, TrainingInputs, run_training
 
 _KIND = "glue"
 _HARNESS = f"gpas_cli {__version__}, finetuned"
@@ -145,12 +145,13 @@ def _run(
 ) -> tuple[Outcome, list[Score]]:
     """Run one training, or the rest of it; return its outcome, and its scores if it is done, after recording them."""
     spec: Glue = cell.parameters(_KIND)
-    recipe = _recipe(cell, spec, training)
+    rows = training.rows.train
+    recipe = with_recipe(cell, spec, spec.optim(training.rate, len(rows)), "pad")
     own = next(stage.key for stage in cell.stages if stage.kind == _KIND)
     scorer = _Scorer(training, spec.batch, checkpoint)
     inputs = TrainingInputs(
         recipe, f"{own} {training.name}", training.rows.identity,
-        LabelledBatches(training.rows.train, spec.batch, recipe.seed), scorer,
+        MadeBatches(RowOrder(len(rows), spec.batch, recipe.seed), rows.batch), scorer,
         start=lambda network: _start(cell, pretrained, network, len(training.rows.task.labels), recipe.seed),
     )  # fmt: skip
     own_paths = replace(
@@ -170,18 +171,6 @@ def _run(
     return outcome, scorer.scores
 
 
-def _recipe(cell: Cell, spec: Glue, training: _Training) -> Cell:
-    """Return the cell with the recipe, the rows, dropout, precision and seed of a training."""
-    assert spec.precision is not None
-    assert spec.seed is not None
-    data = replace(cell.data, length=spec.length, layout="pad", documents="joined")
-    optim = spec.optim(training.rate, len(training.rows.train))
-    return replace(
-        cell, data=data, optim=optim, depth=Depth(), dropout=spec.dropout, precision=spec.precision, seed=spec.seed,
-        later=(),
-    )  # fmt: skip
-
-
 def _start(cell: Cell, pretrained: Path, network: Llama, labels: int, seed: int) -> None:
     """Load the pretrained weights and put a head with a row for each label in place of the one for tokens."""
     start_from(cell.before(_KIND), pretrained, network, ALONE)
@@ -193,7 +182,7 @@ def _start(cell: Cell, pretrained: Path, network: Llama, labels: int, seed: int)
 
 
 @dataclass
-class _Scorer:
+class _Scorer(Evaluator):
     """Scores a training after its last update. `scores` has the result."""
 
     training: _Training
@@ -217,13 +206,6 @@ class _Scorer:
         """Return nothing: the stage reports what all trainings have scored."""
         return {}
 
-    def costs(self, position: Position) -> dict[str, float]:
-        """Return nothing."""
-        return {}
-
-    def record_verified(self, emit: Emit) -> None:
-        """Record nothing: there are no shards."""
-
 
 @torch.no_grad()
 def _hits(loop: Loop, rows: LabelledRows, batch: int) -> list[bool]:
@@ -232,7 +214,7 @@ def _hits(loop: Loop, rows: LabelledRows, batch: int) -> list[bool]:
     network.eval()
     hits: list[bool] = []
     for start in range(0, len(rows), batch):
-        examples = rows.batch(range(start, min(start + batch, len(rows))))
+        examples = rows.batch(np.arange(start, min(start + batch, len(rows))))
         for part, _ in micro_batches(examples.targets, loop.micro_batch):
             own = DeviceRows.of_batch(examples, part, device)
             assert own.targeted is not None

@@ -30,8 +30,9 @@ from unittest.mock import patch
 from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.evaluate.likelihood import Scorer, never
-from gpas_cli.evaluate.task_score import Report, TaskScore, TaskScorer, TaskUnavailable
+from gpas_cli.evaluate.likelihood import Report, Scorer
+from gpas_cli.evaluate.tasks import TaskScorer, TaskUnavailable
+from gpas_cli.events import Score
 from gpas_cli.spec.downstream import SKIPPED
 
 # The folders of lm_eval/tasks with the definitions of these tasks: reading all 14,000 definitions takes 6 seconds.
@@ -85,13 +86,13 @@ def official_scorer(
     with _quiet(), _random_state_kept(), offline_if_unreachable():
         loaded = _load(task, {"num_fewshot": shots})
 
-    def score(progress: Report | None = None, stop: Callable[[], bool] = never) -> list[TaskScore]:
+    def score(progress: Report | None = None) -> list[Score]:
         with _quiet() as aloud, _random_state_kept(), _WITHOUT_POOL:
             from gpas_cli.evaluate.harness_model import HarnessModel, evaluate_fitting
 
             for each in loaded["tasks"].values():
                 each.set_fewshot_seed(seed=_FEWSHOT_SEED)
-            model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None, stop)
+            model = HarnessModel(scorer, tokenizer, aloud(progress) if progress else None)
             found, skipped = evaluate_fitting(model, loaded, limit, bootstrap_iters=_BOOTSTRAP_SAMPLES)
         return _scores(task, shots, found, skipped)
 
@@ -120,7 +121,7 @@ def _load(task: str, fields: Mapping[str, Any]) -> Any:
     return loaded
 
 
-def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> list[TaskScore]:
+def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> list[Score]:
     """Return the metrics of `task`; for a tag, which has no results of its own, the metrics of its tasks.
 
     skipped: the number of documents that were left out, by task.
@@ -138,7 +139,7 @@ def _scores(task: str, shots: int, found: Any, skipped: Mapping[str, int]) -> li
             "harness": f"lm_eval {version('lm_eval')}",
         }
         for metric, value, stderr in metrics:
-            scores.append(TaskScore(task=name, metric=metric, value=value, stderr=stderr, shots=shots, **facts))
+            scores.append(Score(task=name, metric=metric, value=value, stderr=stderr, shots=shots, **facts))
     return scores
 
 

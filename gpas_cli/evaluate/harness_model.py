@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -14,8 +14,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate.likelihood import Request, Scorer, never
-from gpas_cli.evaluate.task_score import NothingFits, Report
+from gpas_cli.evaluate.likelihood import Report, Request, Scorer
+from gpas_cli.evaluate.tasks import NothingFits
 
 _REMEMBERED_TEXTS = 64  # the choices of a question follow each other and share their context
 
@@ -52,17 +52,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     the network has never seen an end token between context and continuation.
     """
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        tokenizer: Tokenizer,
-        progress: Report | None = None,
-        stop: Callable[[], bool] = never,
-    ):
+    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, progress: Report | None = None):
         super().__init__()
         self.scorer = scorer
         self.progress = progress
-        self.stop = stop
         self._tokens = tokenizer
         self._encode = lru_cache(_REMEMBERED_TEXTS)(tokenizer.encode)
 
@@ -93,7 +86,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 too_long.setdefault(instance.task_name, set()).add(instance.doc_id)
         if too_long:
             raise _ChoicesTooLong(too_long)
-        return [(one.total, one.greedy) for one in self.scorer.score(asked, self.progress, self.stop)]
+        return [(one.total, one.greedy) for one in self.scorer.score(asked, self.progress)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> list[float]:
         """Return log p of whole texts. The first token follows the start or end token, as in training.
@@ -117,7 +110,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             start = len(asked)
             asked.extend(Request(tuple(context), tuple(continuation)) for context, continuation in windows)
             spans.append(slice(start, len(asked)))
-        totals = [one.total for one in self.scorer.score(asked, self.progress, self.stop)]
+        totals = [one.total for one in self.scorer.score(asked, self.progress)]
         return [math.fsum(totals[span]) for span in spans]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> NoReturn:

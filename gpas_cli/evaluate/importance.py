@@ -21,14 +21,14 @@ from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
 from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of, own_subject
-from gpas_cli.evaluate.task_score import NothingFits, TaskScorer, TaskUnavailable
+from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
 from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
+from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.run import record_verified
-from gpas_cli.train.trained import load_trained
+from gpas_cli.train.training import record_verified
 
 _SCORES = "importance_score"
 _SAFE_POINTS = 1.0  # of accuracy: a layer whose removal costs less is safe to remove
@@ -47,14 +47,16 @@ class _RemovalScores:
         root: Path,
         wanted: Callable[[], list[Removed]],
         earlier: Iterable[Removal | RemovalScore],
+        stop: Callable[[], bool],
     ):
-        """Take over the scores of `earlier` of the same checkpoint. `wanted` returns what is left out."""
+        """Take over the scores of `earlier` of the same checkpoint. `wanted` returns what is left out; `stop` is the
+        scorer's."""
         self.blocks = subject.blocks
         self.section: Downstream = section.downstream()
         if isinstance(subject.network, TransformersNetwork):
             require_head(subject.network, self.section.tasks)
         longest = min(section.max_length, subject.positions or section.max_length)
-        self.scorer = Scorer(subject.network, subject.precision, max_length=longest)
+        self.scorer = Scorer(subject.network, subject.precision, max_length=longest, stop=stop)
         self.tokenizer = subject.tokenizer
         self.root = root
         self.checkpoint = subject.name
@@ -93,13 +95,13 @@ class _RemovalScores:
         mine = self.scores.get((*key_of(removed.first, removed.label), task))
         return mine is not None and newest is not None and _version(mine) == _version(newest)
 
-    def score(self, removed: Removed, task: str, stop: Callable[[], bool]) -> RemovalScore | None:
+    def score(self, removed: Removed, task: str) -> RemovalScore | None:
         """Score the network without `removed` at `task`; None if the task is unavailable. Raises ScoringStopped."""
         try:
             if task not in self._read:
                 self._read = {task: task_scorer(task, self.section, self.scorer, self.tokenizer, self.root)}
             with self.blocks.without(removed, task):
-                found = self._read[task](stop=stop)
+                found = self._read[task]()
         except (TaskUnavailable, DownstreamMissing, DataError) as error:
             self.unavailable[task] = error
             return None
@@ -195,7 +197,9 @@ def measure_subject(
         raise GpasError(f"importance.groups: {too_many[0]} of {len(subject.blocks)} layers cannot be left out")
     known = world.broadcast(list(earlier))
     losses = RemovalLosses(subject, section, world, known)
-    scores = _RemovalScores(subject, section, root, losses.wanted, known)
+    # Several processes score the same tasks, and can stop only together.
+    inside = (lambda: stop() is not None) if world.alone else never
+    scores = _RemovalScores(subject, section, root, losses.wanted, known, inside)
     attempt = _Attempt(losses, scores, emit, stop, world)
     emit(Phase("removing layers"))
     leave = attempt.measure_losses()
@@ -269,14 +273,12 @@ class _Attempt:
 
     def measure_scores(self) -> str | None:
         """Measure the missing scores. Return the outcome to stop with, None at the end."""
-        # Several processes score the same tasks, and can stop only together.
-        inside = (lambda: self.stop() is not None) if self.world.alone else never
         while missing := self.scores.missing():
             if leave := self.world.agree(self.stop()):
                 return leave
             removed, task = missing[0]
             try:
-                score = self.scores.score(removed, task, inside)
+                score = self.scores.score(removed, task)
             except ScoringStopped:
                 return self.stop() or "interrupted"
             if score is None:

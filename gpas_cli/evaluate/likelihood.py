@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,9 @@ from gpas_cli.train.precision import Precision
 CPU_TOKENS = 2048
 GPU_TOKENS = 2**15
 _NO_FRAME = Frame()
+
+# Called with the requests that are done, and their total.
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,52 @@ def never() -> bool:
     return False
 
 
+def in_batches(
+    lengths: Sequence[int],
+    room: int,
+    progress: Report | None = None,
+    stop: Callable[[], bool] = never,
+    counts: Sequence[int] = (),
+) -> Iterator[list[int]]:
+    """Yield the numbers of rows with these `lengths` in batches, the longest first: as many as have together at most
+    `room` tokens, padding included, at least one.
+
+    `stop` is polled before each batch, and ScoringStopped is raised if it returns true. `progress` gets how many are
+    done after each: rows, or for each as many as `counts` says.
+    """
+    counts = counts or [1] * len(lengths)
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    done = 0
+    while order:
+        if stop():
+            raise ScoringStopped
+        size = max(1, room // lengths[order[0]])
+        batch, order = order[:size], order[size:]
+        yield batch
+        done += sum(counts[number] for number in batch)
+        if progress is not None:
+            progress(done, sum(counts))
+
+
+@contextmanager
+def evaluating(network: LanguageModel | Encoder) -> Iterator[None]:
+    """Put a network into the mode of evaluations inside the context, without gradients."""
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        network.train(training)
+
+
 class Scorer:
     """Computes log-likelihoods with one network.
 
     `network` is an Encoder where only answers are scored; its layers may be changed between calls. Rows are cut on the
     left to `max_length` tokens; `truncated` counts the requests that were, over all calls. At most `tokens_at_once`
     tokens, padding included, are computed together, which changes no likelihood beyond rounding. `frame` is around
-    each context, and its ids count in `max_length`.
+    each context, and its ids count in `max_length`. Once `stop` returns true, scoring ends with ScoringStopped.
     Log-probabilities are float32 at least, whatever the precision of the network.
     """
 
@@ -83,44 +126,30 @@ class Scorer:
         max_length: int,
         tokens_at_once: int | None = None,
         frame: Frame = _NO_FRAME,
+        stop: Callable[[], bool] = never,
     ):
         self.network = network
         self.precision = precision
         self.max_length = max_length - frame.overhead
         self.frame = frame
+        self.stop = stop
         self.tokens_at_once = tokens_at_once or (CPU_TOKENS if precision.device.type == "cpu" else GPU_TOKENS)
         self.truncated = 0
 
-    def score(
-        self,
-        requests: Sequence[Request],
-        progress: Callable[[int, int], None] | None = None,
-        stop: Callable[[], bool] = never,
-    ) -> list[Likelihood]:
+    def score(self, requests: Sequence[Request], progress: Report | None = None) -> list[Likelihood]:
         """Return the likelihoods of `requests`, in their order.
 
         Requests with equal inputs, such as one context with several continuations of one token, are computed once.
-        `progress` gets the number of requests done and their total after each batch; `stop` is polled before each, and
-        ScoringStopped is raised if it returns true. Raises GpasError if a context is empty or a continuation longer
-        than `max_length`.
+        `progress` gets the number of requests done and their total after each batch. Raises GpasError if a context is
+        empty or a continuation longer than `max_length`, and ScoringStopped after `stop`.
         """
         rows = self._rows(requests)
         found: list[Likelihood] = [Likelihood(0.0, True)] * len(requests)
-        done = 0
-        training = self.network.training
-        self.network.eval()
-        try:
-            with torch.no_grad():
-                for batch in _batches(rows, self.tokens_at_once):
-                    if stop():
-                        raise ScoringStopped
-                    for number, likelihood in self._score_batch(batch, requests):
-                        found[number] = likelihood
-                        done += 1
-                    if progress is not None:
-                        progress(done, len(requests))
-        finally:
-            self.network.train(training)
+        lengths, counts = [len(row.tokens) for row in rows], [len(row.requests) for row in rows]
+        with evaluating(self.network):
+            for batch in in_batches(lengths, self.tokens_at_once, progress, self.stop, counts):
+                for number, likelihood in self._score_batch([rows[place] for place in batch], requests):
+                    found[number] = likelihood
         return found
 
     def fits(self, request: Request) -> bool:
@@ -128,7 +157,7 @@ class Scorer:
         return len(request.continuation) <= self.max_length
 
     def _rows(self, requests: Sequence[Request]) -> list[_Row]:
-        """Return the rows to compute, longest first, with the requests that each of them answers."""
+        """Return the rows to compute, with the requests that each of them answers."""
         rows: dict[tuple[int, ...], _Row] = {}
         for number, request in enumerate(requests):
             self._check(request)
@@ -140,7 +169,7 @@ class Scorer:
             row = rows.setdefault(tokens, _Row(tokens, prefix))
             row.requests.append(number)
             row.scored = max(row.scored, len(request.continuation))
-        return sorted(rows.values(), key=lambda row: -len(row.tokens))
+        return list(rows.values())
 
     def _check(self, request: Request) -> None:
         if not request.context:
@@ -178,15 +207,6 @@ class _Row:
     prefix: int
     requests: list[int] = field(default_factory=list)
     scored: int = 0
-
-
-def _batches(rows: Sequence[_Row], tokens_at_once: int) -> Iterator[Sequence[_Row]]:
-    """Yield consecutive rows; the longest row, the first one, times their number is at most `tokens_at_once`."""
-    start = 0
-    while start < len(rows):
-        count = max(1, tokens_at_once // len(rows[start].tokens))
-        yield rows[start : start + count]
-        start += count
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -54,12 +54,11 @@ from gpas_cli.evaluate.transformers_network import Encoder
 from gpas_cli.events import Removal
 from gpas_cli.model.llama import LanguageModel
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train.assemble import micro_batch_rows
+from gpas_cli.train.assemble import TrainedNetwork, micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.trained import TrainedNetwork
 
 _STABILITY = "stability"
 _NORMS = "stream_norm"

@@ -51,13 +51,14 @@ from gpas_cli.evaluate.bounds import (
 from gpas_cli.evaluate.depth_bounds import DepthBound, StageGap, depth_bound, stage_gap
 from gpas_cli.model.attention import Positions
 from gpas_cli.model.init import draw, initialise, standard_deviations
-from gpas_cli.model.llama import Llama, SubLayer, build, observed_inputs
+from gpas_cli.model.llama import Llama, SubLayer, build
+from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.train import checkpoint
 from gpas_cli.train.precision import choose_device, suitable_threads, threads
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 from gpas_cli.words import byte_size
 
 _MOST_ELEMENTS = 1_000_000

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.blocks import Blocks, find_blocks
-from gpas_cli.model.attention import Packing, Visible
-from gpas_cli.model.dropout import Dropout
+from gpas_cli.model.attention import Packing
 from gpas_cli.model.llama import Read
-from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.downstream import SQUAD, base_name
 
 _HEAD_TOLERANCE = 1e-3  # of a logit, relative to the largest
@@ -48,20 +46,10 @@ class CausalNetwork(nn.Module):
         self._check_head()
         self._check_order()
 
-    def forward(
-        self,
-        tokens: Tensor,
-        packing: Packing | None = None,
-        read: Read = F.linear,
-        visible: Visible | None = None,
-        active: ActiveLayers | None = None,
-        dropout: Dropout | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, packing: Packing | None = None, read: Read = F.linear, *unused: object) -> Tensor:
         """tokens: (batch, time) int64, or (1, n) with a packing -> what `read` returns, as in `Llama.forward`. It is
-        causal, applies all layers, and is not trained: `visible`, `active` and `dropout` are None."""
-        assert visible is None
-        assert active is None
-        assert dropout is None
+        causal, applies all layers, and is not trained: the further arguments of that are None."""
+        assert unused.count(None) == len(unused)
         rows = tokens if packing is None else tokens[0][packing.token].view(packing.rows, packing.time)
         hidden = self._hidden(rows)
         states = hidden if packing is None else packing.join(hidden)

@@ -12,7 +12,7 @@ smoothing. Its signature is recorded with each score.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor
 from gpas_cli.data.pairs import SEPARATOR, TEST, existing, invented, lines_of
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, first_line
-from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, ScoringStopped, never, padded
+from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Report, in_batches, never, padded
 from gpas_cli.model.seq2seq import Translator, Writer
 from gpas_cli.spec.downstream import DIGEST_DIGITS
 from gpas_cli.spec.translation import LANGUAGES, NEWSTESTS, Translation, test_path
@@ -176,22 +176,18 @@ class Translations:
         self,
         sources: Sequence[str],
         penalty: float,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Report | None = None,
         stop: Callable[[], bool] = never,
     ) -> list[str]:
         """Return the translations of the sources with a length penalty. Raises ScoringStopped after `stop`."""
         encoded = [self._encoded(source) for source in sources]
-        order = sorted(range(len(sources)), key=lambda number: -len(encoded[number]))
+        lengths = [len(ids) + self._most(ids) for ids in encoded]
+        tokens = CPU_TOKENS if self.precision.device.type == "cpu" else GPU_TOKENS
         found = [""] * len(sources)
         self.network.eval()
-        done = 0
-        for batch in self._batches(order, encoded):
-            if stop():
-                raise ScoringStopped
+        for batch in in_batches(lengths, 4 * tokens // self.section.beam, progress, stop):
             for number, ids in zip(batch, self._written([encoded[n] for n in batch], penalty), strict=True):
                 found[number] = " ".join(self.tokenizer.decode(ids).split())
-            done += len(batch)
-            progress(done, len(order))
         return found
 
     def _encoded(self, source: str) -> list[int]:
@@ -205,14 +201,6 @@ class Translations:
 
     def _most(self, source: Sequence[int]) -> int:
         return min(len(source) + self.section.longer, self.longest)
-
-    def _batches(self, order: Sequence[int], encoded: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
-        room = CPU_TOKENS if self.precision.device.type == "cpu" else GPU_TOKENS
-        while order:
-            tokens = len(encoded[order[0]]) + self._most(encoded[order[0]])
-            rows = max(1, 4 * room // (self.section.beam * tokens))
-            yield order[:rows]
-            order = order[rows:]
 
     def _written(self, rows: Sequence[Sequence[int]], penalty: float) -> list[list[int]]:
         device, beam = self.precision.device, self.section.beam

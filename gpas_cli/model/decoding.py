@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpas_cli.model.attention import Attention, FirstValues, Packing, Positions, rotate
-from gpas_cli.model.llama import Block, Llama, Read
-from gpas_cli.model.stream import one_stream
+from gpas_cli.model.llama import Block, Llama, Read, one_stream
 
 
 class CachedReader:
@@ -50,7 +49,7 @@ class CachedReader:
         places = torch.tensor(self._lengths, device=table.device)[:, None] + steps
         longest = max(self._lengths) + width
         # The tokens are a stream of which `index` gives the places: embedding and rotation need nothing else of it.
-        stream = Packing(places.flatten(), places.flatten(), places.flatten(), self.capacity)
+        stream = Packing.at(places.flatten(), self.capacity)
         x = decoder.copied(decoder.entered(padded.view(1, -1), stream))
         positions = decoder.positions(x, stream)
         turns = stream.turns(positions.tables) if positions.tables else None

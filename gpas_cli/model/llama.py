@@ -8,14 +8,15 @@ and `mlp_hyper` (hyper-connections), `gate.alpha` (shared by a layer's two sub-l
 `head_transform` (BERT). A feed-forward network of two matrices has `up_proj` and `down_proj`; a network with a tied
 head has no `lm_head`.
 
-In this file: the residual formula, the layer, the decoder, the language model, and reading activations.
+In this file: what precedes the first layer (the table's lookup, the stages after it, token types and learned
+positions), the residual formula, the layer, the decoder, and the language model.
 """
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -23,23 +24,96 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, FirstValues, Packing, Positions, Rope, Visible
-from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout, dropped
-from gpas_cli.model.embedding import LearnedPositions, TokenTypes, embed_stages, lookup
+from gpas_cli.model.attention import Attention, Dropout, FirstValues, Packing, Positions, Rope, Visible, dropped
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import (
     FFN_ACTIVATIONS,
     GpasGate,
     HyperConnection,
+    LayerNorm,
     LearnedFactor,
+    RMSNorm,
     feed_forward,
     norm_slot,
     times,
 )
-from gpas_cli.model.stream import RANK, gram, max_to_median, mean_of_finite, of_block, of_stream, one_stream
 from gpas_cli.spec.depth import ActiveLayers
-from gpas_cli.spec.model import Model
+from gpas_cli.spec.model import EMBED_STAGES, Model, Size
 from gpas_cli.spec.norm import GATE_SLOTS, Factor, Norm
+
+
+class Scale(nn.Module):
+    """factor * x. With factor sqrt(d), "Scaled Embed" of Spike No More."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+class Detach(nn.Module):
+    """gamma x + (1 - gamma) sg(x): the same value, gamma times the gradient ("Embed Detach", Zeng et al. 2023)."""
+
+    def __init__(self, gamma: float):
+        super().__init__()
+        self.gamma = gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * x + (1 - self.gamma) * x.detach()
+
+
+_STAGES: dict[str, Callable[[Model], nn.Module]] = {
+    "scale": lambda model: Scale(model.embed.factor(model.base_hidden)),
+    "layernorm": lambda model: LayerNorm(model.size.hidden),
+    "rmsnorm": lambda model: RMSNorm(model.size.hidden, model.size.eps),
+    "detach": lambda model: Detach(model.embed.detach_gamma),
+}
+assert _STAGES.keys() == set(EMBED_STAGES)
+
+
+def embed_stages(model: Model) -> nn.Sequential:
+    """Return the stages after the lookup, in order, each under its name in the specification."""
+    return nn.Sequential(OrderedDict((name, _STAGES[name](model)) for name in model.embed.stages))
+
+
+def lookup(size: Size, zero_last_row: bool) -> nn.Embedding:
+    """Return the uninitialised table E, shape (vocab, hidden). With `zero_last_row` the last row gets no gradient."""
+    padding = size.vocab - 1 if zero_last_row else None
+    weight = torch.empty(size.vocab, size.hidden)
+    return nn.Embedding(size.vocab, size.hidden, padding_idx=padding, _weight=weight)
+
+
+class TokenTypes(nn.Module):
+    """A vector for each of `types` token types, added to the embedding; weight (types, d). All tokens have the first:
+    text is one segment."""
+
+    def __init__(self, types: int, hidden: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(types, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, time, hidden) -> same shape."""
+        return x + self.weight[0]
+
+
+class LearnedPositions(nn.Module):
+    """One vector for each of `context` positions, added to the embedding (Radford et al. 2018); weight (context, d)."""
+
+    def __init__(self, context: int, hidden: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, hidden))
+
+    def forward(self, x: Tensor, packing: Packing | None = None) -> Tensor:
+        """x: (batch, time, hidden) -> same shape. Raises ValueError if `time` exceeds the number of positions."""
+        context = len(self.weight)
+        time = packing.time if packing else x.shape[1]
+        if time > context:
+            raise ValueError(f"{time} tokens in a row, but the network has {context} learned positions")
+        # The gradient of a lookup would be a sort on GPUs with deterministic algorithms.
+        rows = self.weight[:time]
+        return x + (packing.join(rows.expand(packing.rows, -1, -1)) if packing else rows)
 
 
 @dataclass(frozen=True)
@@ -175,8 +249,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, positions: Positions) -> Tensor:
         """x: (batch, time, hidden), or (1, n, hidden) with a packing -> same shape."""
         bottom, dropout = x if self.bottom else None, positions.dropout
-        x = self._attention.apply(x, lambda h: dropped(self.self_attn(h, positions), dropout, ATTENTION))
-        return self._feed_forward.apply(x, lambda h: dropped(self.mlp(h), dropout, FEED_FORWARD), bottom)
+        x = self._attention.apply(x, lambda h: dropped(self.self_attn(h, positions), dropout, Dropout.ATTENTION))
+        return self._feed_forward.apply(x, lambda h: dropped(self.mlp(h), dropout, Dropout.FEED_FORWARD), bottom)
 
     @torch.no_grad()
     def first_token_share(self, x: Tensor, positions: Positions) -> Tensor:
@@ -242,7 +316,7 @@ class Decoder(nn.Module):
         each with its factor; None applies all of them with the factor 1. `dropout`: None but in training.
         """
         x = self.entered(tokens, packing)
-        x = self.copied(dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING))
+        x = self.copied(dropped(x, dropout and dropout.in_layer(Dropout.EMBEDDING), Dropout.EMBEDDING))
         positions = self.positions(x, packing, visible)
         for number, layer, factor in self.applied(active):
             within = replace(positions, dropout=dropout.in_layer(number)) if dropout else positions
@@ -288,6 +362,11 @@ class Decoder(nn.Module):
         return Positions(tables, packing, visible, first=FirstValues() if self.shares_values else None)
 
 
+def one_stream(x: Tensor) -> Tensor:
+    """Return the stream that the head reads, (batch, time, d), for x of that shape or copies (batch, time, n, d)."""
+    return x if x.dim() < 4 else x.sum(-2)
+
+
 def _scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
     """Return x + factor (y - x): the output of a layer with input x whose block has the output y.
 
@@ -325,6 +404,7 @@ class LanguageModel(Protocol):
         visible: Visible | None = ...,
         active: ActiveLayers | None = ...,
         dropout: Dropout | None = ...,
+        /,
     ) -> Tensor:
         """As `Llama.forward`."""
         ...
@@ -397,58 +477,3 @@ def build(
     network = kind(model)
     initialise(network, model, seed)
     return network.to(device=device, dtype=dtype)
-
-
-def observed_inputs(
-    modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]
-) -> AbstractContextManager[None]:
-    """Call `observe` with each of `modules` and its detached input in every forward pass inside the context."""
-    return hooked(modules, lambda module, given: observe(module, given[0].detach()))
-
-
-@contextmanager
-def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
-    """Call `hook` with each of `modules` and its arguments before every forward pass inside the context."""
-    handles = [module.register_forward_pre_hook(hook) for module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-_MEASURED_TOKENS = 1024  # of a forward pass: enough for a mean, and a small part of an update's time
-_SORTED_TOKENS = 128  # of these: their features are sorted, and the rank of their matrix takes its eigenvalues
-
-
-@contextmanager
-def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[dict[str, Tensor]]]:
-    """Collect the means over tokens of what `model.stream` defines, of the residual stream entering every layer and the
-    final norm, and of `Attention.first_token_share`: layers + 1 dictionaries of scalars for each forward pass inside
-    the context, with the `gram` of the stream in place of its effective rank. Without `wanted`, collect nothing.
-
-    Of several copies of the stream it is their sum. Variance and share are those of all tokens, everything else of the
-    first ones. The last stream enters no layer, and has no `of_block` and no share.
-    """
-    ends = network.model.stack_ends
-    seen: list[dict[str, Tensor]] = []
-    before: list[Tensor] = []
-
-    def observe(module: nn.Module, given: tuple[Any, ...]) -> None:
-        x = one_stream(given[0].detach())
-        few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
-        if before:
-            seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}
-        if module in ends:  # where a stack ends that is not the last one
-            return
-        fewer = few[:_SORTED_TOKENS]
-        values = of_stream(few) | {"max_to_median": max_to_median(fewer)}
-        if isinstance(module, Block):
-            values["first_token_share"] = module.first_token_share(*given)
-        means = {name: mean_of_finite(value) for name, value in values.items()}
-        seen.append(means | {"activation_variance": x.float().var(-1, correction=0).mean(), RANK: gram(fewer)})
-        if module is not network.model.norm:
-            before.append(few)
-
-    with hooked([*network.model.layers, *ends, network.model.norm] if wanted else [], observe):
-        yield seen

@@ -3,7 +3,7 @@
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 The model scores text, generates with a cache of keys and values, and can be trained further, with transformers 4.45 or
-newer. `gpas_cli.model.bundle` bundles this module and its definitions into one file; gpas_cli itself never imports it.
+newer. `gpas_cli.model.export` bundles this module and its definitions into one file; gpas_cli itself never imports it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTra
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gpas_cli.model.attention import Attention, FirstValues, Positions, rotate
-from gpas_cli.model.llama import Llama
-from gpas_cli.model.stream import one_stream
+from gpas_cli.model.llama import Llama, one_stream
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Packing, Positions, Visible, rotate
-from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout, dropped
+from gpas_cli.model.attention import Attention, Dropout, Packing, Positions, Visible, dropped, rotate
 from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Block, Decoder, Llama, Residual, SubLayer, gates_in, norm_of
 from gpas_cli.spec.depth import ActiveLayers
@@ -133,9 +132,9 @@ class DecoderBlock(Block):
         """Apply the layer, with `attend` as its self-attention, to x (batch, time, hidden). kept: what its
         cross-attention takes from the encoder, where that is `seen`."""
         bottom = x if self.bottom else None
-        x = self._attention.apply(x, lambda h: dropped(attend(h), dropout, ATTENTION))
+        x = self._attention.apply(x, lambda h: dropped(attend(h), dropout, Dropout.ATTENTION))
         x = self._cross.apply(x, lambda h: dropped(self.cross_attn.read(h, kept, seen), dropout, _CROSS))
-        return self._feed_forward.apply(x, lambda h: dropped(self.mlp(h), dropout, FEED_FORWARD), bottom)
+        return self._feed_forward.apply(x, lambda h: dropped(self.mlp(h), dropout, Dropout.FEED_FORWARD), bottom)
 
 
 class Stacks(Decoder):
@@ -208,7 +207,7 @@ class Stacks(Decoder):
         if dropout and dropout.words:
             x = dropout.without_words(x)
         x = self.after_lookup(x, None).to(self.stream or x.dtype)
-        return dropped(x, dropout and dropout.in_layer(EMBEDDING), EMBEDDING)
+        return dropped(x, dropout and dropout.in_layer(Dropout.EMBEDDING), Dropout.EMBEDDING)
 
 
 def _spread(numbers: Tensor, packing: Packing) -> Tensor:
@@ -251,7 +250,7 @@ class Writer:
         if parents is not None:
             self._kept = [(k.index_select(0, parents), v.index_select(0, parents)) for k, v in self._kept]
         place = torch.full_like(tokens, self._length)
-        stream = Packing(place, place, place, self.capacity)
+        stream = Packing.at(place, self.capacity)
         x = decoder.entered(tokens[None], stream)
         tables = decoder.positions(x, stream).tables
         turns = (tables[0][self._length], tables[1][self._length]) if tables else None

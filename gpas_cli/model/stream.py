@@ -1,4 +1,4 @@
-"""What is read off the residual stream, token by token: x is the stream entering a layer, y the one leaving it.
+"""Read activations: what is computed of the residual stream, where x enters a layer and y leaves it, token by token:
 
     activation_variance  s^2 = mean_i (x_i - m)^2 over the d features, m their mean
     kurtosis             mean_i (x_i - m)^4 / s^4: 3 for a normal distribution, up to d - 2 + 1/(d - 1) for one outlier
@@ -19,16 +19,17 @@ such as the cosine of a zero vector, is left out of means over tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from gpas_cli.model.llama import Block, Llama, one_stream
 
 RANK = "effective_rank"
-
-
-def one_stream(x: Tensor) -> Tensor:
-    """Return the stream that the head reads, (batch, time, d), for x of that shape or copies (batch, time, n, d)."""
-    return x if x.dim() < 4 else x.sum(-2)
 
 
 def of_stream(x: Tensor) -> dict[str, Tensor]:
@@ -82,3 +83,58 @@ def effective_rank(gram: Tensor) -> float:
     noise = eigenvalues[-1] * len(gram) * torch.finfo(gram.dtype).eps
     singular = torch.where(eigenvalues > noise, eigenvalues, 0.0).sqrt()
     return float(torch.special.entr(singular / singular.sum()).sum().exp())
+
+
+def observed_inputs(
+    modules: Iterable[nn.Module], observe: Callable[[nn.Module, Tensor], None]
+) -> AbstractContextManager[None]:
+    """Call `observe` with each of `modules` and its detached input in every forward pass inside the context."""
+    return hooked(modules, lambda module, given: observe(module, given[0].detach()))
+
+
+@contextmanager
+def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call `hook` with each of `modules` and its arguments before every forward pass inside the context."""
+    handles = [module.register_forward_pre_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+_MEASURED_TOKENS = 1024  # of a forward pass: enough for a mean, and a small part of an update's time
+_SORTED_TOKENS = 128  # of these: their features are sorted, and the rank of their matrix takes its eigenvalues
+
+
+@contextmanager
+def stream_statistics(network: Llama, *, wanted: bool = True) -> Iterator[list[dict[str, Tensor]]]:
+    """Collect the means over tokens of what `model.stream` defines, of the residual stream entering every layer and the
+    final norm, and of `Attention.first_token_share`: layers + 1 dictionaries of scalars for each forward pass inside
+    the context, with the `gram` of the stream in place of its effective rank. Without `wanted`, collect nothing.
+
+    Of several copies of the stream it is their sum. Variance and share are those of all tokens, everything else of the
+    first ones. The last stream enters no layer, and has no `of_block` and no share.
+    """
+    ends = network.model.stack_ends
+    seen: list[dict[str, Tensor]] = []
+    before: list[Tensor] = []
+
+    def observe(module: nn.Module, given: tuple[Any, ...]) -> None:
+        x = one_stream(given[0].detach())
+        few = x.flatten(0, 1)[:_MEASURED_TOKENS].float()
+        if before:
+            seen[-1] |= {name: mean_of_finite(values) for name, values in of_block(before.pop(), few).items()}
+        if module in ends:  # where a stack ends that is not the last one
+            return
+        fewer = few[:_SORTED_TOKENS]
+        values = of_stream(few) | {"max_to_median": max_to_median(fewer)}
+        if isinstance(module, Block):
+            values["first_token_share"] = module.first_token_share(*given)
+        means = {name: mean_of_finite(value) for name, value in values.items()}
+        seen.append(means | {"activation_variance": x.float().var(-1, correction=0).mean(), RANK: gram(fewer)})
+        if module is not network.model.norm:
+            before.append(few)
+
+    with hooked([*network.model.layers, *ends, network.model.norm] if wanted else [], observe):
+        yield seen

@@ -1,32 +1,81 @@
 """Build everything that a training needs from its cell: device, network, optimizer, micro-batch, matrix product.
 
 The batch of an update, and so the result, does not depend on the rows of a micro-batch.
+`Rounding` is what decides its bits, beside its micro-batch, its processes and its float32 product.
+
+`load_trained` opens the trained network of a cell, whichever stage trained it last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.llama import Llama
+from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import USABLE_FRACTION, fitting_rows, flops_per_token, most_rows
 from gpas_cli.spec.run import Resources
+from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.loss import KERNELS, logits_at_once, use_kernels
 from gpas_cli.train.optim import make_optimizer
-from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.parallel import ALONE, World, choose_layout
 from gpas_cli.train.precision import MatmulChoice, Precision, choose_device, choose_matmul
-from gpas_cli.train.rounding import Rounding
-from gpas_cli.train.strategy import choose_layout
+
+_WORDS = {
+    "device": "the device",
+    "threads": "threads",
+    "torch": "torch",
+    "compiled": "compiled layers",
+    "triton": "Triton's kernel of the loss",
+    "ragged": "attention to rows of different lengths in one stream",
+    "wider": "float32 sums of the head's gradient",
+}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What decides how a training rounds; all its processes have the same.
+
+    `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: how many a CPU
+    uses, 0 on a GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled. The
+    others say which of `train.loss.KERNELS` are used: `triton` for the loss, `ragged` for attention to packed rows,
+    `wider` to add up the gradient of the head.
+    """
+
+    device: str
+    threads: int
+    torch: str
+    compiled: bool
+    triton: bool
+    ragged: bool
+    wider: bool
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, str]:
+    """Return, by field of `Rounding`, what differs between the updates up to `step` and those after it, in words.
+
+    A field that one of them lacks, as in a checkpoint of an earlier version, counts as equal.
+    """
+    return {
+        name: f"{words}: {_shown(before[name])} up to update {step}, {_shown(now[name])} after it"
+        for name, words in _WORDS.items()
+        if name in before and name in now and before[name] != now[name]
+    }
+
+
+def _shown(value: Any) -> str:
+    return str(value) if not isinstance(value, bool) else "yes" if value else "no"
+
 
 # Logits of one micro-batch on the CPU: 256 MB of float32. More rows at once are no faster there.
 _CPU_LOGITS = 2**26
@@ -146,3 +195,34 @@ def settle_matmul(cell: Cell, loop: Loop) -> MatmulChoice | None:
     torch.set_float32_matmul_precision(choice.path)
     loop.position = replace(loop.position, gemm=choice.path)
     return choice
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A trained network on its device, the precision of its training, and the progress of that training."""
+
+    network: Llama
+    precision: Precision
+    position: Position
+
+
+@torch.no_grad()
+def load_trained(cell: Cell, trained: Path | Sequence[Path], world: World = ALONE) -> TrainedNetwork:
+    """Return the network of `trained`, a checkpoint of the cell's last training stage, whole in every process.
+
+    Of several checkpoints the network has the mean of their weights, summed in float64 and rounded once, and the
+    position is that of the last one. Collective. Raises DamagedCheckpoint if it is damaged or belongs to another stage.
+    """
+    precision = Precision(cell.trained_precision, choose_device())
+    network = build(cell.model, seed=cell.seed, dtype=precision.weights, device=precision.device)
+    precision.apply(network)
+    paths = [trained] if isinstance(trained, Path) else trained
+    weights = network.state_dict()
+    sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items() if len(paths) > 1}
+    for path in paths:
+        position = checkpoint.load(path, cell.trained.key, network, None, world)
+        for name, total in sums.items():
+            total += weights[name]
+    for name, total in sums.items():
+        weights[name].copy_(total / len(paths))
+    return TrainedNetwork(network, precision, position)

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gpas_cli.data.loader import Batch
+from gpas_cli.data.loader import Batch, Draw
 from gpas_cli.data.objective import untokenised_reader
-from gpas_cli.data.order import Draw, Ints
+from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import USABLE_FRACTION, state_bytes, whole_flops_per_token

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpas_cli.data.order import permutation
+from gpas_cli.data.loader import permutation
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import ActiveLayers, LayerSchedule

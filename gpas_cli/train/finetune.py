@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpas_cli.data.instructions import (
-    InstructionBatches,
-    InstructionRows,
-    Instructions,
-    held_out_batches,
-    prepare_instructions,
-)
-from gpas_cli.data.loader import validation_batches
-from gpas_cli.data.prepare import ValidationText, bytes_per_token, prepare_validation
+from gpas_cli.data.instructions import InstructionRows, Instructions, held_out_batches, prepare_instructions
+from gpas_cli.data.loader import MadeBatches, RowOrder, validation_batches
+from gpas_cli.data.prepare import ValidationText, prepare_validation
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Emit, Outcome, Phase, Stop, TextFacts, Warned, silent
 from gpas_cli.model.dtensors import is_shard
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
-from gpas_cli.spec.finetune import Finetune
+from gpas_cli.spec.finetune import Finetune, Glue
+from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
 from gpas_cli.train.assemble import DEFAULT_RESOURCES
@@ -30,8 +25,14 @@ from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision, choose_device
-from gpas_cli.train.run import record_verified
-from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths, TrainingInputs, run_training
+from gpas_cli.train.training import (
+    DEFAULT_MONITORING,
+    Evaluator,
+    RunPaths,
+    TrainingInputs,
+    record_verified,
+    run_training,
+)
 
 _KIND = "finetune"
 
@@ -52,7 +53,7 @@ def finetune(
     """Finetune the network of `pretrained`, a checkpoint of the training before, as `cell` declares it. Collective.
 
     `tokenizer`: the identity of the tokenizer that the network was trained with, None if unknown. Resumes from the
-    newest intact checkpoint; other arguments and errors are those of `train.run.train`. Also raises GpasError if this
+    newest intact checkpoint; other arguments and errors are those of `training.train`. Also raises GpasError if this
     machine has another tokenizer, if the warm-up is not shorter than the training, or if `resources` ask for LISA on a
     sharded network.
     """
@@ -70,7 +71,7 @@ def finetune(
     data = prepare_instructions(spec, text.tokenizer, paths.cache, root=paths.root, notify=notify)
     recipe = recipe_of(cell, len(data.train))
     _require_updates_after_warmup(spec, recipe)
-    batches = InstructionBatches(data.train, spec.batch, recipe.seed)
+    batches = MadeBatches(RowOrder(len(data.train), spec.batch, recipe.seed), data.train.batch)
     emit(_facts(spec, data, text, batches))
     for message in data.warnings():
         emit(Warned(message))
@@ -90,10 +91,14 @@ def finetune(
 def recipe_of(cell: Cell, rows: int) -> Cell:
     """Return the cell with the recipe, the rows, dropout, precision and seed of its finetuning on `rows` rows."""
     spec: Finetune = cell.parameters(_KIND)
+    return with_recipe(cell, spec, spec.optim(spec.steps(rows)), spec.layout)
+
+
+def with_recipe(cell: Cell, spec: Finetune | Glue, optim: Optim, layout: str) -> Cell:
+    """Return the cell with a recipe, and with the rows, dropout, precision and seed of `spec`."""
     assert spec.precision is not None
     assert spec.seed is not None
-    data = replace(cell.data, length=spec.length, layout=spec.layout, documents="joined")
-    optim = spec.optim(spec.steps(rows))
+    data = replace(cell.data, length=spec.length, layout=layout, documents="joined")
     return replace(
         cell, data=data, optim=optim, depth=Depth(), dropout=spec.dropout, precision=spec.precision, seed=spec.seed,
         later=(),
@@ -135,7 +140,7 @@ def _require_updates_after_warmup(spec: Finetune, recipe: Cell) -> None:
         )
 
 
-def _facts(spec: Finetune, data: Instructions, text: ValidationText, batches: InstructionBatches) -> TextFacts:
+def _facts(spec: Finetune, data: Instructions, text: ValidationText, batches: MadeBatches) -> TextFacts:
     """Return what the journal records about the examples. `fingerprint` covers those to evaluate on, too."""
     examples = data.train.examples
     return TextFacts(
@@ -144,16 +149,16 @@ def _facts(spec: Finetune, data: Instructions, text: ValidationText, batches: In
         validation_fingerprint=text.survey.validation_fingerprint,
         tokenizer=data.tokenizer.identity,
         train_tokens=len(examples.ids),
-        validation_tokens=text.totals.tokens,
+        validation_tokens=text.validation_totals.tokens,
         train_documents=len(examples),
-        validation_documents=text.totals.documents,
+        validation_documents=text.validation_totals.documents,
         epochs=spec.epochs,
         first_batch=batches.at(0).digest(),
     )
 
 
 @dataclass(frozen=True)
-class _FinetuneEvaluator:
+class _FinetuneEvaluator(Evaluator):
     """Evaluates a finetuning on the validation text of the pretraining, and on held-out examples if there are any."""
 
     cell: Cell
@@ -162,8 +167,8 @@ class _FinetuneEvaluator:
 
     def measure(self, loop: Loop) -> dict[str, float]:
         """Return the scores on the validation text, and `answer_loss` on the examples. Collective."""
-        batches = validation_batches(self.text.rows, validation_rows(self.cell), self.cell.data.eval_tokens)
-        scores = evaluate_now(loop, batches, bytes_per_token(self.text.held_out))
+        batches = validation_batches(self.text.validation, validation_rows(self.cell), self.cell.data.eval_tokens)
+        scores = evaluate_now(loop, batches, self.text.validation_bytes_per_token)
         examples = list(held_out_batches(self.held_out, loop.spec.batch, self.cell.data.eval_tokens))
         if examples:
             scores["answer_loss"] = evaluate_now(loop, examples, 1.0)["loss"]

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpas_cli.data.loader import IGNORED, Batch
-from gpas_cli.data.order import Draw, Ints
+from gpas_cli.data.loader import IGNORED, Batch, Draw
+from gpas_cli.data.rows import Ints
 from gpas_cli.errors import GpasError
 from gpas_cli.model.dtensors import first_row, is_shard, local, sum_of_shards
-from gpas_cli.model.llama import Llama, stream_statistics
-from gpas_cli.model.stream import RANK, effective_rank
+from gpas_cli.model.llama import Llama
+from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.run import SHARDED
@@ -32,9 +32,8 @@ from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import DepthTraining, LayerSelection
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.optim import clip, set_learning_rate, unscale
-from gpas_cli.train.parallel import ALONE, GradientSum, World
+from gpas_cli.train.parallel import ALONE, GradientSum, ParallelLayout, World
 from gpas_cli.train.precision import LossScale, Precision
-from gpas_cli.train.strategy import ParallelLayout
 
 # Part of a parameter's name within its layer -> the series of its weight norm. (`gate` alone is a GPAS gate.)
 _WEIGHT_NORM_SERIES = {

@@ -18,11 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, library
 
-from gpas_cli.data.loader import IGNORED, Batch, lengths_needed
-from gpas_cli.data.order import Draw
+from gpas_cli.data.loader import IGNORED, Batch, Draw, lengths_needed
 from gpas_cli.errors import first_line
-from gpas_cli.model.attention import Packing, Visible, has_ragged
-from gpas_cli.model.dropout import Dropout
+from gpas_cli.model.attention import Dropout, Packing, Visible, has_ragged
 from gpas_cli.model.dtensors import to_device
 from gpas_cli.model.layers import aligned_rows
 from gpas_cli.model.llama import LanguageModel

@@ -5,6 +5,8 @@ fetched in one copy: the only place where the host waits for the device.
 
 Every process of a world measures, because the norm of a sharded parameter is a sum over processes. The first process
 decides whether the run has diverged, and only its events are recorded.
+
+`profiling` profiles a few updates: a trace for chrome://tracing or ui.perfetto.dev, and a table of operators.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +26,9 @@ from typing import Any, NotRequired, TypedDict
 import psutil
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, schedule
 
-from gpas_cli.events import Emit, Layers, Skipped, Spike, Step, Warned
+from gpas_cli.events import Emit, Layers, Profile, Skipped, Spike, Step, Warned
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token, peak_flops
@@ -328,3 +332,52 @@ class Observer:
             self.health.save(folder, position.step, state)
         except OSError as error:
             self.emit(Warned(f"the record of the updates until {position.step} was not written: {error}"))
+
+
+_SETTLE_UPDATES = 8  # before the profiler starts
+_WARMUP_UPDATES = 2  # under the profiler, not recorded
+_TABLE_ROWS = 30
+
+
+@contextmanager
+def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of each update done.
+
+    After the first _SETTLE_UPDATES + _WARMUP_UPDATES, `updates` of them (0: none) are profiled, trace.json and
+    operators.txt are written to `folder`, and their paths are reported by an event `profile`. A failure is a warning.
+    """
+    if updates == 0:
+        yield lambda step: None
+        return
+    done = {"step": 0, "written": 0}
+
+    def write(profiler: profile) -> None:
+        done["written"] = 1
+        try:
+            paths = _write(profiler, folder)
+        except (OSError, RuntimeError) as error:
+            emit(Warned(f"the profile was not written: {error}"))
+            return
+        emit(Profile(done["step"], updates, trace=str(paths["trace"]), operators=str(paths["operators"])))
+
+    plan = schedule(wait=_SETTLE_UPDATES, warmup=_WARMUP_UPDATES, active=updates, repeat=1)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities, schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
+
+        def count(step: int) -> None:
+            done["step"] = step
+            profiler.step()
+
+        yield count
+    if not done["written"]:
+        needed = _SETTLE_UPDATES + _WARMUP_UPDATES + updates
+        emit(Warned(f"no profile was written: it takes {needed} updates, and the run ended before that"))
+
+
+def _write(profiler: profile, folder: Path) -> dict[str, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"trace": folder / "trace.json", "operators": folder / "operators.txt"}
+    profiler.export_chrome_trace(str(paths["trace"]))
+    order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    paths["operators"].write_text(profiler.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS) + "\n")
+    return paths

@@ -7,13 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 from gpas_cli.data import glue
-from gpas_cli.data.glue import LabelledBatches, TaskRows, prepare_task, unreadable_reason
-from gpas_cli.data.loader import IGNORED
+from gpas_cli.data.glue import TaskRows, prepare_task, unreadable_reason
+from gpas_cli.data.loader import IGNORED, MadeBatches, RowOrder
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
 from gpas_cli.errors import DataError
 from gpas_cli.spec.finetune import GLUE_HUB, GLUE_REVISION, Glue
@@ -99,7 +100,7 @@ def prepared(root: Path, task: str, **settings: Any) -> TaskRows:
 def test_rows_hold_the_texts_between_end_tokens_and_the_label_at_the_first(folder: Path, task: str) -> None:
     found = prepared(folder, task, length=512)
     assert list(found.held_out) == (["mnli", "mnli_mm"] if task == "mnli" else [task])
-    batch = found.train.batch(range(len(RECORDS[task]["train"])))
+    batch = found.train.batch(np.arange(len(RECORDS[task]["train"])))
     assert batch.targets[:, 0].tolist() == [record["label"] for record in RECORDS[task]["train"]]
     assert (batch.targets[:, 1:] == IGNORED).all()
     assert batch.prefix is not None
@@ -129,11 +130,13 @@ def test_the_longer_text_of_a_pair_is_cut_and_single_texts_lose_their_end(folder
 
 def test_batches_are_a_function_of_the_seed_and_the_update(folder: Path) -> None:
     rows = prepared(folder, "mnli").train
-    digests = [[LabelledBatches(rows, 2, seed).at(step).digest() for step in range(6)] for seed in (1, 1, 2)]
+
+    def batches(seed: int) -> MadeBatches:
+        return MadeBatches(RowOrder(len(rows), 2, seed), rows.batch)
+
+    digests = [[batches(seed).at(step).digest() for step in range(6)] for seed in (1, 1, 2)]
     assert digests[0] == digests[1] != digests[2]
-    labels = Counter(
-        label for step in range(3) for label in LabelledBatches(rows, 2, 1).at(step).targets[:, 0].tolist()
-    )
+    labels = Counter(label for step in range(3) for label in batches(1).at(step).targets[:, 0].tolist())
     assert labels == {0: 2, 1: 2, 2: 2}  # two epochs
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import pairs
-from gpas_cli.data.loader import IGNORED, _TokenOrder
+from gpas_cli.data.loader import IGNORED, Draw, _TokenOrder
 from gpas_cli.data.objective import reader_of
-from gpas_cli.data.order import Draw
 from gpas_cli.data.pairs import FilePairs, HubPairs, Languages, invented
 from gpas_cli.data.prepare import prepare
 from gpas_cli.errors import DataError

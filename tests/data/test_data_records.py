@@ -12,13 +12,12 @@ import pytest
 from gpas_cli.data import records
 from gpas_cli.data.corpora import Document
 from gpas_cli.data.instructions import (
-    InstructionBatches,
     InstructionRows,
     encode,
     held_out_batches,
     prepare_instructions,
 )
-from gpas_cli.data.loader import IGNORED
+from gpas_cli.data.loader import IGNORED, MadeBatches, RowOrder
 from gpas_cli.data.questions import _BRACKETS, KINDS, Question, questions
 from gpas_cli.data.records import (
     FinetuneRecord,
@@ -246,14 +245,18 @@ def test_every_row_is_read_once_in_each_epoch_in_an_order_of_the_seed(tokenizer:
     rows = InstructionRows(encode(several, "plain", tokenizer, "f"), spec(layout="pad"), pad_id=0)
 
     def epoch(seed: int, number: int) -> list[int]:
-        batches = InstructionBatches(rows, 5, seed)
+        batches = MadeBatches(RowOrder(len(rows), 5, seed), rows.batch)
         ids = np.concatenate([batches.at(step).inputs[:, 0] for step in range(13)])
         return ids[12 * number : 12 * number + 12].tolist()
 
     assert len(set(epoch(1, 0))) == len(set(epoch(1, 4))) == 12
     assert epoch(1, 0) == epoch(1, 0) != epoch(1, 1) != epoch(2, 1)
-    batches = InstructionBatches(rows, 5, 1)
-    assert batches.at(7).digest() == InstructionBatches(rows, 5, 1).at(7).digest() != batches.at(6).digest()
+    batches = MadeBatches(RowOrder(len(rows), 5, 1), rows.batch)
+    assert (
+        batches.at(7).digest()
+        == MadeBatches(RowOrder(len(rows), 5, 1), rows.batch).at(7).digest()
+        != batches.at(6).digest()
+    )
 
 
 def test_held_out_rows_are_the_same_ones_up_to_the_budget(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpas_cli.data import loader
-from gpas_cli.data import order as room
+from gpas_cli.data import loader as room
 from gpas_cli.data.files import Files
 from gpas_cli.data.loader import (
     _PREFETCHED_BATCHES,
@@ -17,9 +17,11 @@ from gpas_cli.data.loader import (
     Batch,
     Batches,
     PrefetchedBatches,
+    _KeyedOrder,
+    order,
+    permutation,
     validation_batches,
 )
-from gpas_cli.data.order import _KeyedOrder, order, permutation
 from gpas_cli.data.rows import Rows, _PackedRows, _PaddedRows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache
 from gpas_cli.errors import DataError

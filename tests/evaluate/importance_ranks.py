@@ -23,7 +23,7 @@ from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World, joined
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 
 WORDS = "gate norm layer stream scale depth alpha loss token head".split()
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate import harness
-from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.evaluate.task_score import TaskScore
+from gpas_cli.evaluate.likelihood import Report, Scorer
+from gpas_cli.events import Score
 
 
 def write(path: Path, documents: Iterable[Mapping[str, Any]]) -> Path:
@@ -26,8 +26,8 @@ def score_local(
     *,
     shots: int = 0,
     limit: int | None = None,
-    **options: Any,
-) -> list[TaskScore]:
+    progress: Report | None = None,
+) -> list[Score]:
     """Score the harness's task on folder/TASK.jsonl, with solved examples of TASK.train.jsonl."""
     load = harness._load
     paths = {"test": folder / f"{task}.jsonl", **({"train": folder / f"{task}.train.jsonl"} if shots else {})}
@@ -47,4 +47,4 @@ def score_local(
     own = {"training_split": train, "validation_split": None, "test_split": "test", "fewshot_split": train}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(harness, "_load", lambda name, fields: load(name, {**fields, **own, "custom_dataset": datasets}))
-        return harness.official_scorer(task, scorer, tokenizer, shots=shots, limit=limit)(**options)
+        return harness.official_scorer(task, scorer, tokenizer, shots=shots, limit=limit)(progress)

@@ -13,9 +13,8 @@ from gpas_cli.evaluate import answers
 from gpas_cli.evaluate.answers import answers_scorer, exact_match, f1
 from gpas_cli.evaluate.external import OpenedModel, find_model, open_model
 from gpas_cli.evaluate.likelihood import Scorer
-from gpas_cli.evaluate.tasks import direct_task
 from gpas_cli.evaluate.tasks.forms import SpanQuestion
-from gpas_cli.evaluate.tasks.local import import_task
+from gpas_cli.evaluate.tasks.local import direct_task, import_task
 from gpas_cli.evaluate.transformers_network import require_head
 
 PASSAGE = (

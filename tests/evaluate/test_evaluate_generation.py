@@ -17,14 +17,14 @@ from torch import nn
 from gpas_cli.data.objective import _SpanReader
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError, GpasError
-from gpas_cli.evaluate import generation
+from gpas_cli.evaluate import answers as answering
+from gpas_cli.evaluate.answers import generate, generated_scorer
 from gpas_cli.evaluate.external import find_model, open_model
-from gpas_cli.evaluate.generation import generate, generated_scorer
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
-from gpas_cli.evaluate.task_score import TaskUnavailable
-from gpas_cli.evaluate.tasks import HubGenerated, RecallTask, direct_task
+from gpas_cli.evaluate.tasks import TaskUnavailable
 from gpas_cli.evaluate.tasks.forms import form_of
-from gpas_cli.evaluate.tasks.local import import_task
+from gpas_cli.evaluate.tasks.hub import HubGenerated
+from gpas_cli.evaluate.tasks.local import RecallTask, direct_task, import_task
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.downstream import KNOWN_TASKS, MOST_EXAMPLES, WRITTEN, Downstream, downstream_tokens, metrics_of
@@ -71,7 +71,7 @@ def test_a_batch_has_the_texts_of_each_prompt_by_itself(ours: tuple[Scorer, Toke
 def test_reading_again_gives_the_same_texts(ours: tuple[Scorer, Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, tokenizer = ours
     expected = generate(scorer, tokenizer, PROMPTS, most=7, until=NONE)
-    monkeypatch.setattr(generation, "Llama", type(None))  # as if the network were not one of ours
+    monkeypatch.setattr(answering, "Llama", type(None))  # as if the network were not one of ours
     assert generate(scorer, tokenizer, PROMPTS, most=7, until=NONE) == expected
 
 
@@ -148,11 +148,11 @@ def test_where_an_answer_ends(
     tokens = tokenizer.encode(written)
     for ids in (tokens, [*tokens, tokenizer.eos_id]):
         network = _Fixed(ids, tokenizer.vocab)
-        monkeypatch.setattr(generation, "CachedReader", lambda *_, network=network: network)
+        monkeypatch.setattr(answering, "CachedReader", lambda *_, network=network: network)
         scorer = Scorer(network, CPU, max_length=200)
         assert generate(scorer, tokenizer, ["Where?"], most=len(ids), until=until) == [expected]
     cut = _Fixed([*tokenizer.encode(" Ada"), tokenizer.eos_id, *tokens], tokenizer.vocab)
-    monkeypatch.setattr(generation, "CachedReader", lambda *_: cut)
+    monkeypatch.setattr(answering, "CachedReader", lambda *_: cut)
     assert generate(Scorer(cut, CPU, max_length=200), tokenizer, ["Who?"], most=50, until=NONE) == ["Ada"]
 
 
@@ -164,7 +164,9 @@ def test_what_is_refused(ours: tuple[Scorer, Tokenizer]) -> None:
     ):
         generate(*ours, PROMPTS, most=64, until=("\n",))
     with pytest.raises(ScoringStopped):
-        generate(*ours, PROMPTS, most=4, until=("\n",), stop=lambda: True)
+        generate(
+            Scorer(ours[0].network, CPU, max_length=64, stop=lambda: True), ours[1], PROMPTS, most=4, until=("\n",)
+        )
     section = Downstream(tasks=("recall", "triviaqa"), max_length=20, shots=17)
     assert [(problem.path, problem.message) for problem in section.problems()] == [
         (("max_length",), "leaves no room for a question of triviaqa, whose answers may have 32 tokens"),
@@ -306,7 +308,7 @@ def test_the_authors_files_are_imported_with_solved_examples(
         assert (options["most"], options["until"]) == (KNOWN_TASKS[name].generated, KNOWN_TASKS[name].until)
         return [answers[-1].upper(), "something else"]
 
-    monkeypatch.setattr(generation, "generate", written)
+    monkeypatch.setattr(answering, "generate", written)
     scores = generated_scorer(task, *ours, shots=1)()
     assert prompts[0] == prompt
     assert task.questions()[0].answers == answers

@@ -21,11 +21,12 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import harness
 from gpas_cli.evaluate.harness import DownstreamMissing, official_scorer
 from gpas_cli.evaluate.likelihood import Request, Scorer, ScoringStopped
-from gpas_cli.evaluate.task_score import TaskScore, TaskUnavailable
+from gpas_cli.evaluate.tasks import TaskUnavailable
+from gpas_cli.events import Score
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train import checkpoint
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 
 MAX_LENGTH = 64
 COUNT = 12
@@ -254,7 +255,7 @@ def test_a_limit_and_a_stop_end_a_task_early(ours: tuple[Scorer, Tokenizer], fol
     scores = score_local("piqa", *ours, folder, limit=7)
     assert {score.examples for score in scores} == {7}
     with pytest.raises(ScoringStopped):
-        score_local("piqa", *ours, folder, stop=lambda: True)
+        score_local("piqa", Scorer(ours[0].network, CPU, max_length=MAX_LENGTH, stop=lambda: True), ours[1], folder)
 
 
 @needs_harness
@@ -377,7 +378,7 @@ def test_likelihoods_and_scores_agree_with_the_hf_backend_on_an_exported_network
     # The backend adds up a text's likelihoods in float32.
     assert model.loglikelihood_rolling(pages) == pytest.approx(theirs["rolling"], abs=1e-4, rel=1e-6)
 
-    scores: list[TaskScore] = [one for task in SHARED for one in score_local(task, scorer, tokenizer, folder)]
+    scores: list[Score] = [one for task in SHARED for one in score_local(task, scorer, tokenizer, folder)]
     for score in scores:
         assert score.value == theirs["scores"][score.task][score.metric]
         assert score.stderr == theirs["scores"][score.task][f"{score.metric}_stderr"]

@@ -27,7 +27,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import FAMILIES
 from gpas_cli.spec.norm import SCHEMES, Norm, Scheme, Wiring
 from gpas_cli.spec.parse_cell import Catalogue
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 
 LAYERS = 4
 

@@ -24,8 +24,8 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import effective_rank
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import STAGE_KINDS
-from gpas_cli.train.run import prepare_text
-from gpas_cli.train.trained import load_trained
+from gpas_cli.train.assemble import load_trained
+from gpas_cli.train.training import prepare_text
 
 TOKENS = 250
 

@@ -141,8 +141,9 @@ def test_progress_reaches_the_number_of_requests_and_a_stop_ends_the_scoring() -
     assert len(seen) > 5
     polls = iter([False, False, True])
     seen.clear()
+    scorer.stop = lambda: next(polls)
     with pytest.raises(ScoringStopped):
-        scorer.score(asked, progress=lambda done, whole: seen.append((done, whole)), stop=lambda: next(polls))
+        scorer.score(asked, progress=lambda done, whole: seen.append((done, whole)))
     assert len(seen) == 2
 
 

@@ -20,9 +20,9 @@ from gpas_cli.events import Score
 from gpas_cli.model.fold import fold
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.stage import BY_BITS, STAGE_KINDS
+from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.evaluate import evaluate
-from gpas_cli.train.run import prepare_text
-from gpas_cli.train.trained import load_trained
+from gpas_cli.train.training import prepare_text
 
 SECTION = {"bits": [8, 3], "eval_tokens": 250}
 NAMES = ("unquantised", "int8", "int3")

@@ -15,12 +15,12 @@ from recorder import stop_after
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.evaluate import importance
 from gpas_cli.evaluate.downstream import task_scorer
-from gpas_cli.evaluate.task_score import TaskScore, TaskScorer
+from gpas_cli.evaluate.tasks import TaskScorer
 from gpas_cli.evaluate.tasks.local import import_task
-from gpas_cli.events import Event, Layers, Outcome, Removal, RemovalScore, Step, Warned
+from gpas_cli.events import Event, Layers, Outcome, Removal, RemovalScore, Score, Step, Warned
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 
 LAYERS = 4
 QUESTIONS = 20
@@ -133,8 +133,8 @@ def test_questions_left_out_are_said_once_a_task(
         read.append(task)
         whole = task_scorer(task, *given)
 
-        def score(**further: Any) -> list[TaskScore]:
-            found = whole(**further)
+        def score() -> list[Score]:
+            found = whole()
             return [*found, replace(found[0], metric="skipped", value=1, stderr=None)]
 
         return score

@@ -1,4 +1,7 @@
-"""The theory of a whole cell: its text, its gates, its norms' growth, its stability, and its refusals."""
+"""The theory of a whole cell: its text, its gates, its norms' growth, its stability, and its refusals.
+
+The coordinate check: activations change alike over width in muP, over depth in CompleteP, and more and more else.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,18 +11,19 @@ import pytest
 import torch
 
 from gpas_cli.data.loader import Batches
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.evaluate import theory
-from gpas_cli.evaluate.norm_growth import growth, growths, length_law
+from gpas_cli.evaluate.growth import coordinates, growth, growths, length_law
 from gpas_cli.evaluate.stability import _NO_NORM, _NO_RESIDUAL, BOTH, laws, power, simulate, statements
 from gpas_cli.evaluate.theory import examine, identity_bounds, own_text
 from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 
 
 def cell(**values: object) -> Cell:
@@ -216,3 +220,49 @@ def test_exponents_of_figure_3_are_printed_for_mixtures_of_both_matrices_only() 
     printed = {one.name: (one.norm, one.psi, one.gap) for one in statements() if one.name.startswith("Figure 3")}
     assert printed["Figure 3, tau 0"] == printed["Figure 3, tau 1"] == (None, None, None)
     assert [str(one) for one in printed["Figure 3, tau 0.5"]] == ["≥ 0.88", "about 0.5", "≤ -0.5"]
+
+
+def coordinates_cell(**values: object) -> Cell:
+    recipe = {"lr": 2e-3, "warmup": 1, "steps": 9, **values.pop("optim", {})}  # type: ignore[dict-item]
+    return cell_from({"size": "quickstart", "data": "quickstart", "optim": recipe, **values})
+
+
+IDENTITY = ("rezero", "skipinit")  # whose branches are 0 at first
+NORMED = ("sandwich", "peri")  # whose branches end with a norm
+QUICK = {("pre", "none"), ("post", "gpas"), ("sandwich", "gpas")}
+CASES = [
+    pytest.param(scheme, gate, marks=() if (scheme, gate) in QUICK else pytest.mark.long)
+    for scheme, gate in [("pre", "none"), *((scheme, "gpas") for scheme in SCHEMES)]
+]
+
+
+def test_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "gpas_cli.evaluate.growth._changes", lambda coordinates_cell, *_: [coordinates_cell.model.size.hidden] * 4
+    )
+    found = coordinates(coordinates_cell(), tmp_path, tmp_path)
+    assert {one.at for one in found} == {(32, 64, 128, 256), (4, 8, 16)}
+
+
+@pytest.mark.parametrize(("scheme", "gate"), CASES)
+def test_activations_change_alike_at_every_width_and_depth(
+    scheme: str, gate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the narrowest and the widest: those between cost time and add little."""
+    monkeypatch.setattr("gpas_cli.evaluate.growth._FACTORS", {"width": (1, 8), "depth": (1, 2, 4)})
+    found = coordinates(coordinates_cell(norm=scheme, gate=gate), tmp_path, tmp_path)
+    exponents = {(one.over, one.parametrisation, one.place): one.exponent for one in found}
+    assert abs(exponents["width", "mup", "4"]) < 0.15
+    assert exponents["width", "standard", "4"] > 0.5 or scheme in (*IDENTITY, *NORMED)
+    assert abs(exponents["depth", "completep", "4"]) < (0.25 if scheme == "hyper-connections" else 0.2)
+    grown = exponents["depth", "standard", "4"]
+    assert grown == exponents["depth", "mup", "4"]
+    assert grown > 0.35 or scheme in IDENTITY
+    # The logits' initial values shrink as 1/sqrt(width), and with them a part of their change.
+    assert exponents["width", "standard", "logits"] > 0.7 > 0.1 > exponents["width", "mup", "logits"] > -0.3
+    assert abs(exponents["depth", "completep", "logits"]) < 0.1
+
+
+def test_a_recipe_without_the_rules_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidExperiments, match="no rule for adafactor"):
+        coordinates(coordinates_cell(optim={"optimizer": "adafactor"}), tmp_path, tmp_path)

@@ -25,7 +25,7 @@ from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.evaluate import evaluate
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.run import prepare_text
+from gpas_cli.train.training import prepare_text
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed (the extra `export`)"

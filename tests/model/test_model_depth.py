@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from moved_networks import moved_network
 from torch import Tensor, nn
 
-from gpas_cli.model.llama import Llama
-from gpas_cli.model.stream import one_stream
+from gpas_cli.model.llama import Llama, one_stream
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.norm import SCHEMES
 

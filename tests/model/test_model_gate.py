@@ -18,7 +18,8 @@ from torch import Tensor
 
 from gpas_cli.model import layers as gate_module
 from gpas_cli.model.layers import GpasGate, torch_activation
-from gpas_cli.model.llama import Llama, observed_inputs
+from gpas_cli.model.llama import Llama
+from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.gate import ACTIVATIONS, Gate, activation
 from gpas_cli.spec.norm import SCHEMES
 

@@ -18,7 +18,8 @@ from learned_factors import open_factors
 from gpas_cli.evaluate.blocks import Removed, own_blocks
 from gpas_cli.model.init import initialise
 from gpas_cli.model.layers import _MLP, GpasGate, norm_slot
-from gpas_cli.model.llama import Llama, build, stream_statistics
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.stream import stream_statistics
 from gpas_cli.spec.equation import equations
 from gpas_cli.spec.gate import _SITES, ACTIVATIONS, Gate, activation
 from gpas_cli.spec.model import _PRESETS, FAMILIES, SIZES, Model

@@ -1,16 +1,25 @@
-"""Schemes that scale the branch or the stream: their papers' formulas written here, gated or not."""
+"""Schemes that scale the branch or the stream: their papers' formulas written here, gated or not.
+
+Rivals of the gate that change what attention reads and what the stream is: their papers' formulas written here,
+attention included, gated or not.
+"""
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from gpas_cli.model.llama import build
+from gpas_cli.errors import GpasError, InvalidExperiments
+from gpas_cli.evaluate.blocks import Removed, own_blocks
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.stream import stream_statistics
+from gpas_cli.spec.cost import activation_bytes, flops_per_token
 from gpas_cli.spec.equation import description
-from gpas_cli.spec.parse_cell import parse_model
+from gpas_cli.spec.parse_cell import cell_from, parse_model
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 90}
 LAYERS = SIZE["layers"]
@@ -100,3 +109,205 @@ def test_the_equation_is_explained(scheme: str, lines: list[str]) -> None:
     text = "\n".join(description(parse_model({"size": SIZE, "norm": scheme, "gate": "gpas"})))
     for line in lines:
         assert line in text
+
+
+State = dict[str, Tensor]
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.view(2, 11, 2, 8).transpose(1, 2)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotary positions with complex numbers: feature j and j + h/2 are one."""
+    angle = torch.outer(torch.arange(11.0, dtype=torch.float64), 10_000 ** (-torch.arange(4, dtype=torch.float64) / 4))
+    z = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((z.real, z.imag), -1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+    """q, k, v: (2, heads, 11, 8) -> (2, 11, 16)."""
+    later = torch.ones(11, 11, dtype=torch.bool).triu(1)
+    weights = (turned(q) @ turned(k).mT / 8**0.5).masked_fill(later, -torch.inf).softmax(-1)
+    return (weights @ v).transpose(1, 2).reshape(2, 11, 16) @ out.T
+
+
+def feed(own: State, x: Tensor) -> Tensor:
+    return (torch.nn.functional.silu(x @ own["mlp.gate_proj.weight"].T) * (x @ own["mlp.up_proj.weight"].T)) @ own[
+        "mlp.down_proj.weight"
+    ].T
+
+
+def layer_of(state: State, number: int) -> State:
+    prefix = f"model.layers.{number}."
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def gated(own: State, x: Tensor) -> Tensor:
+    alpha = own.get("gate.alpha")
+    return x if alpha is None else x - torch.nn.functional.silu(alpha) * x
+
+
+def moved(norm: object, gate: object) -> Llama:
+    """Return a network whose vectors and numbers all differ from their first values."""
+    network = build(parse_model({"size": SIZE, "norm": norm, "gate": gate, "init": {"std": 0.3}}), seed=5).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            if parameter.numel() <= 16:
+                parameter += torch.linspace(-0.3, 0.4, parameter.numel()).double().view_as(parameter) + 0.01 * number
+    return network
+
+
+def check(network: Llama, last: Tensor) -> None:
+    """Compare the logits with those of the stream that leaves the last layer."""
+    state = network.state_dict()
+    expected = rms(last, state["model.norm.weight"]) @ state["lm_head.weight"].T
+    torch.testing.assert_close(network(TOKENS), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("gate", ["none", "gpas"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_value_residual(learned: bool, gate: str) -> None:
+    network = moved({"scheme": "value-residual", "learned": learned}, gate)
+    state = network.state_dict()
+    x = state["model.embed_tokens.weight"][TOKENS]
+    for number in range(3):
+        own = layer_of(state, number)
+        h = rms(x, own["input_layernorm.weight"])
+        q, k, v = (h @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv")
+        if number == 0:
+            first = v
+        else:
+            ours, theirs = (own.get(f"self_attn.{name}.weight", 0.5) for name in ("value", "first_value"))
+            v = ours * v + theirs * first
+        x = gated(own, x + attend(heads(q), heads(k), heads(v), own["self_attn.o_proj.weight"]))
+        x = gated(own, x + feed(own, rms(x, own["post_attention_layernorm.weight"])))
+    check(network, x)
+    assert len([name for name in state if "value" in name]) == 4 * learned
+
+
+@pytest.mark.parametrize("gate", ["none", "gpas"])
+@pytest.mark.parametrize("over", ["head", "width"])
+@pytest.mark.parametrize("first", ["hybrid", "pre"])
+def test_hybridnorm(first: str, over: str, gate: str) -> None:
+    network = moved({"scheme": "hybridnorm", "first": first, "qkv_norm": over}, gate)
+    state = network.state_dict()
+    x = state["model.embed_tokens.weight"][TOKENS]
+    for number in range(3):
+        own = layer_of(state, number)
+        pre = first == "pre" and number == 0
+        h = rms(x, own["input_layernorm.weight"]) if pre else x
+        q, k, v = (
+            rms(heads(y), own[f"self_attn.{name}_norm.weight"])
+            if over == "head"
+            else heads(rms(y, own[f"self_attn.{name}_norm.weight"]))
+            for name in "qkv"
+            for y in [h @ own[f"self_attn.{name}_proj.weight"].T]
+        )
+        attention = attend(q, k, v, own["self_attn.o_proj.weight"])
+        if pre:
+            x = gated(own, x + attention)
+            x = gated(own, x + feed(own, rms(x, own["post_attention_layernorm.weight"])))
+        else:
+            x = rms(gated(own, x) + attention, own["attn_out_norm.weight"])
+            x = gated(own, x + feed(own, x))
+    check(network, x)
+
+
+def test_hybridnorm_is_explained_and_refuses_other_norms_of_queries() -> None:
+    text = "\n".join(description(parse_model({"size": SIZE, "norm": {"scheme": "hybridnorm", "first": "pre"}})))
+    assert "layer 1        x <- x + f(N(x))" in text
+    assert "layers 2-3     x <- N(x + f(x)), then x + f(x)" in text
+    assert "queries, keys and values are N(W x), each head" in text
+    text = "\n".join(description(parse_model({"size": SIZE, "norm": "hybridnorm", "gate": "gpas"})))
+    assert "layers 1-3     x <- N(G(x) + f(x)), then G(x + f(x))" in text
+    with pytest.raises(
+        InvalidExperiments, match="has norms of queries, keys and values; remove the setting or write n"
+    ):
+        parse_model({"size": SIZE, "norm": "hybridnorm", "family": {"qk_norm": "head"}})
+
+
+@pytest.mark.parametrize("gate", ["none", "gpas"])
+@pytest.mark.parametrize("copies", [2, 4])
+def test_hyper_connections(copies: int, gate: str) -> None:
+    network = moved({"scheme": "hyper-connections", "copies": copies}, gate)
+    state = network.state_dict()
+    embedded = state["model.embed_tokens.weight"][TOKENS]
+    x = torch.stack([embedded] * copies)  # (copies, batch, time, hidden)
+
+    def connected(own: State, part: str, norm: str, f: Any) -> Tensor:
+        read, write, mix = (own[f"{part}_hyper.{name}"] for name in ("read", "write", "mix"))
+        y = f(rms(torch.einsum("i,ibtd->btd", read, x), own[f"{norm}.weight"]))
+        return gated(own, torch.einsum("ij,ibtd->jbtd", mix, x) + torch.einsum("j,btd->jbtd", write, y))
+
+    def attention(own: State, h: Tensor) -> Tensor:
+        q, k, v = (heads(h @ own[f"self_attn.{name}_proj.weight"].T) for name in "qkv")
+        return attend(q, k, v, own["self_attn.o_proj.weight"])
+
+    for number in range(3):
+        own = layer_of(state, number)
+        x = connected(own, "attn", "input_layernorm", partial(attention, own))
+        x = connected(own, "mlp", "post_attention_layernorm", partial(feed, own))
+    check(network, x.sum(0))
+
+
+def test_hyper_connections_start_as_pre_ln_and_read_one_copy_after_the_other() -> None:
+    size = {**SIZE, "eps": 1e-12}  # the final norm reads the sum of the copies
+    ours, pre = (
+        build(parse_model({"size": size, "norm": norm, "gate": "gpas"}), seed=5).double()
+        for norm in ("hyper-connections", "pre")
+    )
+    torch.testing.assert_close(ours(TOKENS), pre(TOKENS), rtol=1e-9, atol=1e-12)
+    reads = [h.read.argmax().item() for b in ours.model.blocks() for h in (b.attn_hyper, b.mlp_hyper)]
+    assert reads == [0, 1, 2, 3, 0, 1]
+    text = "\n".join(description(ours.spec))
+    assert "x <- G(M x + w f(N(r x)))" in text
+    assert "x is 4 copies of the stream, whose sum the head reads" in text
+    with stream_statistics(ours) as seen, stream_statistics(pre) as once:
+        ours(TOKENS)
+        pre(TOKENS)
+    ratios = [a["activation_variance"] / b["activation_variance"] for a, b in zip(seen, once, strict=True)]
+    assert [ratio.item() for ratio in ratios] == pytest.approx([16.0] * 4)
+    assert [a["block_cosine"].item() for a in seen[:3]] == pytest.approx([b["block_cosine"].item() for b in once[:3]])
+
+
+@pytest.mark.parametrize(
+    ("norm", "nearest"), [("value-residual", "pre"), ("hyper-connections", "pre"), ("hybridnorm", "post")]
+)
+def test_an_encoder_beside_the_decoder_is_refused(norm: str, nearest: str) -> None:
+    with pytest.raises(
+        InvalidExperiments, match=f"{norm} has no place for attention to an encoder; nearest: {nearest}"
+    ):
+        parse_model({"size": {**SIZE, "layers": 4}, "norm": norm, "family": "encoder-decoder"})
+
+
+def test_plans_count_what_hyper_connections_add() -> None:
+    recipe = {"size": "130m", "data": "c4", "optim": {"lr": 1e-3, "warmup": 1, "steps": 9}}
+    pre, hyper = (cell_from({**recipe, "norm": norm}) for norm in ("pre", "hyper-connections"))
+    assert flops_per_token(hyper) - flops_per_token(pre) == 6 * 12 * 2 * (16 + 8) * 768
+    saved = activation_bytes(hyper.model, "fp32") - activation_bytes(pre.model, "fp32")
+    assert saved == 12 * 2 * (4 + 1) * 4 * 768
+
+
+def test_value_residual_is_explained_and_says_what_it_does_not_compose_with() -> None:
+    text = "\n".join(description(parse_model({"size": SIZE, "norm": "value-residual", "gate": "gpas"})))
+    assert "attention of layers 2-3 averages 0.5 v + 0.5 v1 with v1 the values of layer 1" in text
+    learned = {"scheme": "value-residual", "learned": True}
+    text = "\n".join(description(parse_model({"size": SIZE, "norm": learned})))
+    assert "averages u v + u1 v1" in text
+    assert "u1 is a learned number, one per layer, starts at 0.5" in text
+    blocks = own_blocks(moved(learned, "none"))
+    with pytest.raises(GpasError, match="so none is removed alone"), blocks.without(Removed(2)):
+        pass
+    recipe = {
+        "size": {**SIZE, "vocab": 300}, "norm": "value-residual", "data": "quickstart",
+        "optim": {"lr": 1e-3, "warmup": 1, "steps": 9},
+    }  # fmt: skip
+    assert cell_from({**recipe, "depth": {"like": "raptr", "stages": "2-3"}})
+    for section, message in (
+        ({"depth": {"like": "raptr", "stages": "2-3", "fixed": "last"}}, "leaves out layer 1.*write fixed: first,last"),
+        ({"depth": "layerdrop"}, "layerdrop may skip layer 1"),
+        ({"importance": {}}, "none is removed alone; remove the section"),
+    ):
+        with pytest.raises(InvalidExperiments, match=message):
+            cell_from({**recipe, **section})

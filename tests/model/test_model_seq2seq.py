@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.errors import GpasError
-from gpas_cli.model.attention import Visible
-from gpas_cli.model.dropout import Dropout
+from gpas_cli.model.attention import Dropout, Visible
 from gpas_cli.model.export import pegasus_files, pegasus_weights
 from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.layers import GpasGate
@@ -223,7 +222,7 @@ def test_outputs_are_scaled_by_the_depth_of_their_own_stack() -> None:
 
 def test_dropout_keeps_the_same_elements_whatever_is_beside_them() -> None:
     """Masks follow the token's own place, so that rows apart have those of the rows together."""
-    from gpas_cli.data.order import Draw
+    from gpas_cli.data.loader import Draw
 
     made = network(norm="pre")
     inputs = np.array([[5, 6, 3, 20, 21], [9, 3, 22, 23, 24]])

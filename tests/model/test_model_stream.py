@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from gpas_cli.model import llama
+from gpas_cli.model import stream
 from gpas_cli.model.attention import Attention, Visible
-from gpas_cli.model.llama import build, stream_statistics
-from gpas_cli.model.stream import RANK, effective_rank
+from gpas_cli.model.llama import build
+from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
 from gpas_cli.spec.parse_cell import parse_model
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 40}
@@ -19,8 +19,8 @@ ROWS = torch.arange(60).reshape(4, 15) % 39
 def test_every_mean_is_that_of_the_first_tokens_but_the_variance_that_of_all(
     scheme: str, gate: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama, "_MEASURED_TOKENS", 40)
-    monkeypatch.setattr(llama, "_SORTED_TOKENS", 12)
+    monkeypatch.setattr(stream, "_MEASURED_TOKENS", 40)
+    monkeypatch.setattr(stream, "_SORTED_TOKENS", 12)
     network = build(parse_model({"size": SIZE, "norm": scheme, "gate": gate}))
     streams: list[np.ndarray] = []
     for module in (*network.model.layers, network.model.norm):

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpas_cli.train.run import RunPaths
+from gpas_cli.train.training import RunPaths
 
 WORDS = ["gate", "norm", "layer", "stream", "scale", "depth", "alpha", "loss", "token", "head"]
 

@@ -20,8 +20,7 @@ from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train.finetune import finetune
 from gpas_cli.train.parallel import ALONE, World, joined
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import train
-from gpas_cli.train.training import RunPaths
+from gpas_cli.train.training import RunPaths, train
 
 LAYERS = 5
 PRETRAINED_UPDATES = 8

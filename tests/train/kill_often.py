@@ -16,7 +16,7 @@ from gpas_cli.events import Event, Step, Warned
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import RunPaths, train
+from gpas_cli.train.training import RunPaths, train
 
 CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_every=3)
 

@@ -13,7 +13,7 @@ from gpas_cli.model.dtensors import is_shard, joint_norm, local
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Resources
-from gpas_cli.train import assemble, loss, strategy
+from gpas_cli.train import assemble, loss, parallel
 from gpas_cli.train import loop as training
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.loop import GradientNorms, embedding_rows, measure_layers
@@ -47,7 +47,7 @@ def chosen_kernels(world: World) -> dict[str, Any]:
 def sharded_series(world: World) -> dict[str, Any]:
     """Return the series of a network sharded by FSDP and of the whole one, and where its damaged gradient is found."""
     network = build(CELL.model, seed=1)
-    strategy._shard(network, Precision("fp32", torch.device("cpu")))
+    parallel._shard(network, Precision("fp32", torch.device("cpu")))
     _compute_gradients(network)
     for parameter in network.parameters():
         if is_shard(parameter.grad):  # the sum over processes, which all compute the same here

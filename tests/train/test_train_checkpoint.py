@@ -14,7 +14,7 @@ from gpas_cli.model.llama import Llama, build
 from gpas_cli.permissions import advise
 from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse_cell import parse_model
-from gpas_cli.train import checkpoint, checkpoint_files
+from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.optim import make_adam, set_learning_rate
 
@@ -53,8 +53,8 @@ def test_what_is_written_in_the_background_is_what_there_was(tmp_path: Path, mon
     network, adam = pair()
     advance(network, adam)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    going, usual = threading.Event(), checkpoint_files._write
-    monkeypatch.setattr(checkpoint_files, "_write", lambda *args: (going.wait(60), usual(*args))[1])
+    going, usual = threading.Event(), checkpoint._write
+    monkeypatch.setattr(checkpoint, "_write", lambda *args: (going.wait(60), usual(*args))[1])
     writing = checkpoint.begin(tmp_path, KEY, network, adam, Position(step=1), background=True)
     advance(network, adam)
     assert (writing.done, newest_first([tmp_path])) == (False, [])
@@ -112,13 +112,13 @@ def test_a_shard_has_the_bytes_of_safetensors_and_the_sha256_of_what_is_on_disk(
         "scalar": torch.tensor(3.0), "a \"quoted\" \u00fc": torch.randn(2, 3), "empty": torch.zeros(0, 4),
     }  # fmt: skip
     path = tmp_path / "x.safetensors"
-    digest = checkpoint_files._write(path, tensors | {"turned": torch.arange(24.0).reshape(4, 6).T})
+    digest = checkpoint._write(path, tensors | {"turned": torch.arange(24.0).reshape(4, 6).T})
     data = path.read_bytes()
     assert data == safetensors_bytes(tensors | {"turned": torch.arange(24.0).reshape(4, 6).T.contiguous()})
     assert digest == hashlib.sha256(data).hexdigest()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DamagedCheckpoint, match="does not have the checksum"):
-        checkpoint_files.verify(tmp_path, path.name, digest)
+        checkpoint.verify(tmp_path, path.name, digest)
 
 
 def test_another_networks_tensors_are_refused(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_failed_write_leaves_the_older_checkpoint(tmp_path: Path, monkeypatch:
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_files, "_write", full)
+    monkeypatch.setattr(checkpoint, "_write", full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(tmp_path, KEY, network, adam, Position(step=2))
     assert newest_first([tmp_path]) == [path]

@@ -17,19 +17,19 @@ from together import run, text
 
 from gpas_cli.data.loader import IGNORED
 from gpas_cli.model import attention, layers
-from gpas_cli.model.llama import Llama, build, stream_statistics
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.stream import stream_statistics
 from gpas_cli.spec.gate import _SITES
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Resources
-from gpas_cli.train import checkpoint, compiling, strategy
+from gpas_cli.train import checkpoint, compiling, parallel
 from gpas_cli.train.bench import synthetic_loop
 from gpas_cli.train.compiling import _KERNELS, _keep_kernels_private, compile_layers, worth_compiling
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.parallel import ALONE
+from gpas_cli.train.parallel import ALONE, ParallelLayout
 from gpas_cli.train.precision import Precision
-from gpas_cli.train.strategy import ParallelLayout
 
 # raised and handled inside torch.compile itself
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.torch.jit.script")
@@ -141,7 +141,7 @@ def test_a_resumed_run_compiles_for_the_first_batch_of_the_training(
         sizes.append([[n.node.hint if isinstance(n, torch.SymInt) else n for n in tensor.shape] for tensor in tensors])
         return graph.forward
 
-    monkeypatch.setattr(strategy, "compile_layers", lambda made: compile_layers(made, backend))
+    monkeypatch.setattr(parallel, "compile_layers", lambda made: compile_layers(made, backend))
     data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 99}
     cell = {"size": {**SIZE, "vocab": 280}, "gate": "gpas", "data": data}
     cell["optim"] = {"lr": 1e-3, "warmup": 1, "steps": 5, "batch": 6}
@@ -202,7 +202,7 @@ def test_attention_both_ways_compiles_once_for_each_kind_of_mask(counter: Any) -
 def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     # aot_eager captures the graph without code generation, which needs a compiler and a minute.
-    monkeypatch.setattr(strategy, "compile_layers", lambda made: compile_layers(made, "aot_eager"))
+    monkeypatch.setattr(parallel, "compile_layers", lambda made: compile_layers(made, "aot_eager"))
     model = parse_model({"size": SIZE, "norm": "lns", "gate": "gpas"})
     plain, compiled = (ParallelLayout(recompute=recompute, compiled=c).build(model, 42, FP32) for c in (False, True))
     found = []

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpas_cli.data.loader import Batch, CausalReader
+from gpas_cli.data.loader import Batch, CausalReader, Draw
 from gpas_cli.data.objective import untokenised_reader
-from gpas_cli.data.order import Draw
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell

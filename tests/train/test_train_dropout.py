@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model.dropout import ATTENTION, EMBEDDING, FEED_FORWARD, Dropout
+from gpas_cli.model.attention import Dropout
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from
@@ -94,10 +94,11 @@ def masked(x: Tensor, layer: int, site: int, update: int = 0) -> Tensor:
 def reference_loss(network: Llama, batch: Batch) -> Tensor:
     """Return the loss of the first update of Pre-LN with every mask applied here."""
     decoder = network.model
-    x = masked(decoder.embed_tokens(torch.as_tensor(batch.inputs)), EMBEDDING, 0)
+    x = masked(decoder.embed_tokens(torch.as_tensor(batch.inputs)), Dropout.EMBEDDING, 0)
     positions = decoder.positions(x)
     for number, block in enumerate(decoder.blocks(), 1):
-        for site, part in ((ATTENTION, block.sublayers(positions)[0]), (FEED_FORWARD, block.sublayers(positions)[1])):
+        sites = (Dropout.ATTENTION, Dropout.FEED_FORWARD)
+        for site, part in zip(sites, block.sublayers(positions), strict=True):
             changed = replace(part, f=lambda h, part=part, site=site, number=number: masked(part.f(h), number, site))
             x = changed.apply(x)
     logits = network.lm_head(decoder.norm(x)).flatten(0, 1)
@@ -152,7 +153,7 @@ def test_a_row_has_the_same_masks_in_every_form(kind: str) -> None:
 def test_the_rate_is_the_one_asked_for_and_the_mean_stays(rate: float) -> None:
     keys = torch.as_tensor(np.random.default_rng(0).integers(-(2**31), 2**31, (64, 128)).astype(np.int32))
     x = torch.ones(64, 128, 96)
-    y = Dropout(rate, keys).in_layer(3)(x, ATTENTION)
+    y = Dropout(rate, keys).in_layer(3)(x, Dropout.ATTENTION)
     count = x.numel()
     deviation = (rate * (1 - rate) / count) ** 0.5
     assert float((y == 0).double().mean()) == pytest.approx(rate, abs=4 * deviation)
@@ -166,7 +167,7 @@ def test_the_rate_is_the_one_asked_for_and_the_mean_stays(rate: float) -> None:
 
 
 def test_masks_of_other_layers_sites_updates_rows_and_seeds_are_others() -> None:
-    from gpas_cli.data.order import Draw
+    from gpas_cli.data.loader import Draw
 
     def keys(seed: int, update: int, row: int) -> Tensor:
         words = Draw.dropout(seed, update).words(row, 512) >> np.uint64(32)

@@ -19,7 +19,7 @@ from gpas_cli.train.loop import micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
 from gpas_cli.train.parallel import World
 from gpas_cli.train.precision import Precision, make_deterministic
-from gpas_cli.train.run import RunPaths
+from gpas_cli.train.training import RunPaths
 
 STEPS = 12
 CADENCE = Cadence(log_every=1, stats_every=5, eval_every=5, checkpoint_every=5)

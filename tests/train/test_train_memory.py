@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from gpas_cli.errors import GpasError
-from gpas_cli.model.dropout import Dropout
+from gpas_cli.model.attention import Dropout
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.schedule.retry import is_memory
 from gpas_cli.spec.cell import Cell
@@ -34,9 +34,8 @@ from gpas_cli.train.assemble import _free_bytes, micro_batch_rows
 from gpas_cli.train.bench import SyntheticBatches, require_fit
 from gpas_cli.train.loop import IGNORED, Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows, summed_loss
-from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.parallel import ALONE, ParallelLayout, World, _recompute, _shard, choose_layout
 from gpas_cli.train.precision import Precision, make_deterministic
-from gpas_cli.train.strategy import ParallelLayout, _recompute, _shard, choose_layout
 
 CPU = torch.device("cpu")
 FP32 = Precision("fp32", CPU)
@@ -183,7 +182,7 @@ def test_processes_have_whole_means_where_these_can_be_shared() -> None:
 
 
 def test_layouts_are_chosen_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpas_cli.train import strategy
+    from gpas_cli.train import parallel
 
     two, eight = World(0, 2, 0), World(0, 8, 0)
     gpu = Precision("bf16", torch.device("cuda"))
@@ -191,7 +190,7 @@ def test_layouts_are_chosen_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
 
     def chosen(size: object, world: World, gigabytes: float, where: Precision = gpu, **asked: Any) -> tuple[str, bool]:
-        monkeypatch.setattr(strategy, "_memory", lambda _: int(gigabytes * 2**30))
+        monkeypatch.setattr(parallel, "_memory", lambda _: int(gigabytes * 2**30))
         what = cell_from({"size": size, "data": "c4", "optim": recipe, "precision": "bf16"})
         layout = choose_layout(what, Resources(**asked), where, world)
         return layout.strategy, layout.recompute

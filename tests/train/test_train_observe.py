@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gpas_cli.events import Event, Layers, Step
-from gpas_cli.model.llama import Llama, build, stream_statistics
-from gpas_cli.model.stream import RANK, effective_rank
+from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.stream import RANK, effective_rank, stream_statistics
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import _PEAK_TFLOPS, flops_per_token, peak_flops
 from gpas_cli.spec.parse_cell import cell_from

@@ -26,7 +26,7 @@ from gpas_cli.train import checkpoint, optim
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, orthogonalised, set_learning_rate
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import RunPaths, train
+from gpas_cli.train.training import RunPaths, train
 
 STEPS = 12
 MOMENTUM = OptimizerKind(

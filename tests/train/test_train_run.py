@@ -24,11 +24,11 @@ from gpas_cli.events import Event, Outcome
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
-from gpas_cli.train import checkpoint_files, loop, training
+from gpas_cli.train import checkpoint, loop, training
 from gpas_cli.train.loop import Update
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.run import RunPaths, train
+from gpas_cli.train.training import RunPaths, train
 
 STEPS = 24
 LAYERS = 2
@@ -391,14 +391,14 @@ def test_a_disk_full_for_a_while_costs_only_checkpoints(
 ) -> None:
     """The last checkpoint is not lost either: it is written after the evaluation, when the disk has room again."""
     refused = iter(range(-(-STEPS // CADENCE.checkpoint_every)))
-    write = checkpoint_files._write
+    write = checkpoint._write
 
     def full_for_a_while(file: Path, tensors: dict[str, torch.Tensor]) -> str:
         if next(refused, None) is not None:
             raise OSError(28, "No space left on device")
         return write(file, tensors)
 
-    monkeypatch.setattr(checkpoint_files, "_write", full_for_a_while)
+    monkeypatch.setattr(checkpoint, "_write", full_for_a_while)
     outcome, recorder = go(paths, tmp_path, cell())
     assert outcome.outcome == "done"
     assert "No space left" in recorder.of("warning")[0]["message"]
@@ -416,7 +416,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_i
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "_write", full)
+        patch.setattr(checkpoint, "_write", full)
         outcome, recorder = go(paths, tmp_path / "1", cell())
     assert outcome.outcome == "interrupted"
     assert "No space left" in outcome.cause

@@ -15,8 +15,8 @@ from gpas_cli.model.llama import build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.trained import load_trained
 
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 4, "vocab": 300}
 

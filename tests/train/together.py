@@ -35,7 +35,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     from gpas_cli.spec.parse_cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
     from gpas_cli.train import loop, parallel
-    from gpas_cli.train.run import RunPaths, train
+    from gpas_cli.train.training import RunPaths, train
 
     name, cell, resources, earlier, updates = case
     rank, rows, passes = resources.pop("room", (-1, 0, 0))
@@ -64,12 +64,12 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
 def as_on_gpus() -> Iterator[None]:
     """Compute the products of layers in the form that GPUs take, and compile layers without Inductor."""
     from gpas_cli.model import layers
-    from gpas_cli.train import strategy
+    from gpas_cli.train import parallel
 
-    places = [(layers, "prefers_aligned"), (strategy, "compile_layers")]
+    places = [(layers, "prefers_aligned"), (parallel, "compile_layers")]
     usual = [getattr(module, name) for module, name in places]
     layers.prefers_aligned = lambda x: True
-    strategy.compile_layers = partial(strategy.compile_layers, backend="aot_eager")
+    parallel.compile_layers = partial(parallel.compile_layers, backend="aot_eager")
     try:
         with warnings.catch_warnings(action="ignore"):  # torch.compile raises and handles some itself
             yield

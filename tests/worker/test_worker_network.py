@@ -13,7 +13,7 @@ from stage_runs import new_attempt, run
 from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import EOS, train_bpe
 from gpas_cli.errors import GpasError
-from gpas_cli.evaluate import made
+from gpas_cli.evaluate import external
 from gpas_cli.evaluate.external import find_network, open_model
 from gpas_cli.evaluate.removal import text_batches
 from gpas_cli.events import Layers, Outcome, Removal, RemovalScore, Score
@@ -208,12 +208,12 @@ def test_a_small_network_is_made_once(tmp_path: Path, monkeypatch: pytest.Monkey
     for number in range(120):
         (tmp_path / f"{number}.txt").write_text(f"{number} " + " ".join(WORDS) * 3)
     text = Data(source="files", path="*.txt", tokenizer="bpe", length=32, eval_tokens=100)
-    monkeypatch.setattr(made, "CORPORA", {"quickstart": text})  # the real one takes ten seconds to tokenise
+    monkeypatch.setattr(external, "CORPORA", {"quickstart": text})  # the real one takes ten seconds to tokenise
     network = Network(made="qwen2", layers=2, hidden=16, ffn=24, heads=2, vocab=300, updates=3)
     said: list[str] = []
     first = find_network(network, tmp_path, tmp_path / "cache", said.append)
     assert said == ["training a small qwen2"]
-    monkeypatch.setattr(made, "_trained", None)
+    monkeypatch.setattr(external, "_trained", None)
     assert find_network(network, tmp_path, tmp_path / "cache", said.append).pin == first.pin
     assert len(said) == 1
     assert open_model(first).network.vocab == 300

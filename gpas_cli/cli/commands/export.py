@@ -214,7 +214,6 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
     pegasus = written.form == "pegasus"
     plain = "plain LLaMA; scales, gates and embedding stages are folded into its weights"
     plain = "Pegasus; scales and gates are folded into its weights" if pegasus else plain
-    kind = "AutoModelForSeq2SeqLM" if pegasus else "AutoModelForCausalLM"
     lines = {
         "form": f"its own code, modeling_gpas.py{gates}: {written.reason}" if code else plain,
         "weights": f"{written.parameters:,} in {written.dtype}, after update {written.step} of {written.steps}",
@@ -222,7 +221,7 @@ def _print(entry: Entry, folder: Path, written: ExportReport, max_error: float, 
         "held-out": _error(measured.held_out_error, max_error),
         "perplexity": _perplexity(measured.perplexity, measured.exported_perplexity, measured.held_out_tokens),
         "checked": checked,
-        "load with": f'{kind}.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
+        "load with": f'{written.auto_class}.from_pretrained("{folder}"{", trust_remote_code=True" if code else ""})',
     }
     say(Text.assemble((entry.id, "bold"), f" -> {folder}"))
     for name, text in lines.items():

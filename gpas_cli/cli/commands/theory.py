@@ -195,7 +195,7 @@ def norms(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: As
     Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
     """
     with _measuring(cell, _BUILDING) as (entry, _):
-        from gpas_cli.evaluate.norm_growth import growths
+        from gpas_cli.evaluate.growth import growths
 
         found = growths(entry.cell)
     lines = {one.title: list(enumerate(one.squares)) for one in found}
@@ -219,7 +219,7 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
     Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
     """
     with _measuring(cell, _BUILDING) as (entry, _):
-        from gpas_cli.evaluate.norm_growth import length_law
+        from gpas_cli.evaluate.growth import length_law
 
         found = length_law(entry.cell)
     lines = {
@@ -274,7 +274,7 @@ def coordinates(
     """
     here = project()
     with _measuring(cell, "training small networks") as (entry, show):
-        from gpas_cli.evaluate.coordinates import coordinates as trained
+        from gpas_cli.evaluate.growth import coordinates as trained
 
         found = trained(entry.cell, here.cache, here.config.parent, updates, show)
     figures, whole = [], max(one.place for one in found if one.place != "logits")

@@ -4,37 +4,33 @@ Task          name; questions()
 ├── EmbeddedTask   made from the held-out half of the standard library     local.py
 ├── LocalTask      a file of the project, NAME@DIGEST                      local.py
 ├── RecallTask     names in that half, which the network completes         local.py
-├── HubGenerated   TriviaQA and others, whose answers are generated        generated.py
-└── HubSquad       SQuAD v1.1, whose answers are parts of a passage        squad.py
-forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness
-adapters.py   the records of LLM-Adapters -> documents
+├── HubGenerated   TriviaQA and others, whose answers are generated        hub.py
+└── HubSquad       SQuAD v1.1, whose answers are parts of a passage        hub.py
+forms.py      the documents of known tasks -> questions, with the prompts of lm-evaluation-harness; the records of
+              LLM-Adapters -> documents
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
-from gpas_cli.evaluate.tasks.generated import HubGenerated
-from gpas_cli.evaluate.tasks.local import EmbeddedTask, LocalTask, RecallTask, local_task
-from gpas_cli.evaluate.tasks.squad import HubSquad
-from gpas_cli.spec.downstream import KNOWN_TASKS, RECALL, SQUAD, WRITTEN, is_local
+from gpas_cli.errors import GpasError
+from gpas_cli.events import Score
 
-MultipleChoice = EmbeddedTask | LocalTask
-GeneratedTask = LocalTask | HubGenerated | RecallTask
-Task = MultipleChoice | GeneratedTask | HubSquad
+# Scores a network at a task that has been read, any number of times: called with what gets the requests that are done
+# and their total, or None. Raises ScoringStopped as its scorer.
+TaskScorer = Callable[..., list[Score]]
 
 
-def direct_task(name: str, root: Path) -> Task | None:
-    """Return the task called `name`, None if only lm-evaluation-harness provides it.
+class TaskUnavailable(GpasError):
+    """A task has no documents to score, for instance because this machine has no network."""
 
-    `root`: the folder of experiments.yaml. Raises TaskUnavailable if the file of a local task is missing or changed.
-    """
-    if is_local(name):
-        return local_task(name, root)
-    if name == SQUAD:
-        return HubSquad()
-    if name in WRITTEN:
-        return HubGenerated(name)
-    if name == RECALL:
-        return RecallTask()
-    return EmbeddedTask(name) if KNOWN_TASKS[name].embedded else None
+
+class NothingFits(TaskUnavailable):
+    """Every one of a task's `questions` has a choice of more than `max_length` tokens."""
+
+    def __init__(self, questions: int, max_length: int):
+        super().__init__(
+            f"every question has a choice of more than max_length, {max_length} tokens; allow more of them"
+        )
+        self.questions = questions

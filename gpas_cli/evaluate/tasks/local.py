@@ -24,10 +24,18 @@ from gpas_cli.data.questions import Question, questions
 from gpas_cli.data.records import json_values
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, GpasError, nearest
-from gpas_cli.evaluate.task_score import TaskUnavailable
-from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
-from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, Prompted, form_of
-from gpas_cli.evaluate.tasks.generated import IN_FILES, drawn_examples, rows_in
+from gpas_cli.evaluate.tasks import TaskUnavailable
+from gpas_cli.evaluate.tasks.forms import (
+    DEFAULT_FORM,
+    FORMS,
+    PROMPT_VERSION,
+    FormError,
+    Prompted,
+    document_of,
+    form_of,
+    is_adapter_record,
+)
+from gpas_cli.evaluate.tasks.hub import IN_FILES, HubGenerated, HubSquad, drawn_examples, rows_in
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
     DIGEST_DIGITS,
@@ -35,8 +43,10 @@ from gpas_cli.spec.downstream import (
     KNOWN_TASKS,
     LOCAL_TASK,
     RECALL,
+    SQUAD,
     WRITTEN,
     base_name,
+    is_local,
     local_file,
 )
 
@@ -250,3 +260,24 @@ def _held_out() -> tuple[Document, ...]:
 
 def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
+
+
+MultipleChoice = EmbeddedTask | LocalTask
+GeneratedTask = LocalTask | HubGenerated | RecallTask
+Task = MultipleChoice | GeneratedTask | HubSquad
+
+
+def direct_task(name: str, root: Path) -> Task | None:
+    """Return the task called `name`, None if only lm-evaluation-harness provides it.
+
+    `root`: the folder of experiments.yaml. Raises TaskUnavailable if the file of a local task is missing or changed.
+    """
+    if is_local(name):
+        return local_task(name, root)
+    if name == SQUAD:
+        return HubSquad()
+    if name in WRITTEN:
+        return HubGenerated(name)
+    if name == RECALL:
+        return RecallTask()
+    return EmbeddedTask(name) if KNOWN_TASKS[name].embedded else None

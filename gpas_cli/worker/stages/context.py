@@ -17,8 +17,8 @@ from gpas_cli.store.rundir import AttemptDir
 
 if TYPE_CHECKING:
     from gpas_cli.data.tokenizer import Tokenizer
+    from gpas_cli.train.assemble import TrainedNetwork
     from gpas_cli.train.parallel import World
-    from gpas_cli.train.trained import TrainedNetwork
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class StageContext:
 
         Collective. Raises GpasError or DamagedCheckpoint if there is none.
         """
-        from gpas_cli.train.trained import load_trained
+        from gpas_cli.train.assemble import load_trained
 
         earlier = averaged_checkpoints(self.runs, self.base.trained.key, averaged)
         return load_trained(self.base, earlier or [self.trained_checkpoint()], self.world)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpas_cli import words
@@ -12,12 +12,11 @@ from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import importance, layer_statistics
-from gpas_cli.evaluate.downstream import score_tasks, score_texts
+from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
 from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
 from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
 from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
-from gpas_cli.evaluate.task_score import MissingTask, TaskScore
 from gpas_cli.evaluate.transformers_network import TransformersNetwork, attention_to_first, require_head
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
@@ -27,7 +26,7 @@ from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events, scores_of, scoring_identity
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import all_attempts
-from gpas_cli.train.run import prepare_text, record_verified
+from gpas_cli.train.training import prepare_text, record_verified
 from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -63,10 +62,6 @@ class ScoreSheet:
         """Return the tasks that have a score."""
         return [task for task in self.tasks if (task, self.last_metric(task)) in self.scores]
 
-    def stopped(self) -> bool:
-        """Return whether the stage was asked to stop."""
-        return self.stop() is not None
-
     def take_over(self, found: Sequence[Score]) -> list[str]:
         """Record scores that another stage measured of this network, and return the tasks: those without one yet."""
         complete = {score.task for score in found if score.metric == self.last_metric(score.task)}
@@ -76,7 +71,7 @@ class ScoreSheet:
 
     def record(
         self,
-        found: Iterable[Sequence[TaskScore] | MissingTask],
+        found: Iterable[Sequence[Score] | MissingTask],
         scorer: Scorer,
         metrics: Callable[[_Scores], Mapping[str, float]],
     ) -> Outcome:
@@ -102,9 +97,9 @@ class ScoreSheet:
         cost = {"truncated": float(scorer.truncated), "seconds": time.perf_counter() - began}
         return Outcome(state, len(self.scored()), self._cause(missing), metrics={**metrics(self.scores), **cost})
 
-    def _add(self, found: Sequence[TaskScore | Score]) -> None:
+    def _add(self, found: Sequence[Score]) -> None:
         for score in sorted(found, key=lambda score: score.metric == self.last_metric(score.task)):
-            self.emit(Score(**{**vars(score), "checkpoint": self.checkpoint}))
+            self.emit(replace(score, checkpoint=self.checkpoint))
             self.scores[score.task, score.metric] = score.value
 
     def _cause(self, missing: Sequence[MissingTask]) -> str:
@@ -127,9 +122,7 @@ def run_downstream(stage: StageContext) -> Outcome:
     name, tokenizer, scorer = _opened(stage, section.max_length, section.tasks)
     sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
-    found = score_tasks(
-        section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped, progress=sheet.report
-    )
+    found = score_tasks(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
     return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
 
 
@@ -147,19 +140,24 @@ def _sheet(
 
 def _opened(stage: StageContext, max_length: int, tasks: Sequence[str]) -> tuple[str, Tokenizer, Scorer]:
     """Return the name in events, the tokenizer and a scorer of the network that a stage measures."""
+
+    def stopped() -> bool:
+        return stage.stop() is not None
+
     if stage.cell.network:
         opened = open_network(stage)
         require_head(opened.network, tasks)
         name, tokenizer = stage.cell.network.name, opened.tokenizer
         longest = min(max_length, opened.positions or max_length)
-        return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest)
+        return name, tokenizer, Scorer(opened.network, opened.precision, max_length=longest, stop=stopped)
     name = short_name(stage.trained_checkpoint())
     tokenizer = stage.tokenizer()
     loaded = stage.load_trained()
     longest = stage.cell.model.family.row_length(max_length)
     frame = stage.cell.objective.frame(stage.cell.model.size.vocab)
     assert frame is not None
-    return name, tokenizer, Scorer(loaded.network, loaded.precision, max_length=longest, frame=frame)
+    scorer = Scorer(loaded.network, loaded.precision, max_length=longest, frame=frame, stop=stopped)
+    return name, tokenizer, scorer
 
 
 def open_network(stage: StageContext) -> OpenedModel:
@@ -218,9 +216,7 @@ def run_texts(stage: StageContext) -> Outcome:
     usual = _NETWORK_TOKENS if stage.cell.network else stage.cell.data.length
     name, tokenizer, scorer = _opened(stage, section.max_length or usual, section.names)
     sheet = _sheet(stage, "text", section.names, lambda _: _LAST_METRIC, name)
-    found = score_texts(
-        section, scorer, tokenizer, stage.root, skip=sheet.scored(), stop=sheet.stopped, progress=sheet.report
-    )
+    found = score_texts(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
     return sheet.record(
         found, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
     )

@@ -13,11 +13,10 @@ from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.outputs import last_checkpoint, recorded_events, text_of
 from gpas_cli.state.rerun import deciding
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.train.checkpoint_files import discard
+from gpas_cli.train.checkpoint import discard
 from gpas_cli.train.finetune import finetune
-from gpas_cli.train.run import train
 from gpas_cli.train.sinks import Subject, opened
-from gpas_cli.train.training import RunPaths
+from gpas_cli.train.training import RunPaths, train
 from gpas_cli.worker.stages.context import StageContext
 
 _SETTLED_SECONDS = 3600.0

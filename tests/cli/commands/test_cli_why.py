@@ -17,7 +17,7 @@ from gpas_cli.schedule.process import record_exit
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import read_json, write_json
-from gpas_cli.train.run import RunPaths, train
+from gpas_cli.train.training import RunPaths, train
 
 
 def test_the_signal_and_the_reason_of_the_retry_are_shown(face: Face) -> None:
