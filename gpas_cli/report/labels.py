@@ -11,7 +11,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
 from gpas_cli.spec.depth import READS
-from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name, headline
+from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, base_name
 from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.finetune import BY_GLUE_TASK
 from gpas_cli.spec.gate import Gate, activation
@@ -103,12 +103,8 @@ def usual_label(cell: Cell, metric: Metric) -> str | None:
         return None
     if metric.name == CORPUS_LOSS:
         return cell.data.names[-1]
-    section = cell.parameters(metric.stage)
-    if section is None:
-        return None
-    if metric.name in (*BY_TEXT, *BY_BITS, *BY_GLUE_TASK, *BY_TEST):
-        return measured_labels(cell, metric.name)[-1]
-    return headline(section.tasks, metric.name) if metric.name in BY_TASK else None
+    labels = measured_labels(cell, metric.name)
+    return labels[-1] if labels else None
 
 
 def number_facts(entry: Entry, metric: Metric, label: str | None) -> dict[str, Label]:

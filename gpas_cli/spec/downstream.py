@@ -284,11 +284,6 @@ def columns(tasks: Sequence[str], metric: str) -> tuple[str, ...]:
     return tuple(task for task in tasks if measure_of(task) in shown)
 
 
-def headline(tasks: Sequence[str], metric: str) -> str:
-    """Return the task or average that a table without a column for each task shows: the last of its columns."""
-    return next(reversed(columns(tasks, metric)), _AVERAGE)
-
-
 def score_shares(tasks: Iterable[str]) -> dict[str, dict[str, float]]:
     """Return the columns of `score`, which tasks of several kinds have: of each, its tasks with their shares of it.
 

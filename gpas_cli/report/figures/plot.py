@@ -282,11 +282,9 @@ def _draw_line(axes: Any, line: Line, figure: Figure) -> Any:
 
 def _draw_final_norm(axes: Any, figure: Figure) -> None:
     """Draw the values of the final norm to the right of the last layer."""
-    shown = [series for series in figure.series if series.final_norm() is not None]
-    for i, series in enumerate(shown):
+    shown = [(series, summary) for series in figure.series if (summary := series.final_norm())]
+    for i, (series, summary) in enumerate(shown):
         own = {**look(series, 0), "linestyle": "", "elinewidth": 0.6}
-        summary = series.final_norm()
-        assert summary is not None  # chosen so
         values = [run.final_norm for run in series.runs] if figure.every_run else [summary.mean]
         if not own["marker"]:
             own["marker"] = "o"

@@ -39,7 +39,6 @@ from gpas_cli.report.tables.table import (
     with_summary,
 )
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
-from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.translation import BLEU
 from gpas_cli.statistics import stats
@@ -112,18 +111,15 @@ def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Ent
 def _numbers(entry: Entry) -> Iterator[tuple[str | None, CellLabels]]:
     """Yield the labels of an entry's numbers: of its training (None), and of each of its tasks and texts."""
     own = facts(entry)
-    texts = entry.cell.parameters("texts")
     yield None, own
-    for task in (*map(base_name, _tasks(entry)), *(texts.names if texts else ())):
+    for task in map(base_name, _tasks(entry)):
         yield task, {**own, "task": task, "text": task}
 
 
 def _tasks(entry: Entry) -> tuple[str, ...]:
-    """Return the tasks that the entry is scored at, and its averages."""
-    section = entry.cell.parameters("downstream")
-    found = [label for what in BY_TASK for label in task_columns(section.tasks, what)] if section else []
-    others = [label for what in ("glue_accuracy", BLEU) for label in measured_labels(entry.cell, what)]
-    return tuple(dict.fromkeys([*found, *others]))
+    """Return the tasks and texts that the entry is scored at, and its averages."""
+    measured = (*BY_TASK, "glue_accuracy", BLEU, "text_perplexity")
+    return tuple(dict.fromkeys(label for what in measured for label in measured_labels(entry.cell, what)))
 
 
 def _task(cell: PublishedCell) -> str | None:
