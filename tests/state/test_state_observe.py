@@ -180,14 +180,6 @@ def test_a_held_lock_is_running_even_on_another_host_without_events(runs: Path) 
         assert observe(runs, KEY).state == "running"
 
 
-def test_a_free_lock_is_interrupted(runs: Path) -> None:
-    made = attempt(runs, step(10))
-    alive_path(made).touch()
-    seen = observe(runs, KEY)
-    assert seen.state == "interrupted"
-    assert "its exit was not recorded" in seen.evidence
-
-
 @pytest.mark.parametrize(
     ("seen", "state", "word"),
     [

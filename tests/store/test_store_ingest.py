@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -250,16 +249,6 @@ def test_incremental_and_complete_ingests_agree(
     assert dump(engine) == dump(fresh)
     for each in (engine, fresh):
         each.dispose()
-
-
-def test_a_long_journal_is_read_in_stretches(
-    engine: Engine, life: Life, as_fresh: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    life.whole()
-    with monkeypatch.context() as patch:
-        patch.setattr(attempt_rows, "STRETCH_BYTES", 500)
-        assert sync(engine, life.runs) == Ingested(attempts=1, events=26)
-    as_fresh(engine)
 
 
 def outcomes(engine: Engine) -> list[tuple[str | None, float | None]]:

@@ -122,16 +122,6 @@ def test_a_journal_that_cannot_be_opened_raises_at_once(tmp_path: Path) -> None:
         Journal(tmp_path / "nowhere" / "j")
 
 
-def test_a_second_writer_continues_after_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    written(path, 3)
-    path.write_bytes(path.read_bytes()[:-10])
-    Journal(path).append(Started(stage="pretrain"))
-    events, offset, damaged = read(path)
-    assert [(event["n"], event["kind"]) for event in events] == [(0, "step"), (1, "step"), (2, "start")]
-    assert (offset, damaged) == (path.stat().st_size, 1)
-
-
 def test_reading_continues_from_an_offset_up_to_the_last_complete_line(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path, 2)

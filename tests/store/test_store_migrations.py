@@ -103,11 +103,6 @@ def newer_program(connect: Connect, url: str, tmp_path: Path, monkeypatch: pytes
     return url
 
 
-def test_an_older_schema_is_refused(newer_program: str) -> None:
-    with pytest.raises(StoreError, match=f"{OLDER}, this program needs 9000; run `gpas db upgrade`"):
-        session.connect(newer_program)
-
-
 def test_an_upgrade_keeps_the_rows_and_a_backup(newer_program: str, connect: Connect, tmp_path: Path) -> None:
     older = session.open_engine(newer_program)
     with older.begin() as connection:

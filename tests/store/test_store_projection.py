@@ -1,19 +1,15 @@
 """Events become rows: curves, metrics, scores."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from life import Connect, Life, with_journal
-from sqlalchemy import select
 
 from gpas_cli.report.recorded import PARTIAL, read_results
-from gpas_cli.store import maintenance
 from gpas_cli.store.ingest import sync
 from gpas_cli.store.journal import Line
 from gpas_cli.store.projection import _EVALUATION_CURVES, STEP_CURVES, integer, number, project_events, string
-from gpas_cli.store.schema import ScoreRow
 
 
 def event(kind: str, **fields: Any) -> Line:
@@ -166,17 +162,3 @@ def test_attempts_are_joined_and_the_newest_score_of_a_task_counts(connect: Conn
     (found,) = read_results(engine, ["0123456789abcdef"]).values()
     assert found.metrics == pytest.approx({"accuracy/piqa": 60.0, "accuracy/openbookqa": 20, "accuracy/average": 40})
     assert found.stderr("accuracy/average") == pytest.approx(100 * math.hypot(0.02, 0.02) / 2)
-
-
-def test_a_rebuild_restores_scores(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
-    scored(life, {}, {"metric": "acc_norm", "stderr": None}, outcome="interrupted")
-    engine = connect(url, create=True)
-    sync(engine, life.runs)
-    with engine.connect() as connection:
-        before = [tuple(row)[1:] for row in connection.execute(select(ScoreRow.__table__))]
-    engine.dispose()
-    maintenance.rebuild(url, life.runs)
-    with connect(url).connect() as connection:
-        # without the id of the attempt, which a server counts on
-        assert [tuple(row)[1:] for row in connection.execute(select(ScoreRow.__table__))] == before
-    assert len(before) == 2
