@@ -20,7 +20,7 @@ from gpas_cli.plan.usage import Activity, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
-from gpas_cli.words import byte_size, stopwatch
+from gpas_cli.words import byte_size, count, stopwatch
 
 _BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
@@ -216,7 +216,7 @@ def _grids(room: Activity) -> RenderableType:
 def _devices(devices: Sequence[str]) -> str:
     """Return device names as a count: gpu-0, gpu-1 as "2 GPUs"."""
     kind = "GPU" if any(device.startswith("gpu") for device in devices) else "core"
-    return f"{len(devices)} {kind}{'s' if len(devices) != 1 else ''}" if devices else ""
+    return count(len(devices), kind) if devices else ""
 
 
 def _name(room: Activity, state: CellStatus) -> str:
@@ -233,5 +233,5 @@ def _document(room: Activity) -> TopJson:
     return filled(TopJson, room, time=time.time(), running=running, queued=queued)
 
 
-def _more(count: int, what: str) -> list[RenderableType]:
-    return [Text(f"and {count} more {what}", style="dim")] if count > 0 else []
+def _more(number: int, what: str) -> list[RenderableType]:
+    return [Text(f"and {number} more {what}", style="dim")] if number > 0 else []

@@ -18,8 +18,8 @@ from gpas_cli.cli.views.states import evidence
 from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
-from gpas_cli.origin.number import NumberOrigin, trace_cell, trace_printed
-from gpas_cli.origin.provenance import AttemptProvenance, Difference, Provenance, trace_number
+from gpas_cli.origin import provenance
+from gpas_cli.origin.provenance import AttemptProvenance, Difference, NumberOrigin, Provenance
 from gpas_cli.report import query
 from gpas_cli.report.papers import is_printed_name
 from gpas_cli.report.recorded import recorded
@@ -166,9 +166,10 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
         with recorded(project(), chosen) as known:
             if served:
                 tables = [paper_table(one, known.states, known.results) for one in served]
-                numbers.append(trace_printed(name, tables, known, project().runs))
+                numbers.append(provenance.trace_printed(name, tables, known, project().runs))
             else:
-                numbers.append(trace_cell(name, experiments().grids[name.grid].table_spec, known, project().runs))
+                spec = experiments().grids[name.grid].table_spec
+                numbers.append(provenance.trace_cell(name, spec, known, project().runs))
             problems.append(known.problem)
     return numbers, problems
 
@@ -180,7 +181,8 @@ def _stages(found: Sequence[Entry]) -> tuple[list[Provenance], str]:
         raise GpasError(_not_run(found[0]))
     with results_of(here, [stage.key for entry in found for stage in entry.cell.stages]) as (engine, problem):
         keys = _tried(engine, found)
-        return [trace_number(engine, here.runs, key, catalogue=experiments().catalogue) for key in keys], problem
+        catalogue = experiments().catalogue
+        return [provenance.trace_number(engine, here.runs, key, catalogue=catalogue) for key in keys], problem
 
 
 def _tried(engine: Engine, found: Sequence[Entry]) -> list[str]:

@@ -10,7 +10,7 @@ from gpas_cli.cli.console import say, say_fact
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
-from gpas_cli.origin.number import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
+from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
 from gpas_cli.report.recorded import METRICS
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN

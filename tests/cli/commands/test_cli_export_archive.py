@@ -137,7 +137,7 @@ def test_a_plugin_outside_the_project_is_refused(finished: Face, tmp_path: Path,
 def test_an_anonymous_archive_names_nobody_and_prints_the_same_table(
     finished: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpas_cli.origin.anonymous.user_name", lambda _: "ada")
+    monkeypatch.setattr("gpas_cli.origin.archive.user_name", lambda _: "ada")
     text = (finished.folder / "experiments.yaml").read_text()
     resources = "resources: {toy: {partition: ada-lab, account: lovelace}}\n"
     finished.declare(f"# ada@login7, {finished.folder}\n{text}{resources}")
