@@ -2,23 +2,24 @@
 
 F1   a time limit                  test_a_time_limit_shorter_than_the_run_takes_several_requeues
 F2   preemption                    test_slurm_nodes.py
-F3   requeue from outside          test_warned_jobs_save_requeue_and_repeat_no_update, test_what_others_requeue_...
-F4   split brain                   test_slurm_nodes.py: an_orphan_on_a_node_taken_for_dead_is_fenced
-F5   node failure                  test_slurm_nodes.py: a_result_from_a_node_taken_for_dead_counts
-F6   power loss                    test_slurm_nodes.py: a_node_that_loses_power_costs_an_attempt
-F7   a node that hangs             test_slurm_nodes.py: a_hanging_node_may_finish_what_slurm_gave_up
-F8   sbatch's reply is lost        test_slurm_controller.py: an_sbatch_whose_answer_is_lost_is_found_by_name
-F9   ids are handed out again      test_slurm_controller.py: jobs_that_the_controller_forgot_..., a_running_job_that_...
-F10  no controller                 test_slurm_controller.py: while_the_controller_is_down_...
+F3   requeue from outside          test_warned_jobs_save_requeue_and_..., test_jobs_requeued_or_held_by_others_...
+F4   split brain                   test_slurm_nodes.py: an_orphan_on_a_node_presumed_dead_is_fenced
+F5   node failure                  test_slurm_nodes.py: a_result_from_a_node_presumed_dead_counts
+F6   power loss                    test_slurm_nodes.py: a_node_that_loses_power_costs_only_an_attempt
+F7   a node that hangs             test_slurm_nodes.py: a_hanging_node_may_finish_a_job_that_slurm_gave_up
+F8   sbatch's reply is lost        test_slurm_controller.py: an_array_is_found_by_name_when_the_answer_...
+F9   ids are handed out again      test_slurm_controller.py: forgotten_pending_jobs_..., a_forgotten_running_job_...
+F10  no controller                 test_slurm_controller.py: states_stay_correct_and_age_while_...
 F11  a submitter dies              test_slurm_run.py: submitters_killed_at_any_instant_..., two_submitters_at_once_...
 F12  no accounting                 test_slurm_accounting.py
 F13  a signal at start-up          test_a_signal_during_start_up_kills_no_job
-F14  stale temporary files         test_slurm_disk.py: what_killed_processes_left_half_written_disturbs_nobody
-F15  out of memory, crash, cancel  test_slurm_accounting.py: memory_grows_...; a killed process: test_slurm_nodes.py, of
-                                   every process: test_slurm_disk.py; below
-F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; test_slurm_nodes.py
-F17  drained nodes                 test_slurm_nodes.py: a_suspended_job_is_alive_and_drained_nodes_only_delay
-F18  limits, no log, dead parents  test_slurm_run.py: more_cells_than_...; test_slurm_disk.py; test_slurm_chain.py
+F14  stale temporary files         test_slurm_disk.py: half_written_files_of_killed_processes_are_ignored
+F15  out of memory                 test_slurm_accounting.py: memory_grows_by_attempt_...
+     a killed process              test_slurm_nodes.py: a_job_with_a_killed_task_...; all: test_slurm_disk.py
+     crash, cancel                 test_a_job_that_crashes_..., test_scancel_is_a_cancellation_...
+F16  suspended; a dead rank        test_slurm_nodes.py: a_suspended_job_is_alive_...; a_failed_task_ends_the_others
+F17  drained nodes                 test_slurm_nodes.py: a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs
+F18  limits, no log, dead parents  test_slurm_run.py: cells_beyond_...; test_slurm_disk.py; test_slurm_chain.py
      read-only, full disks         test_slurm_disk.py
 """
 
