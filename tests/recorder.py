@@ -21,7 +21,7 @@ class Recorder:
         return [fields for name, fields in self.events if name == kind]
 
 
-def stop_after(answers: int) -> Callable[[], str | None]:
-    """Return a function that asks a stage to stop, after it has answered so often that it may continue."""
+def stop_after(answers: int | None) -> Callable[[], str | None]:
+    """Return a function that asks a stage to stop, after it has answered so often that it may continue; None: never."""
     asked = itertools.count()
-    return lambda: "interrupted" if next(asked) >= answers else None
+    return lambda: "interrupted" if answers is not None and next(asked) >= answers else None

@@ -12,6 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from recorder import stop_after
+
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.events import Event, Outcome, fields_of
 from gpas_cli.spec.cell import Cell
@@ -71,7 +73,7 @@ def run(
     declared: Cell,
     pretrained: Path,
     *,
-    updates: int = 10**6,
+    updates: int | None = None,
     earlier: Sequence[str] = (),
     world: World = ALONE,
     cadence: Cadence = EVERY_UPDATE,
@@ -79,11 +81,10 @@ def run(
 ) -> tuple[Outcome, list[Event]]:
     """Finetune into root/NAME, asking to stop after `updates` updates. Return the outcome and the events."""
     events: list[Event] = []
-    asked = iter(range(10**6))
     paths = RunPaths(root / name, [root / before for before in earlier], root / "cache", root)
     outcome = finetune(
         declared, pretrained, paths, events.append, cadence=cadence, world=world,
-        stop=lambda: "interrupted" if next(asked) >= updates else None, **more,
+        stop=stop_after(updates), **more,
     )  # fmt: skip
     return outcome, events
 

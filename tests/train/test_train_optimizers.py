@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from recorder import stop_after
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -138,12 +139,8 @@ def test_training_with_it_resumes_in_the_same_bits(
     trained = cell_from({**plain, "precision": precision, "parametrisation": how})
 
     def go(folder: str, stop_at: int | None = None, earlier: tuple[str, ...] = ()) -> Outcome:
-        asked = iter(range(10**6))
         paths = RunPaths(tmp_path / folder, [tmp_path / e for e in earlier], tmp_path / "cache", tmp_path)
-        return train(
-            trained, paths, silent, cadence=Cadence(checkpoint_every=4),
-            stop=lambda: "interrupted" if stop_at is not None and next(asked) >= stop_at else None,
-        )  # fmt: skip
+        return train(trained, paths, silent, cadence=Cadence(checkpoint_every=4), stop=stop_after(stop_at))
 
     whole = go("whole")
     assert go("first", stop_at=7).outcome == "interrupted"

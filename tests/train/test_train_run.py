@@ -13,7 +13,7 @@ import torch
 from descriptors import descriptors
 from documents import write_documents
 from marks import long_but
-from recorder import Recorder
+from recorder import Recorder, stop_after
 from safetensors.torch import load_file
 from together import run, text
 
@@ -53,11 +53,9 @@ def go(
 ) -> tuple[Outcome, Recorder]:
     """Train into `folder`; if `stop_at` is given, request a stop after that many updates."""
     recorder = Recorder()
-    asked = iter(range(10**6))
-    stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at is not None else (lambda: None)
     where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root)
     cadence = kwargs.pop("cadence", CADENCE)
-    return train(what, where, recorder, cadence=cadence, stop=stop, **kwargs), recorder
+    return train(what, where, recorder, cadence=cadence, stop=stop_after(stop_at), **kwargs), recorder
 
 
 def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -310,11 +308,10 @@ def test_a_resumed_run_reports_the_same_spikes(
 def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_path: Path) -> None:
     def attempt(number: int, code: str, stop_at: int | None = None, **more: str) -> tuple[Outcome, Recorder]:
         recorder = Recorder()
-        asked = iter(range(10**6))
         earlier = [tmp_path / str(before) for before in range(number)]
         where = replace(paths, checkpoints=tmp_path / str(number), earlier=earlier, code=code)
-        stop = (lambda: "interrupted" if next(asked) >= stop_at else None) if stop_at else (lambda: None)
-        return train(cell(), where, recorder, cadence=CADENCE, stop=stop, resources=Resources(**more)), recorder
+        stop, resources = stop_after(stop_at), Resources(**more)
+        return train(cell(), where, recorder, cadence=CADENCE, stop=stop, resources=resources), recorder
 
     attempt(0, "aaaa", 5)
     same, recorder = attempt(1, "aaaa", 5)

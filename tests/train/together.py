@@ -31,6 +31,8 @@ def text(folder: Path) -> None:
 
 def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     """Train one case into root/NAME; return its events by kind, and its outcome."""
+    from recorder import stop_after
+
     from gpas_cli.events import fields_of
     from gpas_cli.spec.parse_cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
@@ -46,14 +48,12 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     keep = tuple(resources.pop("keep", ()))
     layers = as_on_gpus() if resources.pop("wide", False) else nullcontext()
     events: dict[str, Any] = {}
-    asked = iter(range(10**6))
     with layers:
         outcome = train(
             cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
             lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
             cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2, keep=keep),
-            # Only one of the processes asks to stop.
-            stop=lambda: "interrupted" if next(asked) >= updates and world.rank == world.size - 1 else None,
+            stop=stop_after(updates if world.rank == world.size - 1 else None),  # only one of the processes asks to
             resources=Resources(**resources), world=world,
         )  # fmt: skip
     loop.summed_loss, parallel._BUCKET_BYTES = healthy, usual
@@ -98,7 +98,7 @@ def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 600, scr
     (root / "cases.json").write_text(json.dumps(cases))
     (root / "meeting").unlink(missing_ok=True)
     command = [sys.executable, "-P", "-W", "error", "-W", "ignore:Guards may run slower", script]
-    path = f"{ROOT}:{Path(__file__).parent}"
+    path = f"{ROOT}:{Path(__file__).parent}:{ROOT}/tests"
     words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]
     ranks = [
         subprocess.Popen(
