@@ -296,7 +296,7 @@ def schemes() -> str:
 
 def metrics() -> str:
     """What `table: {value: ...}` may name."""
-    from gpas_cli.report.recorded import METRICS
+    from gpas_cli.report.quantities import METRICS
 
     lines = ["| `value` | what | unit | better | stage |", "|---|---|---|---|---|"]
     lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in METRICS.values()]

@@ -6,8 +6,7 @@ from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec
 from gpas_cli.grid.settings import children, unnamed
 from gpas_cli.report.papers import published
-from gpas_cli.report.quantities import feature_fault, state_metric
-from gpas_cli.report.recorded import metric
+from gpas_cli.report.quantities import feature_fault, metric, state_metric
 from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, StageKind
 from gpas_cli.words import listed

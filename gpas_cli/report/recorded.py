@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpas_cli.errors import GpasError, nearest
 from gpas_cli.events import Score
 from gpas_cli.grid.declared import Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, averages, counted_of, metrics_of, score_shares
 from gpas_cli.spec.finetune import BY_GLUE_TASK, best_scores
-from gpas_cli.spec.stage import BY_BITS, PRETRAIN, STAGE_KINDS, Metric, StageKind
+from gpas_cli.spec.stage import BY_BITS, PRETRAIN
 from gpas_cli.spec.translation import BY_TEST
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import RESULTS
@@ -128,47 +127,6 @@ def _of_mean(errors: Sequence[tuple[float, float | None]]) -> float | None:
     if not squares or len(squares) < len(errors):
         return None
     return 100 * math.sqrt(sum(squares)) / sum(share for share, _ in errors)
-
-
-METRICS = {metric.name: metric for kind in STAGE_KINDS.values() for metric in kind.metrics}
-_SIGNIFICANT_DIGITS = 4  # of numbers that no kind of stage declares
-
-
-def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
-    """Return the metric called `name`, of a built-in stage or of `kinds`. Raises GpasError with the nearest name."""
-    known = _declared(kinds)
-    if name not in known:
-        raise GpasError(f"unknown metric '{name}'; {nearest(name, known)}")
-    return known[name]
-
-
-def recorded_metric(name: str, kinds: Iterable[StageKind], results: Mapping[str, Result]) -> Metric:
-    """Return the metric called `name`: one of `metric`, or any number that `results` have, of which none is better.
-
-    Raises GpasError with the nearest name.
-    """
-    known = _declared(kinds)
-    if name in known:
-        return known[name]
-    found = [result for result in results.values() if name in result.metrics]
-    if not found:
-        names = dict.fromkeys([*(n for result in results.values() for n in result.metrics), *known])
-        raise GpasError(f"no metric '{name}' is recorded; {nearest(name, names)}")
-    digits = _digits([result.metrics[name] for result in found])
-    return Metric(name, name.replace("_", " "), better="", digits=digits, stage=found[0].stage)
-
-
-def _declared(kinds: Iterable[StageKind]) -> dict[str, Metric]:
-    return {**{own.name: own for kind in kinds for own in kind.metrics}, **METRICS}
-
-
-def _digits(values: Iterable[float]) -> int:
-    """Return the digits after the point that show SIGNIFICANT_DIGITS of the largest value; none for whole numbers."""
-    finite = [abs(value) for value in values if math.isfinite(value)]
-    largest = max(finite, default=0.0)
-    if not largest or all(value == int(value) for value in finite):
-        return 0
-    return max(0, _SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(largest)))
 
 
 SKIPPED_UPDATES = "skipped_updates"

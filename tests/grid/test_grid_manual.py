@@ -15,8 +15,7 @@ from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import CELL_PARTS
 from gpas_cli.project import packaged
 from gpas_cli.report.papers import SOURCES
-from gpas_cli.report.quantities import DIVERGED, SPIKES
-from gpas_cli.report.recorded import METRICS
+from gpas_cli.report.quantities import DIVERGED, METRICS, SPIKES
 from gpas_cli.spec.cell import LATER_STAGES, NETWORK
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data

@@ -21,7 +21,7 @@ from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.figures.series import has_labels
-from gpas_cli.report.recorded import METRICS
+from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import select_networks

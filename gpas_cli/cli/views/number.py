@@ -11,7 +11,7 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
 from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
-from gpas_cli.report.recorded import METRICS
+from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import SKIPPED, skipped_note

@@ -10,7 +10,8 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.figures.series import CellCurve, Series, make_series
 from gpas_cli.report.labels import stage_kinds
-from gpas_cli.report.recorded import Recorded, metric
+from gpas_cli.report.quantities import metric
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import entry_status
 from gpas_cli.report.tuning import Method
 from gpas_cli.spec.stage import Metric

@@ -16,7 +16,7 @@ from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PrintedLine, PrintedPart, PublishedCell, PublishedTable
 from gpas_cli.report.papers.recipes import deviations, fit
-from gpas_cli.report.recorded import METRICS, metric
+from gpas_cli.report.quantities import METRICS, metric
 from gpas_cli.report.tables.entry_status import (
     NO_UNIT,
     Results,

@@ -25,7 +25,8 @@ from gpas_cli.report.labels import (
 )
 from gpas_cli.report.papers import PublishedCell, PublishedTable, published
 from gpas_cli.report.papers.recipes import Deviation, deviations
-from gpas_cli.report.recorded import ExternalNetwork, Recorded, metric, recorded_metric
+from gpas_cli.report.quantities import metric, recorded_metric
+from gpas_cli.report.recorded import ExternalNetwork, Recorded
 from gpas_cli.report.tables.entry_status import (
     EntryStatus,
     Results,

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.papers import SOURCES, numbers, printed
-from gpas_cli.report.recorded import Recorded, Result, recorded_metric
+from gpas_cli.report.quantities import recorded_metric
+from gpas_cli.report.recorded import Recorded, Result
 from gpas_cli.report.tables.cell_text import number, sheet
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import published_table
