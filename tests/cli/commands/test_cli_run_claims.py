@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,20 +161,20 @@ def test_a_killed_command_resumes_to_the_same_evidence(
 ) -> None:
     """Killed in the second round, when its seeds are written and only one of its jobs has run."""
     write_numbers(claimed, {"pre": -0.4})
-    real = run_claims.run_request
+    real = run_claims.run_to_end
     rounds = []
 
-    def dying(scheduler: Any, request: Any, wait: bool) -> Any:
-        rounds.append(request)
+    def dying(scheduler: Any, here: Any, cells: Any, options: Any) -> Any:
+        rounds.append(cells)
         if len(rounds) == 1:
-            return real(scheduler, request, wait)
-        real(scheduler, replace(request, entries=request.entries[:1]), wait)
+            return real(scheduler, here, cells, options)
+        real(scheduler, here, cells[:1], options)
         raise Killed
 
-    monkeypatch.setattr(run_claims, "run_request", dying)
+    monkeypatch.setattr(run_claims, "run_to_end", dying)
     with pytest.raises(Killed):
         claimed("run", "claims", "helps", *LOCAL)
-    monkeypatch.setattr(run_claims, "run_request", real)
+    monkeypatch.setattr(run_claims, "run_to_end", real)
     resumed = run(claimed, "helps")
     straight = straight_run(claimed, tmp_path_factory)
     assert resumed["claims"] == straight["claims"]
