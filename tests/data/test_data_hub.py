@@ -13,7 +13,7 @@ import pytest
 from shipped import EXPERIMENTS
 from small_corpus import sentences, write_jsonl
 
-from gpas_cli.data import encode, hub, text_documents
+from gpas_cli.data import encode, hub
 from gpas_cli.data.corpora import cached_survey, side
 from gpas_cli.data.files import Files, read_lines
 from gpas_cli.data.hub import C4, HfDataset, HubFiles
@@ -469,10 +469,10 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DataError, match="has no document with text"):
         read_text("./empty.txt", tmp_path)
 
-    def unreachable(known: object) -> object:
+    def unreachable(**_: object) -> object:
         raise ConnectionError("Couldn't reach the Hub\nmore")
 
-    monkeypatch.setattr(text_documents, "_load", unreachable)
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(
         DataError, match=r"EleutherAI/lambada_openai .*ConnectionError: Couldn't reach the Hub; it is not"
     ):
