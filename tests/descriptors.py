@@ -33,7 +33,7 @@ def descriptors() -> dict[str, str]:
             target = str(link.readlink())
         except OSError:  # The descriptor with which the folder was read.
             continue
-        if not target.startswith(sys.prefix) and link.name not in kept:
+        if not target.startswith(os.path.realpath(sys.prefix)) and link.name not in kept:
             found[link.name] = target
     return found
 

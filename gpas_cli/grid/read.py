@@ -324,7 +324,7 @@ def _read_override(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tup
 
 
 def _read_include(part: Part) -> tuple[Include, ...]:
-    """Read `include: [table2, {grid: table2, where: {size: 350m}}]`; `validate` checks the conditions."""
+    """Read `include: [table2, {grid: table2, where: {size: 350m}}]`; `grid.load` checks the conditions."""
     found = []
     for item in part.items():
         parts = Entries(item)

@@ -18,7 +18,7 @@ from gpas_cli.events import Checkpoint, Outcome, Phase, Removal, RemovalScore, S
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.status import RESULTS, UNREADABLE
 from gpas_cli.store.journal import Line, lines_of, tail
-from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.store.rundir import AttemptDir, attempts, read_json
 
 _GPU_HOURS = "GPU-hours"
 _CORE_HOURS = "core-hours"
@@ -71,9 +71,10 @@ def usage_of(seconds: float, devices: Sequence[str]) -> Usage:
 def exit_time(attempt: AttemptDir) -> float | None:
     """Return the time in exit.json, None if it has none or does not exist. Raises the same errors as `end_of`."""
     try:
-        return attempt.read_exit().t
+        recorded = read_json(attempt.exit_path).get("t")  # the whole record would take several times as long
     except FileNotFoundError:
         return None
+    return recorded if isinstance(recorded, float) else None
 
 
 def end_of(attempt: AttemptDir) -> float:
