@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from gpas_cli.errors import Problem, nearest
-from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, MOST_DROPPED, PRECISIONS, CellParts
+from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, MOST_DROPPED, MOST_SEED, PRECISIONS, CellParts
 from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.optim import ADAM, OPTIMIZERS, SCHEDULES, Optim, Schedule, optimizer_settings, unread_settings
 from gpas_cli.spec.parse import setting, settings_of
@@ -72,7 +72,7 @@ class Finetune:
     weight_decay: float = setting(0.0, low=0, high=10)
     dropout: float = setting(0.0, low=0, high=MOST_DROPPED, omit_default_from_key=True)
     precision: str | None = setting(None, choices=PRECISIONS)
-    seed: int | None = setting(None, low=0, high=2**31 - 1)
+    seed: int | None = setting(None, low=0, high=MOST_SEED)
     schedule_settings: Schedule | None = settings_of("schedule", lambda: SCHEDULES)
     optimizer_settings: object | None = settings_of("optimizer", optimizer_settings)
 
@@ -241,7 +241,7 @@ class Glue:
     dropout: float = setting(0.0, low=0, high=MOST_DROPPED)
     limit: int = setting(0, low=0)
     precision: str | None = setting(None, choices=PRECISIONS)
-    seed: int | None = setting(None, low=0, high=2**31 - 1)
+    seed: int | None = setting(None, low=0, high=MOST_SEED)
 
     @staticmethod
     def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:

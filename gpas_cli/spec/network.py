@@ -17,6 +17,7 @@ from typing import Any
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.files import parse_json
+from gpas_cli.spec.cost import MOST_SEED
 from gpas_cli.spec.parse import setting
 
 WEIGHTS = (".safetensors", ".bin")
@@ -59,7 +60,7 @@ class Network:
     path: str = setting("")
     sha256: str = setting("", check=_fault(_DIGEST, "a digest (64 hex digits)"))
     made: str = setting("", choices=MADE, check=_made_fault)
-    seed: int = setting(42, low=0, high=2**31 - 1)
+    seed: int = setting(42, low=0, high=MOST_SEED)
     updates: int = setting(600, low=0, high=1_000_000)
     dtype: str = setting("stored", choices=("stored", "fp32", "bf16"))
     trust_code: bool = setting(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
-from gpas_cli.files import open_regular
+from gpas_cli.files import read_regular
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, locks, rerun
 from gpas_cli.state.claims import SILENCE_SECONDS
@@ -247,9 +246,7 @@ _END_BYTES = 4096
 def end_of(log: Path) -> str:
     """Return the last END_BYTES of a log, "" if it cannot be read."""
     try:
-        with open_regular(log) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _END_BYTES))
-            return file.read().decode(errors="replace")
+        return read_regular(log, _END_BYTES)[0].decode(errors="replace")
     except OSError:
         return ""
 
