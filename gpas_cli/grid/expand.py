@@ -54,6 +54,7 @@ def _product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
 
 _ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
 
+_DEFAULT = Resources()
 _TUNED = "the best setting of this method alone, found by `gpas run tuned`"
 
 
@@ -292,7 +293,7 @@ class Expansion:
         """Return the resources of a training: its size's, overridden by its grid's."""
         size = _size_name(settings)
         by_size = self.experiments.resources
-        base = by_size.get(size) or by_size.get(ALL, Resources())
+        base = by_size.get(size) or by_size.get(ALL) or _DEFAULT
         own = grid.resources.own
         layers = [(("grids", grid.name, "resources"), own)] if own else []
         return self.overlaid((grid.name, size, PRETRAIN), base, layers)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Malformed, Outcome, Removal, Score, Started, Warned
@@ -38,35 +39,46 @@ def conclude(attempt: AttemptDir) -> StageStatus:
         return StageStatus(state="unknown", evidence=evidence, attempt=attempt.number, directory=attempt.path)
 
 
-def _conclude(attempt: AttemptDir) -> StageStatus:
-    """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
+def result_of(attempt: AttemptDir) -> StageStatus | None:
+    """Return the status of an attempt that has a result, None for any other one."""
+    try:
+        last, raw = _ending(attempt)
+    except UNREADABLE:
+        return None
+    return _from_outcome(last, attempt, raw) if isinstance(last, Outcome) and last.outcome in RESULTS else None
+
+
+def _ending(attempt: AttemptDir) -> tuple[Outcome | Malformed | None, Sequence[bytes]]:
+    """Return the outcome at the end of an attempt's journal, and the lines there. Raises OSError."""
     raw = raw_tail(attempt.journal_path, _OUTCOME_BYTES)
     last = outcome(raw)
     if last is None:
         raw = raw_tail(attempt.journal_path, _PROGRESS_BYTES, newest=_NEWEST)
         last = outcome(raw)
+    return last, raw
+
+
+def _conclude(attempt: AttemptDir) -> StageStatus:
+    """Return the status of one attempt from its own files. Raises OSError or StoreError if they cannot be read."""
+    last, raw = _ending(attempt)
     if last is not None:
-        status = _from_outcome(last)
-        return _complete(attempt, None if status.state in RESULTS else attempt.read_attempt(), status, raw)
+        status = _from_outcome(last, attempt, raw)
+        return status if status.state in RESULTS else _submitted(status, attempt.read_attempt())
     asked = attempt.read_attempt()
-    status = _from_process(attempt, asked, lines_in(raw))
+    status = _from_process(attempt, asked, raw)
     if status.state != "running":
         # The process may have written its outcome and exited between the reading of the journal and of the lock.
-        raw = raw_tail(attempt.journal_path, _PROGRESS_BYTES, newest=_NEWEST)
-        last = outcome(raw)
-        status = _from_outcome(last) if last else status
-    return _complete(attempt, asked, status, raw)
+        last, raw = _ending(attempt)
+        if last is not None:
+            return _submitted(_from_outcome(last, attempt, raw), asked)
+    age = _age(_newest_first(raw), status.age)
+    return _submitted(replace(status, journal_end=raw, age=age, attempt=attempt.number, directory=attempt.path), asked)
 
 
-def _complete(
-    attempt: AttemptDir, asked: AttemptRecord | None, status: StageStatus, raw: Sequence[bytes]
-) -> StageStatus:
-    """Return the status, completed from the end of the journal and, without a result, from the submission."""
-    made = asked.slurm if asked and status.state not in RESULTS else None
-    return replace(
-        status, journal_end=raw, age=_age(_newest_first(raw), status.age), attempt=attempt.number,
-        directory=attempt.path, submission=made.submission if made else "",
-    )  # fmt: skip
+def _submitted(status: StageStatus, asked: AttemptRecord) -> StageStatus:
+    """Return the status with the SLURM submission that made the attempt, if there is one and no result."""
+    made = asked.slurm if status.state not in RESULTS else None
+    return replace(status, submission=made.submission) if made else status
 
 
 def outcome(raw: Sequence[bytes]) -> Outcome | Malformed | None:
@@ -103,14 +115,17 @@ def resumable(runs: Path, key: str) -> int | None:
     return None
 
 
-def _from_outcome(event: Outcome | Malformed) -> StageStatus:
+def _from_outcome(event: Outcome | Malformed, attempt: AttemptDir, raw: Sequence[bytes]) -> StageStatus:
+    """Return the status that the last event of an attempt's journal gives; `raw` are the last lines."""
+    where: dict[str, Any] = {"journal_end": raw, "attempt": attempt.number, "directory": attempt.path}
+    where["age"] = _age(_newest_first(raw), None)
     if isinstance(event, Malformed):
-        return StageStatus(state="unknown", evidence=f"the journal ends in a malformed outcome: {event.problem}")
+        evidence = f"the journal ends in a malformed outcome: {event.problem}"
+        return StageStatus(state="unknown", evidence=evidence, **where)
     state = event.outcome
     if state not in OUTCOMES:
-        return StageStatus(
-            state="unknown", evidence=f"the journal ends in an outcome this version does not know: {state!r}"
-        )
+        evidence = f"the journal ends in an outcome this version does not know: {state!r}"
+        return StageStatus(state="unknown", evidence=evidence, **where)
     return StageStatus(
         state=state,
         outcome=state,
@@ -118,21 +133,22 @@ def _from_outcome(event: Outcome | Malformed) -> StageStatus:
         source="outcome",
         cause=event.cause,
         metrics=event.metrics,
+        **where,
     )
 
 
-def _from_process(attempt: AttemptDir, asked: AttemptRecord, lines: Sequence[Line]) -> StageStatus:
+def _from_process(attempt: AttemptDir, asked: AttemptRecord, raw: Sequence[bytes]) -> StageStatus:
     if attempt.exit_path.exists():
         return _from_exit(attempt, asked, attempt.read_exit())
     held = locks.probe(alive_path(attempt))
     if held is Lock.HELD:
-        doing = "" if lines else ", no event yet"
+        doing = "" if lines_in(raw) else ", no event yet"
         evidence = f"its process holds alive.lock{doing}"
         return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(asked))
-    here = _host(asked, lines) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
+    here = _host(asked, raw) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))
     if here and held is not Lock.UNKNOWABLE:
         return _ended(attempt, asked, "the process ended without an outcome, and its exit was not recorded", "lock")
-    return _from_silence(asked, lines)
+    return _from_silence(asked, raw)
 
 
 def _from_exit(attempt: AttemptDir, asked: AttemptRecord, seen: ExitRecord) -> StageStatus:
@@ -160,19 +176,18 @@ def _ended(attempt: AttemptDir, asked: AttemptRecord, evidence: str, source: str
     return StageStatus(state="interrupted", evidence=evidence, age=_since_created(asked), source=source)
 
 
-def _from_silence(asked: AttemptRecord, lines: Sequence[Line]) -> StageStatus:
-    age = _age(reversed(lines), _since_created(asked)) or 0.0
-    where = _host(asked, lines) or "a host that is not recorded"
+def _from_silence(asked: AttemptRecord, raw: Sequence[bytes]) -> StageStatus:
+    age = _age(_newest_first(raw), _since_created(asked)) or 0.0
+    where = _host(asked, raw) or "a host that is not recorded"
     state = "running" if age < SILENCE_SECONDS else "unknown"
     evidence = f"events from {where}, whose locks cannot be seen from here"
     return StageStatus(state=state, evidence=evidence, age=age, source="silence")
 
 
-def _host(asked: AttemptRecord, lines: Sequence[Line]) -> str:
+def _host(asked: AttemptRecord, raw: Sequence[bytes]) -> str:
     """Return the host that the attempt's process runs on, "" if unknown."""
-    events = (line.event for line in lines)
-    hosts = [event.host for event in events if isinstance(event, Started) and event.host]
-    return hosts[-1] if hosts else asked.submitter.host
+    events = (line.event for line in _newest_first(raw))
+    return next((event.host for event in events if isinstance(event, Started) and event.host), asked.submitter.host)
 
 
 def _boot(attempt: AttemptDir) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from gpas_cli.grid.declared import Entry
 from gpas_cli.permissions import explain
 from gpas_cli.state import cancellation, rerun
-from gpas_cli.state.attempt import conclude, lives
+from gpas_cli.state.attempt import conclude, lives, result_of
 from gpas_cli.state.claims import CLAIM, read_claim
 from gpas_cli.state.status import ALIVE, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import SchedulerView
@@ -118,8 +118,7 @@ def _none(files: Collection[str]) -> str:
 
 
 def _newest_result(stage: Path, tries: Sequence[str]) -> StageStatus | None:
-    found = (conclude(AttemptDir(stage / name)) for name in reversed(tries))
-    return next((status for status in found if status.state in RESULTS), None)
+    return next(filter(None, (result_of(AttemptDir(stage / name)) for name in reversed(tries))), None)
 
 
 def _asked_again(runs: Path, key: str, result: StageStatus | None) -> StageStatus:

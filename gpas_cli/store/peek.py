@@ -6,7 +6,7 @@ they have. Whatever is wrong with the file, the caller does both and reports it.
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from gpas_cli.errors import StoreError
 from gpas_cli.project import Project
 from gpas_cli.store.records import ProjectRecord
-from gpas_cli.store.rundir import JOURNAL, attempt_names, read_record, stage_dir
+from gpas_cli.store.rundir import JOURNAL, look_in, read_record, stage_dir
 from gpas_cli.words import count
 
 HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
@@ -38,14 +38,19 @@ class Journal(NamedTuple):
     offset: int
     mtime: int | None
     gone: float | None
+    outcome: str | None = None
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the database knows of some stages: whether their journals have nothing new, and which of them have rows."""
+    """What the database knows of some stages: whether their journals have nothing new, and which of them have rows.
+
+    outcomes: that of the newest attempt, of each stage whose folder has nothing but attempts.
+    """
 
     current: bool
     known: frozenset[str]
+    outcomes: Mapping[str, str | None]
 
 
 def may_write(path: Path) -> bool:
@@ -79,11 +84,12 @@ def rows_of(project: Project) -> Iterator[Rows | None]:
     if connection is None:
         yield None
         return
-    connection.row_factory = sqlite3.Row
     with closing(connection):
 
         def rows(statement: str, parameters: Sequence[Any]) -> list[dict[str, Any]]:
-            return [dict(row) for row in connection.execute(statement, parameters)]
+            found = connection.execute(statement, parameters)
+            names = [name for name, *_ in found.description]
+            return [dict(zip(names, row, strict=True)) for row in found]
 
         try:
             connection.execute("BEGIN")
@@ -107,20 +113,26 @@ def is_unchanged(journal_path: str, known: Journal) -> bool:
 def survey(rows: Rows, runs: Path, keys: Collection[str]) -> Survey:
     """Compare the rows of the stages `keys` with their run directories: each attempt costs a `stat`."""
     known: dict[str, dict[int, Journal]] = {}
-    columns = "stage_key, number, id, directory, journal_offset, journal_mtime, gone"
+    columns = "stage_key, number, id, directory, journal_offset, journal_mtime, gone, outcome"
     for row in rows_in(rows, f"SELECT {columns} FROM attempt WHERE stage_key IN ({{}})", keys):
-        key, number, *others = row.values()
-        known.setdefault(key, {})[number] = Journal(*others)
-    skipped: list[str] = []
+        key, number, *recorded = row.values()
+        known.setdefault(key, {})[number] = Journal(*recorded)
     current = True
+    outcomes = {}
     for key in keys:
-        folder = str(stage_dir(runs, key))
+        folder = stage_dir(runs, key)
         before = known.get(key, {})
-        names = attempt_names(folder, skipped)
+        try:
+            names, others = look_in(folder)
+        except OSError:
+            current = False
+            continue
         current = current and {int(name) for name in names} == before.keys() and all(
             is_unchanged(f"{folder}/{name}/{JOURNAL}", before[int(name)]) for name in names
         )  # fmt: skip
-    return Survey(current and not skipped, frozenset(known))
+        if current and names and not others:
+            outcomes[key] = before[int(names[-1])].outcome
+    return Survey(current, frozenset(known), outcomes)
 
 
 def rows_in(rows: Rows, statement: str, values: Iterable[Any]) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ CHANGES: dict[str, Callable[[Project], Any]] = {
     "the journal is damaged": edit(2, '"outcome":"done"', '"outcome":"dome"'),
     "the journal has another number": edit(2, '"perplexity":4.0', '"perplexity":5.0'),
     "it is to be run again": lambda project: rerun.request(project.runs, KEY),
+    "it ran again and failed": lambda project: (rerun.request(project.runs, KEY), add(outcome("failed"))(project)),
 }
 
 
@@ -95,6 +96,24 @@ def test_sqlalchemy_is_not_needed_where_nothing_is_new(project: Project) -> None
     assert second.engine is None
     assert plain(second) == plain(first) == plain(truth(project))
     assert [second.states[one.key][0] for one in CELLS] == ["done", "failed", "missing"]
+
+
+def test_a_result_that_the_database_has_is_not_observed_again(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look(project)
+    observed: list[str] = []
+
+    def noted(runs: Path, key: str, alive: Any) -> Any:
+        observed.append(key)
+        return observe.observe(runs, key, alive)
+
+    monkeypatch.setattr("gpas_cli.report.recorded.observe", noted)
+    assert look(project).states[KEY] == ("done", None)
+    assert observed == [FAILED.key, MISSING.key]
+    rerun.request(project.runs, KEY)
+    look(project)
+    assert KEY in observed
 
 
 @pytest.mark.parametrize("change", CHANGES)
