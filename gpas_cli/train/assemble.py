@@ -39,6 +39,7 @@ _WORDS = {
     "triton": "Triton's kernel of the loss",
     "ragged": "attention to rows of different lengths in one stream",
     "wider": "float32 sums of the head's gradient",
+    "deterministic": "deterministic kernels (resources.deterministic)",
 }
 
 
@@ -47,9 +48,9 @@ class Rounding:
     """What decides how a training rounds; all its processes have the same.
 
     `device`: the GPU's model, or the instructions of the processor that torch uses; `threads`: how many a CPU
-    uses, 0 on a GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled. The
-    others say which of `train.loss.KERNELS` are used: `triton` for the loss, `ragged` for attention to packed rows,
-    `wider` to add up the gradient of the head.
+    uses, 0 on a GPU, where they change nothing; `torch`: its version; `compiled`: whether layers are compiled;
+    `deterministic`: whether all kernels are deterministic. The others say which of `train.loss.KERNELS` are used:
+    `triton` for the loss, `ragged` for attention to packed rows, `wider` to add up the gradient of the head.
     """
 
     device: str
@@ -59,17 +60,20 @@ class Rounding:
     triton: bool
     ragged: bool
     wider: bool
+    deterministic: bool
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, str]:
     """Return, by field of `Rounding`, what differs between the updates up to `step` and those after it, in words.
 
-    A field that one of them lacks, as in a checkpoint of an earlier version, counts as equal.
+    A field that one of them lacks, as in a checkpoint of an earlier version, counts as equal; all of these had
+    deterministic kernels. Kernels that are not differ from those of an uninterrupted run, whichever were used before.
     """
+    before = {"deterministic": True, **before} if step else before
     return {
         name: f"{words}: {_shown(before[name])} up to update {step}, {_shown(now[name])} after it"
         for name, words in _WORDS.items()
-        if name in before and name in now and before[name] != now[name]
+        if name in before and name in now and (before[name] != now[name] or (name == "deterministic" and not now[name]))
     }
 
 
@@ -167,6 +171,8 @@ def _settle_rounding(cell: Cell, resources: Resources, precision: Precision, wor
     """Choose whether layers are compiled and which kernels are used, as the first process does, and return what decides
     how the training rounds. Collective.
     """
+    if not resources.deterministic:
+        torch.set_deterministic_debug_mode("default")  # in place of what `make_deterministic` sets
     device = precision.device
     compiled = resources.compile == "on"
     if compiled and cell.model.family.encoder:
@@ -178,7 +184,9 @@ def _settle_rounding(cell: Cell, resources: Resources, precision: Precision, wor
     if device.type == "cuda":
         name, threads = torch.cuda.get_device_name(device), 0
     kernels = {kernel: works(device) for kernel, works in KERNELS.items()}
-    rounding = world.broadcast(Rounding(name, threads, str(torch.__version__), compiled, **kernels))
+    rounding = world.broadcast(
+        Rounding(name, threads, str(torch.__version__), compiled, deterministic=resources.deterministic, **kernels)
+    )
     use_kernels(device, {kernel: getattr(rounding, kernel) for kernel in KERNELS})
     return rounding
 

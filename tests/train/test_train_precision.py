@@ -154,6 +154,7 @@ BEFORE = {
     "triton": False,
     "ragged": False,
     "wider": False,
+    "deterministic": True,
 }
 
 
@@ -171,6 +172,17 @@ def test_each_field_that_differs_is_said_in_words() -> None:
 def test_what_a_checkpoint_does_not_record_counts_as_equal() -> None:
     assert changes({}, BEFORE, 7) == {}
     assert changes({"torch": "2.10.0", "of a later version": 1}, BEFORE, 7) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "words"), [({}, "yes"), (BEFORE, "yes"), ({**BEFORE, "deterministic": False}, "no")]
+)
+def test_kernels_that_are_not_deterministic_differ_from_any_before(before: dict[str, Any], words: str) -> None:
+    """Checkpoints that do not record it had deterministic ones. A training that begins differs from none."""
+    now = {**BEFORE, "deterministic": False}
+    changed = f"deterministic kernels (resources.deterministic): {words} up to update 7, no after it"
+    assert changes(before, now, 7) == {"deterministic": changed}
+    assert changes({}, now, 0) == {}
 
 
 FP8_SIZE = {"hidden": 32, "ffn": 48, "heads": 2, "layers": 2, "vocab": 280}

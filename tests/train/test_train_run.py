@@ -323,6 +323,32 @@ def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_pa
     assert (mixed.outcome, mixed.metrics["code_versions"]) == ("done", 2)
 
 
+def test_a_run_without_deterministic_kernels_warns_where_it_resumes(paths: RunPaths, tmp_path: Path) -> None:
+    """So does one that had them only before or only after. Its manifest has which."""
+
+    def attempt(number: int, stop_at: int | None, *, strict: bool) -> list[str]:
+        make_deterministic(1)
+        folder, earlier = tmp_path / str(number), [tmp_path / str(before) for before in range(number)]
+        _, recorder = go(paths, folder, cell(), stop_at, earlier=earlier, resources=Resources(deterministic=strict))
+        assert torch.are_deterministic_algorithms_enabled() is strict
+        assert checkpoint.read_manifest(newest_first([folder])[0]).facts["rounding"]["deterministic"] is strict
+        return [event["message"] for event in recorder.of("warning")]
+
+    def changed(before: str, update: int, after: str) -> list[str]:
+        kernels = "deterministic kernels (resources.deterministic)"
+        end = "so the result is not bit for bit that of an uninterrupted run"
+        return [f"{kernels}: {before} up to update {update}, {after} after it, {end}"]
+
+    try:
+        assert attempt(0, 3, strict=False) == []
+        assert attempt(1, 2, strict=False) == changed("no", 3, "no")
+        assert attempt(2, 4, strict=True) == changed("no", 5, "yes")
+        assert attempt(3, 2, strict=True) == []
+        assert attempt(4, None, strict=False) == changed("yes", 11, "no")
+    finally:
+        make_deterministic(1)
+
+
 def test_a_run_resumed_on_another_machine_warns_of_what_rounds_otherwise(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
