@@ -218,6 +218,7 @@ class _Training:
     stop: Stop
     loop: Loop
     _unsaved: str = ""  # why the newest checkpoint could not be written
+    _saved: int = 0  # the update of the newest checkpoint that was
     _saved_at: float = 0.0  # the time of the last attempt to write one, or of the start
     _writing: tuple[Writing, Position, Callable[[], None]] | None = None  # and what writes the observer's record of it
 
@@ -320,11 +321,11 @@ class _Training:
         return None
 
     def _save(self) -> None:
-        """Begin to write a checkpoint. Where a GPU trains, updates go on until it is finished: at a later log line, at
-        the next checkpoint or after the last update."""
+        """Begin to write a checkpoint, unless this process has written one of this update. Where a GPU trains, updates
+        go on until it is finished: at a later log line, at the next checkpoint or after the last update."""
         self._finish_saving()
         position = self.loop.position
-        if position.step == 0:
+        if position.step == self._saved:
             return
         self._saved_at = time.monotonic()
         background = self.loop.precision.device.type in _IN_BACKGROUND
@@ -350,7 +351,7 @@ class _Training:
         except OSError as error:
             self._not_saved(position, error)
             return
-        self._unsaved = ""
+        self._unsaved, self._saved = "", position.step
         self.emit(Checkpoint(position.step, writing.path.name, seconds=seconds))
         record()
 

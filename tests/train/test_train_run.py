@@ -5,6 +5,8 @@ import math
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -117,7 +119,7 @@ def test_descriptors_do_not_grow_with_the_updates(
 
     monkeypatch.setattr(Recorder, "__call__", counted)
     go(paths, tmp_path, cell(), 10, cadence=Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1))
-    assert len(counts) > 10
+    assert len(counts) == 10
     assert max(counts[4:]) <= max(counts[:4])
 
 
@@ -194,16 +196,55 @@ def test_a_resumed_run_of_another_precision_ends_in_the_same_bits(
 def assert_resumed_in_the_same_bits(
     paths: RunPaths, folder: Path, what: Cell, whole: Straight, stop_at: int, lost: bool
 ) -> None:
-    first, second = folder / "first", folder / "second"
-    left, _ = go(paths, first, what, stop_at)
+    left, _ = go(paths, folder / "first", what, stop_at)
     assert (left.outcome, left.step) == ("interrupted", stop_at)
     if lost:
-        shutil.rmtree(path_of(first, stop_at))
-    resumed, recorder = go(paths, second, what, earlier=[first])
-    assert recorder.of("phase")[-2]["resumed_from"] == (7 if lost else stop_at)
+        shutil.rmtree(path_of(folder / "first", stop_at))
+    assert_the_rest_has_the_same_bits(paths, folder, what, whole, 7 if lost else stop_at)
+
+
+def assert_the_rest_has_the_same_bits(
+    paths: RunPaths, folder: Path, what: Cell, whole: Straight, resumed_from: int
+) -> None:
+    second = folder / "second"
+    resumed, recorder = go(paths, second, what, earlier=[folder / "first"])
+    assert recorder.of("phase")[-2]["resumed_from"] == resumed_from
     assert resumed.metrics["loss"] == whole.outcome.metrics["loss"]
     ours, theirs = final_tensors(second), final_tensors(whole.folder)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("stop_at", "written"), [(7, [7]), (9, [7, 9])])
+def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
+    paths: RunPaths,
+    straight: Straight,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_at: int,
+    written: list[int],
+) -> None:
+    """Another one is written only if updates have been done since."""
+    monkeypatch.setattr(training, "_IN_BACKGROUND", ("cpu",))
+    write, asks, stopping = checkpoint._write, stop_after(stop_at), threading.Event()
+    files = []
+
+    def slow(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
+        assert stopping.wait(60)
+        files.append(path)
+        return write(path, tensors)
+
+    def stop() -> str | None:
+        if asked := asks():
+            stopping.set()
+        return asked
+
+    monkeypatch.setattr(checkpoint, "_write", slow)
+    first, recorder = tmp_path / "first", Recorder()
+    left = train(cell(), replace(paths, checkpoints=first), recorder, cadence=CADENCE, stop=stop)
+    assert (left.outcome, left.step) == ("interrupted", stop_at)
+    assert [event["step"] for event in recorder.of("checkpoint")] == written
+    assert (len(files), sorted(first.iterdir())) == (len(written), [path_of(first, update) for update in written])
+    assert_the_rest_has_the_same_bits(paths, tmp_path, cell(), straight, stop_at)
 
 
 def test_base_and_gpas_see_the_same_batches(paths: RunPaths, tmp_path: Path) -> None:
