@@ -30,7 +30,9 @@ from gpas_cli.worker.stages.context import StageContext, runner
 TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
 MET = set[str]()  # the choices of the cells that have been trained
 NARROW = 64  # networks up to this width keep their size
-PLAIN = {"cadence": Cadence(log_every=1, checkpoint_every=1000, eval_every=1000), "resources": Resources(compile="off")}
+PLAIN = training.Execution(
+    Cadence(log_every=1, checkpoint_every=1000, eval_every=1000), lambda: None, Resources(compile="off")
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def tiny(cell: Cell, catalogue: Catalogue) -> Cell:
 def ending(folder: Path, cell: Cell) -> str:
     """Train the cell; return how it ended."""
     paths = training.RunPaths(folder / cell.key, [], folder / "cache", folder)
-    outcome = training.train(cell, paths, silent, stop=lambda: None, **PLAIN)
+    outcome = training.train(cell, paths, silent, PLAIN)
     return " ".join(filter(None, (outcome.outcome, outcome.cause)))
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +28,11 @@ from gpas_cli.events import Checkpoint, Emit, Event, Outcome, Phase, Score, Spik
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Glue
-from gpas_cli.spec.run import Cadence
 from gpas_cli.train.finetune import start_from, with_recipe
 from gpas_cli.train.loop import Loop, micro_batches
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.training import Evaluator, RunPaths, TrainingInputs, run_training
+from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, run_training
 
 _KIND = "glue"
 _HARNESS = f"gpas_cli {__version__}, finetuned"
@@ -83,14 +81,13 @@ def finetune_on_tasks(
     tokenizer: Tokenizer,
     paths: RunPaths,
     emit: Emit,
-    *,
+    how: Execution,
     earlier: Iterable[Score] = (),
-    **how: Any,
 ) -> Outcome:
     """Finetune the network of `pretrained`, called `checkpoint` in scores, on each task at each rate, and score it.
 
-    earlier: scores that earlier attempts recorded; what has them with the same data is not trained again. how: further
-    arguments of `run_training`. A rate at which the training diverges has no score. Raises DataError if the data of a
+    earlier: scores that earlier attempts recorded; what has them with the same data is not trained again. A rate at
+    which the training diverges has no score. Raises DataError if the data of a
     task are unavailable or invalid, before anything is trained, and GpasError as `run_training` does.
     """
     began = time.perf_counter()
@@ -101,7 +98,7 @@ def finetune_on_tasks(
     for training in trainings:
         wanted = training.scores()
         if not known.keys() >= set(wanted.values()):
-            outcome, found = _run(cell, training, pretrained, checkpoint, paths, emit, **how)
+            outcome, found = _run(cell, training, pretrained, checkpoint, paths, emit, how)
             if outcome.outcome == "diverged":
                 emit(Warned(f"{training.name} diverged and has no score: {outcome.cause}"))
                 continue
@@ -139,9 +136,7 @@ def _run(
     checkpoint: str,
     paths: RunPaths,
     emit: Emit,
-    *,
-    cadence: Cadence,
-    **how: Any,
+    how: Execution,
 ) -> tuple[Outcome, list[Score]]:
     """Run one training, or the rest of it; return its outcome, and its scores if it is done, after recording them."""
     spec: Glue = cell.parameters(_KIND)
@@ -162,7 +157,8 @@ def _run(
         if shown := training.shown(event):
             emit(shown)
 
-    outcome = run_training(inputs, own_paths, emit_shown, cadence=replace(cadence, eval_every=_NEVER), **how)
+    seldom = replace(how, cadence=replace(how.cadence, eval_every=_NEVER))
+    outcome = run_training(inputs, own_paths, emit_shown, seldom)
     if outcome.outcome == "done":
         for score in scorer.scores:
             emit(score)

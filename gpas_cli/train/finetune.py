@@ -9,30 +9,21 @@ from gpas_cli.data.instructions import InstructionRows, Instructions, held_out_b
 from gpas_cli.data.loader import MadeBatches, RowOrder, validation_batches
 from gpas_cli.data.prepare import ValidationText, prepare_validation
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Emit, Outcome, Phase, Stop, TextFacts, Warned, silent
+from gpas_cli.events import Emit, Outcome, Phase, TextFacts, Warned, silent
 from gpas_cli.model.dtensors import is_shard
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.finetune import Finetune, Glue
 from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint
-from gpas_cli.train.assemble import DEFAULT_RESOURCES
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.depth import LayerSelection, freeze_gates
 from gpas_cli.train.evaluate import evaluate_now, validation_rows
 from gpas_cli.train.loop import Loop
-from gpas_cli.train.parallel import ALONE, World
+from gpas_cli.train.parallel import World
 from gpas_cli.train.precision import Precision, choose_device
-from gpas_cli.train.training import (
-    DEFAULT_MONITORING,
-    Evaluator,
-    RunPaths,
-    TrainingInputs,
-    record_verified,
-    run_training,
-)
+from gpas_cli.train.training import Evaluator, Execution, RunPaths, TrainingInputs, record_verified, run_training
 
 _KIND = "finetune"
 
@@ -42,13 +33,8 @@ def finetune(
     pretrained: Path,
     paths: RunPaths,
     emit: Emit,
-    *,
-    cadence: Cadence,
-    stop: Stop,
+    how: Execution,
     tokenizer: str | None = None,
-    resources: Resources = DEFAULT_RESOURCES,
-    world: World = ALONE,
-    watch: Monitoring = DEFAULT_MONITORING,
 ) -> Outcome:
     """Finetune the network of `pretrained`, a checkpoint of the training before, as `cell` declares it. Collective.
 
@@ -57,9 +43,10 @@ def finetune(
     machine has another tokenizer, if the warm-up is not shorter than the training, or if `resources` ask for LISA on a
     sharded network.
     """
+    world = how.world
     spec: Finetune = cell.parameters(_KIND)
     emit = emit if world.leads else silent
-    if fault := spec.split_fault(world.size) or spec.strategy_fault(replace(resources, ranks=world.size)):
+    if fault := spec.split_fault(world.size) or spec.strategy_fault(replace(how.resources, ranks=world.size)):
         raise GpasError(fault)
     emit(Phase("tokenising"))
 
@@ -84,8 +71,8 @@ def finetune(
     )  # fmt: skip
     if selection is not None:
         # The set of trained layers changes, which only unsharded networks support.
-        resources = replace(resources, strategy="ddp")
-    return run_training(inputs, paths, emit, cadence=cadence, stop=stop, resources=resources, world=world, watch=watch)
+        how = replace(how, resources=replace(how.resources, strategy="ddp"))
+    return run_training(inputs, paths, emit, how)
 
 
 def recipe_of(cell: Cell, rows: int) -> Cell:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from gpas_cli.train.observe import Divergence, Observer, profiling
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import MatmulChoice
 
-DEFAULT_MONITORING = Monitoring()
 _IN_BACKGROUND = ("cuda",)  # devices whose trainings write checkpoints while updates go on; a CPU has no time to spare
 _EARLY = 0.1  # of the updates: a loss or gradient that is not finite by then is a fault of the set-up, not a result
 
@@ -56,6 +55,18 @@ class RunPaths:
     cache: Path
     root: Path
     code: str = ""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How this process trains, none of which is part of a key. All processes stop once `stop` of any returns an
+    outcome."""
+
+    cadence: Cadence
+    stop: Stop
+    resources: Resources = DEFAULT_RESOURCES
+    world: World = ALONE
+    watch: Monitoring = field(default_factory=Monitoring)
 
 
 class Evaluator(ABC):
@@ -96,23 +107,13 @@ class TrainingInputs:
     selection: LayerSelection | None = None
 
 
-def run_training(
-    inputs: TrainingInputs,
-    paths: RunPaths,
-    emit: Emit,
-    *,
-    cadence: Cadence,
-    stop: Stop,
-    resources: Resources = DEFAULT_RESOURCES,
-    world: World = ALONE,
-    watch: Monitoring = DEFAULT_MONITORING,
-) -> Outcome:
+def run_training(inputs: TrainingInputs, paths: RunPaths, emit: Emit, how: Execution) -> Outcome:
     """Do the updates of `inputs`, resuming from the newest intact checkpoint. Collective.
 
-    `emit` is that of this process. All processes stop once `stop` of any returns an outcome. Raises GpasError if the
-    checkpoint was trained on another text, or if other code or another torch made it and `resources.resume` forbids
-    that.
+    `emit` is that of this process. Raises GpasError if the checkpoint was trained on another text, or if other code or
+    another torch made it and `resources.resume` forbids that.
     """
+    resources, world = how.resources, how.world
     loop = assemble(inputs.recipe, inputs.batches, resources, world, inputs.start, inputs.selection)
     loop.warn = lambda message: emit(Warned(message))
     folders = [paths.checkpoints, *paths.earlier]
@@ -128,7 +129,7 @@ def run_training(
     emit(_training_phase(loop, matmul))
     if loop.position.step:
         loop.compile_for_first_update()
-    return _Training(inputs, paths, emit, cadence, watch, lambda: world.agree(stop()), loop).run()
+    return _Training(inputs, paths, emit, replace(how, stop=lambda: world.agree(how.stop())), loop).run()
 
 
 def resume(folders: Sequence[Path], key: str, loop: Loop, text: str, emit: Emit) -> Position:
@@ -213,9 +214,7 @@ class _Training:
     inputs: TrainingInputs
     paths: RunPaths
     emit: Emit
-    cadence: Cadence
-    watch: Monitoring
-    stop: Stop
+    how: Execution
     loop: Loop
     _unsaved: str = ""  # why the newest checkpoint could not be written
     _saved: int = 0  # the update of the newest checkpoint that was
@@ -240,18 +239,18 @@ class _Training:
     def _updates(self) -> Outcome | None:
         """Do the remaining updates. Return an outcome if training ends before the last of them."""
         world = self.loop.layout.world
-        self._observer = Observer(self.inputs.recipe, self.watch, self.loop.precision.device, self.emit, world)
+        self._observer = Observer(self.inputs.recipe, self.how.watch, self.loop.precision.device, self.emit, world)
         self._observer.resume([self.paths.checkpoints, *self.paths.earlier], self.loop.position)
-        profile = self.watch.profile if world.leads else 0
+        profile = self.how.watch.profile if world.leads else 0
         steps = self.loop.spec.updates
         with (
             PrefetchedBatches(self.loop.batches.at, self.loop.position.step, steps) as self.loop.batches,
             profiling(profile, self.paths.checkpoints.parent / "profile", self.emit) as profiled,
         ):
             while (step := self.loop.position.step) < steps:
-                if outcome := self.stop():
+                if outcome := self.how.stop():
                     return self._checkpoint() or Outcome(outcome, step, metrics=self._costs())
-                self._observer.add(self.loop.update(observe=self._due(step + 1, self.cadence.stats_every)))
+                self._observer.add(self.loop.update(observe=self._due(step + 1, self.how.cadence.stats_every)))
                 profiled(step + 1)
                 if ended := self._log(step + 1) or self._save_and_evaluate(step + 1):
                     return ended
@@ -262,7 +261,7 @@ class _Training:
 
     def _log(self, step: int) -> Outcome | None:
         """Record the updates since the last log line, if one is due."""
-        if not self._due(step, self.cadence.log_every):
+        if not self._due(step, self.how.cadence.log_every):
             return None
         ended = self._settle()
         if self._writing and self.loop.layout.world.any(self._writing[0].done):
@@ -298,7 +297,7 @@ class _Training:
         last = step == self.loop.spec.updates
         ended = None
         saves = last or self._checkpoint_due(step)
-        evaluates = step % self.cadence.eval_every == 0
+        evaluates = step % self.how.cadence.eval_every == 0
         if saves:
             ended = self._checkpoint()
         if not last and not ended and evaluates:
@@ -309,9 +308,9 @@ class _Training:
 
     def _checkpoint_due(self, step: int) -> bool:
         """Return whether a checkpoint is due. By time, the first process's clock decides for all. Collective."""
-        due = self.cadence.checkpoint_due(step, time.monotonic() - self._saved_at)
+        due = self.how.cadence.checkpoint_due(step, time.monotonic() - self._saved_at)
         world = self.loop.layout.world
-        return due if isinstance(self.cadence.checkpoint_every, int) else world.any(due and world.leads)
+        return due if isinstance(self.how.cadence.checkpoint_every, int) else world.any(due and world.leads)
 
     def _checkpoint(self) -> Outcome | None:
         """Save a checkpoint, unless the pending updates show that the training has diverged."""
@@ -347,7 +346,7 @@ class _Training:
             return
         (writing, position, record), self._writing = self._writing, None
         try:
-            seconds = checkpoint.finish(writing, self.cadence.keep)
+            seconds = checkpoint.finish(writing, self.how.cadence.keep)
         except OSError as error:
             self._not_saved(position, error)
             return
@@ -378,23 +377,17 @@ def train(
     cell: Cell,
     paths: RunPaths,
     emit: Emit,
-    *,
-    cadence: Cadence,
-    stop: Stop,
+    how: Execution,
     teacher: Path | None = None,
-    resources: Resources = DEFAULT_RESOURCES,
-    world: World = ALONE,
-    watch: Monitoring = DEFAULT_MONITORING,
 ) -> Outcome:
-    """Pretrain `cell`, resuming from the newest intact checkpoint. Collective: every process of `world` calls it.
+    """Pretrain `cell`, resuming from the newest intact checkpoint. Collective: every process calls it.
 
-    `teacher`: the checkpoint whose gates the network starts from. Only the first process's `emit` is used; all
-    processes stop once `stop` of any returns an outcome. Raises DataError if the text is unavailable, DamagedCheckpoint
-    if the teacher's gates are, and GpasError if the batch cannot be split evenly, if the checkpoint was trained on
-    another text, or if other code or another torch made it and `resources.resume` forbids that.
+    `teacher`: the checkpoint whose gates the network starts from. Only the first process's `emit` is used. Raises
+    DataError if the text is unavailable, DamagedCheckpoint if the teacher's gates are, and GpasError as `run_training`
+    does, or if the batch cannot be split evenly.
     """
-    emit = emit if world.leads else silent
-    require_even_split(cell, world)
+    emit = emit if how.world.leads else silent
+    require_even_split(cell, how.world)
     emit(Phase("tokenising"))
     corpus = prepare_text(cell, paths.cache, paths.root, notify=lambda message: emit(Phase("tokenising", message)))
     reader = reader_of(cell, corpus.tokenizer)
@@ -415,7 +408,7 @@ def train(
     inputs = TrainingInputs(
         cell, cell.stages[0].key, corpus.identity, batches, _TextEvaluator(cell, corpus, reader), start
     )
-    return run_training(inputs, paths, emit, cadence=cadence, stop=stop, resources=resources, world=world, watch=watch)
+    return run_training(inputs, paths, emit, how)
 
 
 def prepare_text(cell: Cell, cache: Path, root: Path, notify: Callable[[str], None]) -> Corpus:

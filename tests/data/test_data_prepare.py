@@ -27,7 +27,7 @@ from gpas_cli.events import Outcome, TextFacts, fields_of
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse_cell import Catalogue, cell_from, parse_cell
 from gpas_cli.spec.run import Cadence
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 
 PACKAGE = Path(gpas_cli.data.__file__).parent
 FILES = {"source": "files", "path": "corpus/*.jsonl", "tokenizer": "bpe"}
@@ -391,7 +391,7 @@ def test_training_reports_the_loss_on_each_corpus_and_their_weighted_mean(texts:
     cell = cell_from({"size": SIZE, "data": USUAL, "optim": OPTIM}, Catalogue(corpora=NAMED))
     events: list[object] = []
     paths = RunPaths(texts / "checkpoints", (), texts / "cache", texts)
-    outcome = train(cell, paths, events.append, cadence=Cadence(), stop=lambda: None)
+    outcome = train(cell, paths, events.append, Execution(Cadence(), lambda: None))
     assert isinstance(outcome, Outcome)
     metrics = outcome.metrics
     own = [metrics[f"corpus_loss/{name}"] for name in ("small", "large")]

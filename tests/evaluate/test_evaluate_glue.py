@@ -20,7 +20,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring
 from gpas_cli.train import checkpoint
-from gpas_cli.train.training import DEFAULT_MONITORING, RunPaths
+from gpas_cli.train.training import Execution, RunPaths
 
 RATES = (0.002, 0.01)
 SECTION = {"data": "glue", "tasks": ["qnli", "sst2"], "lr": list(RATES), "length": 24, "batch": 5, "epochs": 2}
@@ -71,20 +71,19 @@ def run(
     earlier: tuple[str, ...] = (),
     known: list[Event] | None = None,
     every: int = 3,
-    watch: Monitoring = DEFAULT_MONITORING,
+    **how: Any,
 ) -> tuple[Outcome, list[Event]]:
     """Finetune into root/NAME, asking to stop after so many updates; return the outcome and the events."""
     root, pretrained = project
     cache = root / "cache"
     tokens = token_caches(declared.data, declared.text_vocab, cache, root=root, notify=lambda _: None)[0]
     events: list[Event] = []
+    cadence = Cadence(log_every=1, stats_every=4, eval_every=2, checkpoint_every=every)
     outcome = finetune_on_tasks(
         declared, pretrained, "pretrained", tokens.tokenizer,
         RunPaths(root / name, [root / before for before in earlier], cache, root), events.append,
+        Execution(cadence, stop_after(updates), **how),
         earlier=[event for event in known or () if isinstance(event, Score)],
-        cadence=Cadence(log_every=1, stats_every=4, eval_every=2, checkpoint_every=every),
-        watch=watch,
-        stop=stop_after(updates),
     )  # fmt: skip
     return outcome, events
 

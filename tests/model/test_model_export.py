@@ -40,7 +40,7 @@ from gpas_cli.spec.norm import SCHEMES, Norm, Scheme, Wiring
 from gpas_cli.spec.parse_cell import parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
-from gpas_cli.train.training import RunPaths, prepare_text, train
+from gpas_cli.train.training import Execution, RunPaths, prepare_text, train
 
 # Loads every folder in a process where gpas_cli cannot be imported; prints name -> what was found.
 LOADER = """
@@ -242,13 +242,8 @@ def test_the_command_exports_the_checkpoint_of_a_run(tmp_path: Path) -> None:
     attempt = make_attempt(toy.runs, cell.key, {})
     paths = RunPaths(attempt.checkpoints, [], toy.folder / "cache", toy.folder)
     journal = Journal(attempt.journal_path)
-    train(
-        cell,
-        paths,
-        journal.append,
-        cadence=Cadence(checkpoint_every=10),
-        stop=iter([None] * 10 + ["interrupted"]).__next__,
-    )
+    stop = iter([None] * 10 + ["interrupted"]).__next__
+    train(cell, paths, journal.append, Execution(Cadence(checkpoint_every=10), stop))
     journal.close()
     assert "apache-2.0" in toy("export", "pre-gpas-s1", "out", "--license", "my own", expect=2).err
     text = toy("export", "pre-gpas-s1", "out", "--license", "MIT").out

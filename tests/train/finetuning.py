@@ -20,9 +20,9 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Resources
 from gpas_cli.train.finetune import finetune
-from gpas_cli.train.parallel import ALONE, World, joined
+from gpas_cli.train.parallel import World, joined
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 
 LAYERS = 5
 PRETRAINED_UPDATES = 8
@@ -62,7 +62,7 @@ def cell(section: dict[str, Any] | None = None, **values: Any) -> Cell:
 def pretrain(root: Path, declared: Cell, name: str = "pretrained") -> Path:
     """Pretrain the cell into root/NAME and return its last checkpoint."""
     paths = RunPaths(root / name, [], root / "cache", root)
-    outcome = train(declared, paths, lambda event: None, cadence=Cadence(), stop=lambda: None)
+    outcome = train(declared, paths, lambda event: None, Execution(Cadence(), lambda: None))
     assert outcome.outcome == "done"
     return newest_first([root / name])[0]
 
@@ -75,17 +75,16 @@ def run(
     *,
     updates: int | None = None,
     earlier: Sequence[str] = (),
-    world: World = ALONE,
     cadence: Cadence = EVERY_UPDATE,
-    **more: Any,
+    tokenizer: str | None = None,
+    **how: Any,
 ) -> tuple[Outcome, list[Event]]:
     """Finetune into root/NAME, asking to stop after `updates` updates. Return the outcome and the events."""
     events: list[Event] = []
     paths = RunPaths(root / name, [root / before for before in earlier], root / "cache", root)
     outcome = finetune(
-        declared, pretrained, paths, events.append, cadence=cadence, world=world,
-        stop=stop_after(updates), **more,
-    )  # fmt: skip
+        declared, pretrained, paths, events.append, Execution(cadence, stop_after(updates), **how), tokenizer
+    )
     return outcome, events
 
 

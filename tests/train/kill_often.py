@@ -16,7 +16,7 @@ from gpas_cli.events import Event, Step, Warned
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 
 CADENCE = Cadence(log_every=1, stats_every=10, eval_every=10**6, checkpoint_every=3)
 
@@ -31,10 +31,8 @@ def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
             (root / "warnings").open("a").write(f"{event.message}\n")
 
     earlier = [root / str(n) for n in range(number)]
-    outcome = train(
-        cell_from(cell), RunPaths(root / str(number), earlier, root / "cache", root), emit, cadence=CADENCE,
-        stop=lambda: None,
-    )  # fmt: skip
+    paths = RunPaths(root / str(number), earlier, root / "cache", root)
+    outcome = train(cell_from(cell), paths, emit, Execution(CADENCE, lambda: None))
     os.write(pipe, b"0\n" if outcome.outcome == "done" else b"-1\n")
 
 

@@ -27,7 +27,7 @@ from gpas_cli.train import checkpoint, optim
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
 from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, orthogonalised, set_learning_rate
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 
 STEPS = 12
 MOMENTUM = OptimizerKind(
@@ -140,7 +140,7 @@ def test_training_with_it_resumes_in_the_same_bits(
 
     def go(folder: str, stop_at: int | None = None, earlier: tuple[str, ...] = ()) -> Outcome:
         paths = RunPaths(tmp_path / folder, [tmp_path / e for e in earlier], tmp_path / "cache", tmp_path)
-        return train(trained, paths, silent, cadence=Cadence(checkpoint_every=4), stop=stop_after(stop_at))
+        return train(trained, paths, silent, Execution(Cadence(checkpoint_every=4), stop_after(stop_at)))
 
     whole = go("whole")
     assert go("first", stop_at=7).outcome == "interrupted"

@@ -30,7 +30,7 @@ from gpas_cli.train import checkpoint, loop, training
 from gpas_cli.train.loop import Update
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 
 STEPS = 24
 LAYERS = 2
@@ -56,8 +56,8 @@ def go(
     """Train into `folder`; if `stop_at` is given, request a stop after that many updates."""
     recorder = Recorder()
     where = RunPaths(folder, kwargs.pop("earlier", []), paths.cache, paths.root)
-    cadence = kwargs.pop("cadence", CADENCE)
-    return train(what, where, recorder, cadence=cadence, stop=stop_after(stop_at), **kwargs), recorder
+    cadence, teacher = kwargs.pop("cadence", CADENCE), kwargs.pop("teacher", None)
+    return train(what, where, recorder, Execution(cadence, stop_after(stop_at), **kwargs), teacher), recorder
 
 
 def final_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -240,7 +240,7 @@ def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
 
     monkeypatch.setattr(checkpoint, "_write", slow)
     first, recorder = tmp_path / "first", Recorder()
-    left = train(cell(), replace(paths, checkpoints=first), recorder, cadence=CADENCE, stop=stop)
+    left = train(cell(), replace(paths, checkpoints=first), recorder, Execution(CADENCE, stop))
     assert (left.outcome, left.step) == ("interrupted", stop_at)
     assert [event["step"] for event in recorder.of("checkpoint")] == written
     assert (len(files), sorted(first.iterdir())) == (len(written), [path_of(first, update) for update in written])
@@ -351,8 +351,8 @@ def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_pa
         recorder = Recorder()
         earlier = [tmp_path / str(before) for before in range(number)]
         where = replace(paths, checkpoints=tmp_path / str(number), earlier=earlier, code=code)
-        stop, resources = stop_after(stop_at), Resources(**more)
-        return train(cell(), where, recorder, cadence=CADENCE, stop=stop, resources=resources), recorder
+        how = Execution(CADENCE, stop_after(stop_at), Resources(**more))
+        return train(cell(), where, recorder, how), recorder
 
     attempt(0, "aaaa", 5)
     same, recorder = attempt(1, "aaaa", 5)

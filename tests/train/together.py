@@ -37,7 +37,7 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     from gpas_cli.spec.parse_cell import cell_from
     from gpas_cli.spec.run import Cadence, Resources
     from gpas_cli.train import loop, parallel
-    from gpas_cli.train.training import RunPaths, train
+    from gpas_cli.train.training import Execution, RunPaths, train
 
     name, cell, resources, earlier, updates = case
     rank, rows, passes = resources.pop("room", (-1, 0, 0))
@@ -49,12 +49,12 @@ def run(root: Path, case: list[Any], world: Any) -> dict[str, Any]:
     layers = as_on_gpus() if resources.pop("wide", False) else nullcontext()
     events: dict[str, Any] = {}
     with layers:
+        cadence = Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2, keep=keep)
+        stop = stop_after(updates if world.rank == world.size - 1 else None)  # only one of the processes asks to
         outcome = train(
             cell_from(cell), RunPaths(root / name, [root / e for e in earlier], root / "cache", root),
             lambda event: events.setdefault(event.kind, []).append(fields_of(event)),
-            cadence=Cadence(log_every=1, stats_every=2, eval_every=3, checkpoint_every=2, keep=keep),
-            stop=stop_after(updates if world.rank == world.size - 1 else None),  # only one of the processes asks to
-            resources=Resources(**resources), world=world,
+            Execution(cadence, stop, Resources(**resources), world),
         )  # fmt: skip
     loop.summed_loss, parallel._BUCKET_BYTES = healthy, usual
     return {**events, "outcome": fields_of(outcome)}

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from gpas_cli.checkpoints import short_name
 from gpas_cli.evaluate.glue import finetune_on_tasks
@@ -16,7 +15,7 @@ from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.train.checkpoint import discard
 from gpas_cli.train.finetune import finetune
 from gpas_cli.train.sinks import Subject, opened
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 from gpas_cli.worker.stages.context import StageContext
 
 _SETTLED_SECONDS = 3600.0
@@ -61,40 +60,25 @@ def _all_recipients(stage: StageContext) -> AbstractContextManager[Emit]:
     return opened(attempt.watch, subject, stage.root, stage.emit, leads=stage.world.leads)
 
 
-def _how(stage: StageContext) -> dict[str, Any]:
-    """Return how the attempt trains: the arguments that all trainings share."""
+def _execution(stage: StageContext) -> Execution:
     attempt = stage.attempt
-    return {
-        "cadence": attempt.cadence, "stop": stage.stop, "resources": attempt.resources, "world": stage.world,
-        "watch": attempt.watch,
-    }  # fmt: skip
+    return Execution(attempt.cadence, stage.stop, attempt.resources, stage.world, attempt.watch)
 
 
 def run_pretraining(stage: StageContext) -> Outcome:
     """Train the cell's network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     teacher = stage.cell.teacher()
+    gates = last_checkpoint(stage.runs, teacher.trained.key) if teacher else None
     with _all_recipients(stage) as emit:
-        return train(
-            stage.cell,
-            _run_paths(stage),
-            emit,
-            teacher=last_checkpoint(stage.runs, teacher.trained.key) if teacher else None,
-            **_how(stage),
-        )
+        return train(stage.cell, _run_paths(stage), emit, _execution(stage), gates)
 
 
 def run_finetuning(stage: StageContext) -> Outcome:
     """Finetune the network, resuming from the newest sound checkpoint of earlier attempts. Collective."""
     pretrained = stage.trained_checkpoint()
+    tokenizer = text_of(pretrained).tokenizer
     with _all_recipients(stage) as emit:
-        return finetune(
-            stage.cell,
-            pretrained,
-            _run_paths(stage),
-            emit,
-            tokenizer=text_of(pretrained).tokenizer,
-            **_how(stage),
-        )
+        return finetune(stage.cell, pretrained, _run_paths(stage), emit, _execution(stage), tokenizer)
 
 
 def run_glue(stage: StageContext) -> Outcome:
@@ -108,6 +92,6 @@ def run_glue(stage: StageContext) -> Outcome:
             stage.tokenizer(),
             _run_paths(stage),
             emit,
-            earlier=recorded_events(stage.runs, stage.attempt.key, Score),
-            **_how(stage),
+            _execution(stage),
+            recorded_events(stage.runs, stage.attempt.key, Score),
         )

@@ -17,7 +17,7 @@ from gpas_cli.schedule.process import record_exit
 from gpas_cli.spec.run import Cadence
 from gpas_cli.store.journal import Journal
 from gpas_cli.store.rundir import read_json, write_json
-from gpas_cli.train.training import RunPaths, train
+from gpas_cli.train.training import Execution, RunPaths, train
 
 
 def test_the_signal_and_the_reason_of_the_retry_are_shown(face: Face) -> None:
@@ -59,7 +59,7 @@ def test_an_attempt_that_resumed_with_another_torch_warns(face: Face, monkeypatc
         asks = chain(repeat(None, most), repeat("interrupted"))
         journal = Journal(attempt.journal_path)
         journal.append(event_of({"kind": "start", **START}))
-        journal.append(train(entry.cell, paths, journal.append, cadence=Cadence(), stop=partial(next, asks)))
+        journal.append(train(entry.cell, paths, journal.append, Execution(Cadence(), partial(next, asks))))
         journal.close()
         earlier.append(attempt.checkpoints)
     message = f"torch: 2.10.0 up to update 2, {torch.__version__} after it, so the result is not bit for bit"
