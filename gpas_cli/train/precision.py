@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from gpas_cli.errors import first_line
-from gpas_cli.model.layers import in_own_precision
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.cost import in_float8
 from gpas_cli.spec.model import Size
@@ -67,8 +66,8 @@ class Precision:
             emulate = not multiplies_float8(self.device)
             config = replace(Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp"), emulate=emulate)
             convert_to_float8_training(network, config=config, module_filter_fn=_in_float8)
-            for part in network.modules():
-                if isinstance(part, torch.nn.Linear) and in_own_precision(part):  # torchao does it for GPUs alone
+            for name, part in network.named_modules():
+                if _in_float8(part, name):  # torchao does it for GPUs alone
                     part.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
 
     def compute(self) -> AbstractContextManager[object]:
