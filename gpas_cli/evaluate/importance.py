@@ -13,22 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from gpas_cli import words
-from gpas_cli.checkpoints import short_name
-from gpas_cli.data.prepare import Corpus
 from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate.blocks import WHOLE, Removed
 from gpas_cli.evaluate.downstream import task_scorer
 from gpas_cli.evaluate.harness import DownstreamMissing
 from gpas_cli.evaluate.likelihood import Scorer, ScoringStopped, never
-from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of, own_subject
+from gpas_cli.evaluate.removal import ANGULAR, RemovalLosses, Subject, by_layer, key_of
 from gpas_cli.evaluate.tasks import NothingFits, TaskScorer, TaskUnavailable
 from gpas_cli.evaluate.transformers_network import TransformersNetwork, require_head
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Removal, RemovalScore, Step, Stop, Warned, silent
-from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import SKIPPED, Downstream, measure_of, skipped_note
-from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.parallel import ALONE, World
-from gpas_cli.train.training import record_verified
 
 _SCORES = "importance_score"
 _SAFE_POINTS = 1.0  # of accuracy: a layer whose removal costs less is safe to remove
@@ -152,31 +147,6 @@ def _version(score: RemovalScore) -> tuple[str, str, int]:
 
 
 def measure(
-    cell: Cell,
-    trained: Path,
-    corpus: Corpus,
-    root: Path,
-    emit: Emit,
-    stop: Stop,
-    world: World = ALONE,
-    earlier: Iterable[Removal | RemovalScore] = (),
-) -> Outcome:
-    """Measure the trained network whole and without each layer, and report the differences by layer. Collective.
-
-    `trained` is a checkpoint of the cell's last training stage, `corpus` the text that it was trained on, `earlier` the
-    measurements of earlier attempts; those of this checkpoint and text are not repeated. Raises DamagedCheckpoint if
-    the checkpoint is damaged.
-    """
-    loaded = load_trained(cell, trained, world)
-    section = cell.parameters("importance")
-    subject = own_subject(cell, loaded, corpus, short_name(trained), section.eval_tokens, world)
-    whole = f"{cell.objective.scored_as}_loss".removeprefix("_")
-    return measure_subject(
-        subject, section, root, emit, stop, world, earlier, whole, lambda told: record_verified(corpus, told)
-    )
-
-
-def measure_subject(
     subject: Subject,
     section: Any,
     root: Path,
@@ -184,11 +154,12 @@ def measure_subject(
     stop: Stop,
     world: World = ALONE,
     earlier: Iterable[Removal | RemovalScore] = (),
-    whole: str = "loss",
-    verify: Callable[[Emit], None] = lambda _: None,
 ) -> Outcome:
-    """Measure a network as the section `importance` asks. Collective. whole: the metric of the whole network's loss.
-    verify: is called once the text has been read."""
+    """Measure a network whole and without each layer, as the section `importance` asks, and report the differences by
+    layer. Collective.
+
+    earlier: the measurements of earlier attempts; those of this checkpoint and text are not repeated.
+    """
     emit = emit if world.leads else silent
     began = time.perf_counter()
     if section.parts and subject.blocks.fault:
@@ -203,7 +174,7 @@ def measure_subject(
     attempt = _Attempt(losses, scores, emit, stop, world)
     emit(Phase("removing layers"))
     leave = attempt.measure_losses()
-    verify(emit)
+    subject.record_verified(emit)
     leave = leave or attempt.measure_scores()
     if leave:
         return Outcome(leave, attempt.done)
@@ -211,7 +182,7 @@ def measure_subject(
     emit(Layers(subject.step, series))
     metrics = {**_metrics(series), "seconds": time.perf_counter() - began}
     if losses.whole.loss is not None:
-        metrics[whole] = losses.whole.loss
+        metrics[subject.loss] = losses.whole.loss
     if _SCORES in series:
         metrics["mean_accuracy"] = scores.accuracy()
     # Another attempt may find the documents of a task, but not choices that fit.

@@ -24,8 +24,6 @@ sub-layer, with z = (x - m) / s for their mean m and deviation s:
 
 The text is read twice: for m and s, then for z. Values that are not finite are left out. Outputs that are all alike
 have no z, and NaN.
-
-`measure` reads the network of a cell, `measure_subject` any other.
 """
 
 from __future__ import annotations
@@ -39,18 +37,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gpas_cli.data.prepare import Corpus
 from gpas_cli.evaluate.blocks import Blocks
-from gpas_cli.evaluate.removal import Subject, both, joined, own_subject, read_streams
+from gpas_cli.evaluate.removal import Subject, both, joined, read_streams
+from gpas_cli.evaluate.transformers_network import TransformersNetwork, attention_to_first
 from gpas_cli.events import Emit, Layers, Outcome, Phase, Step, Stop, Warned
-from gpas_cli.model.llama import Llama, build
+from gpas_cli.model.llama import Llama
 from gpas_cli.model.stream import RANK, effective_rank, hooked, max_to_median, of_block, of_stream
-from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import BINS, BINS_END, SUBLAYERS
-from gpas_cli.train.assemble import TrainedNetwork
 from gpas_cli.train.evaluate import Watch
 from gpas_cli.train.loss import DeviceRows
-from gpas_cli.train.training import record_verified
 
 
 class SublayerOutputs:
@@ -201,51 +196,32 @@ def first_token_shares(network: Llama) -> Iterator[list[Tensor]]:
         yield found
 
 
-def measure(cell: Cell, opened: TrainedNetwork, corpus: Corpus, emit: Emit, stop: Stop) -> Outcome:
-    """Measure the layers of the trained network of a cell on the validation text of `corpus`, and report them.
+def measure(subject: Subject, emit: Emit, stop: Stop) -> Outcome:
+    """Measure the layers of a network on its text, and report them.
 
-    Afterwards `opened` has the weights that the training began with.
+    Of a network that was trained here, the outputs of the sub-layers are measured again with the weights that the
+    training began with, which it has afterwards, and reported at update 0.
     """
-
-    def initialise() -> None:
-        begun = build(cell.model, seed=cell.seed, dtype=opened.precision.weights)
-        opened.network.load_state_dict(begun.state_dict())
-
-    subject = own_subject(cell, opened, corpus, "", cell.parameters("layers").eval_tokens)
-    return measure_subject(
-        subject,
-        emit,
-        stop,
-        lambda: first_token_shares(opened.network),
-        lambda: record_verified(corpus, emit),
-        initialise,
-    )
-
-
-def measure_subject(
-    subject: Subject,
-    emit: Emit,
-    stop: Stop,
-    shares: Callable[[], AbstractContextManager[Sequence[Tensor]] | None] = lambda: None,
-    verify: Callable[[], None] = lambda: None,
-    initialise: Callable[[], None] | None = None,
-) -> Outcome:
-    """Measure the layers of a network, and report them. shares: returns those of `LayerStatistics.watch`. verify: is
-    called once the text has been read. initialise: gives the network the weights that its training began with; the
-    outputs of its sub-layers are then measured again, and reported at update 0."""
     began = time.perf_counter()
     emit(Phase("measuring layers"))
+    network = subject.network
     found = LayerStatistics(subject.blocks.observed)
     trained, begun = SublayerOutputs(subject.blocks), SublayerOutputs(subject.blocks)
+
+    def initialise() -> None:
+        assert isinstance(network, Llama)
+        assert subject.begun is not None
+        network.load_state_dict(subject.begun().state_dict())
+
     # Rows have no padding, or are packed without it.
     passes: list[tuple[Watch, Callable[[], None] | None]] = [  # each with what precedes it
-        (both(lambda rows: found.watch(partial(joined, rows), shares()), trained.sums), None),
+        (both(lambda rows: found.watch(partial(joined, rows), _shares(subject)), trained.sums), None),
         (trained.shares, None),
     ]
     if subject.blocks.fault:
         emit(Warned(f"the outputs of sub-layers are not measured: {subject.blocks.fault}"))
         passes = passes[:1]
-    elif initialise:
+    elif subject.begun:
         passes += [(begun.sums, initialise), (begun.shares, None)]
     done = 0
     for watch, prepare in passes:
@@ -257,13 +233,21 @@ def measure_subject(
             read_streams(subject, batch, watch)
             done += 1
             emit(Step(done, steps=len(passes) * len(subject.batches)))
-    verify()
+    subject.record_verified(emit)
     series = {**found.series(), **trained.series()}
     if first := begun.series():
         emit(Layers(0, first))
     emit(Layers(subject.step, series))
     metrics = {**_metrics(series), "seconds": time.perf_counter() - began}
     return Outcome("done", done, metrics=metrics)
+
+
+def _shares(subject: Subject) -> AbstractContextManager[Sequence[Tensor]]:
+    """Return the context of a pass that collects the shares of attention on the first token (`LayerStatistics.watch`)."""
+    if isinstance(subject.network, Llama):
+        return first_token_shares(subject.network)
+    assert isinstance(subject.network, TransformersNetwork)
+    return attention_to_first(subject.network, subject.blocks)
 
 
 def _metrics(series: Mapping[str, Sequence[float]]) -> dict[str, float]:

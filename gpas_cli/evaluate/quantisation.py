@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -75,17 +75,11 @@ def quantised(network: Llama, bits: int) -> Iterator[None]:
 
 
 def measure_quantised(
-    subject: Subject,
-    section: Quantised,
-    emit: Emit,
-    stop: Stop,
-    earlier: Iterable[Score],
-    verify: Callable[[], None],
+    subject: Subject, section: Quantised, emit: Emit, stop: Stop, earlier: Iterable[Score]
 ) -> Outcome:
     """Measure the perplexity with unrounded weights and at each number of bits, and the rise of the loss.
 
-    Scores of `earlier` attempts with the same network and text are not measured again. verify: is called once the text
-    has been read.
+    Scores of `earlier` attempts with the same network and text are not measured again.
     """
     began = time.perf_counter()
     network = subject.network
@@ -107,7 +101,7 @@ def measure_quantised(
         tokens = int(found["tokens"])
         emit(Score(label, _PERPLEXITY, known[label], tokens, None, text, _HARNESS, checkpoint=subject.name))
         emit(Step(len(known), loss=found["loss"], steps=len(section.widths)))
-    verify()
+    subject.record_verified(emit)
     rises = {label: math.log(known[label] / known[UNQUANTISED]) for label, bits in section.widths.items() if bits}
     metrics = {
         **{f"{_PERPLEXITY}/{label}": known[label] for label in section.widths},

@@ -34,9 +34,10 @@ random paths by a multiple of (1/L) sum_l Psi_l / |F|.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,14 +52,15 @@ from gpas_cli.data.text_documents import ScoredText
 from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.evaluate.blocks import WHOLE, Blocks, Removed, own_blocks
 from gpas_cli.evaluate.transformers_network import Encoder
-from gpas_cli.events import Removal
-from gpas_cli.model.llama import LanguageModel
+from gpas_cli.events import Emit, Removal
+from gpas_cli.model.llama import LanguageModel, Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.train.assemble import TrainedNetwork, micro_batch_rows
 from gpas_cli.train.evaluate import Watch, evaluate, unwatched
 from gpas_cli.train.loss import DeviceRows
 from gpas_cli.train.parallel import ALONE, World
 from gpas_cli.train.precision import Precision
+from gpas_cli.train.training import record_verified
 
 _STABILITY = "stability"
 _NORMS = "stream_norm"
@@ -71,7 +73,9 @@ class Subject:
 
     network: an Encoder has no loss. name: its name in events. step: the update after
     which it was saved. batches: of the text, and `text` what identifies that. rows: the most rows that are computed at
-    once. positions: the most tokens of a row that the network reads, None if it reads any number.
+    once. positions: the most tokens of a row that the network reads, None if it reads any number. loss: the metric of
+    its loss. begun: returns the network that its training began with; None if it was not trained here.
+    record_verified: emits which shards were compared with their checksums, once the text has been read.
     """
 
     network: LanguageModel | Encoder
@@ -85,6 +89,9 @@ class Subject:
     text: str
     rows: int
     positions: int | None
+    loss: str = "loss"
+    begun: Callable[[], Llama] | None = None
+    record_verified: Callable[[Emit], None] = lambda _: None
 
 
 def own_subject(
@@ -110,6 +117,9 @@ def own_subject(
         text=f"{facts.validation_fingerprint} {facts.tokenizer}",
         rows=micro_batch_rows(cell, loaded.precision, processes=world.size),
         positions=cell.model.family.context if cell.model.family.positions == "learned" else None,
+        loss=f"{cell.objective.scored_as}_loss".removeprefix("_"),
+        begun=lambda: build(cell.model, seed=cell.seed, dtype=loaded.precision.weights),
+        record_verified=partial(record_verified, corpus),
     )
 
 

@@ -13,12 +13,15 @@ import torch
 from learned_factors import open_factors
 from recorder import Recorder
 
+from gpas_cli.checkpoints import short_name
 from gpas_cli.evaluate.importance import measure
+from gpas_cli.evaluate.removal import own_subject
 from gpas_cli.events import Emit, Outcome, Removal, RemovalScore, Stop
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.train import checkpoint
+from gpas_cli.train.assemble import load_trained
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.optim import make_adam
 from gpas_cli.train.parallel import ALONE, World, joined
@@ -82,7 +85,9 @@ def measured(
     """Measure the network of a checkpoint on the texts of the folder. Return the outcome and the events."""
     recorder = Recorder()
     corpus = prepare_text(cell, room / "cache", room, notify=lambda _: None)
-    return measure(cell, path, corpus, room, emit or recorder, stop, world, earlier), recorder
+    section = cell.parameters("importance")
+    subject = own_subject(cell, load_trained(cell, path, world), corpus, short_name(path), section.eval_tokens, world)
+    return measure(subject, section, room, emit or recorder, stop, world, earlier), recorder
 
 
 def without(network: Llama, layer: int) -> Llama:

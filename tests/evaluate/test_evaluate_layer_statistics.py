@@ -18,13 +18,14 @@ from gpas_cli.data.loader import lengths_needed, validation_batches
 from gpas_cli.data.objective import reader_of
 from gpas_cli.data.prepare import Corpus
 from gpas_cli.evaluate.layer_statistics import LayerStatistics, measure
+from gpas_cli.evaluate.removal import Subject, own_subject
 from gpas_cli.events import Outcome
 from gpas_cli.model.attention import Visible
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import effective_rank
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.stage import STAGE_KINDS
-from gpas_cli.train.assemble import load_trained
+from gpas_cli.train.assemble import TrainedNetwork, load_trained
 from gpas_cli.train.training import prepare_text
 
 TOKENS = 250
@@ -41,9 +42,13 @@ def trained(room: Path, folder: Path, **settings: Any) -> tuple[Cell, Path, Llam
     return cell, path, network, prepare_text(cell, room / "cache", room, notify=lambda _: None)
 
 
+def subject_of(cell: Cell, opened: TrainedNetwork, corpus: Corpus) -> Subject:
+    return own_subject(cell, opened, corpus, "", TOKENS)
+
+
 def by_stage(cell: Cell, path: Path, corpus: Corpus) -> tuple[Outcome, dict[str, list[float]]]:
     recorder = Recorder()
-    outcome = measure(cell, load_trained(cell, path), corpus, recorder, lambda: None)
+    outcome = measure(subject_of(cell, load_trained(cell, path), corpus), recorder, lambda: None)
     begun, event = recorder.of("layers")
     assert (begun["step"], event["step"]) == (0, 7)
     assert begun["values"].keys() == {name for name in event["values"] if is_of_sublayers(name)}
@@ -187,7 +192,7 @@ def test_tokens_of_a_masked_network_see_the_whole_row(room: Path, tmp_path: Path
 def test_the_outputs_at_the_beginning_are_those_of_the_initialised_network(room: Path, tmp_path: Path) -> None:
     cell, path, _, corpus = trained(room, tmp_path, norm="lns", gate="gpas")
     recorder = Recorder()
-    measure(cell, load_trained(cell, path), corpus, recorder, lambda: None)
+    measure(subject_of(cell, load_trained(cell, path), corpus), recorder, lambda: None)
     begun, ended = (event["values"] for event in recorder.of("layers"))
     hand = ByHand(build(cell.model, seed=cell.seed), causal=True)
     hand.run(rows_of(cell, corpus))
@@ -201,7 +206,7 @@ def test_uniform_attention_gives_each_token_its_share(room: Path, tmp_path: Path
     for layer in opened.network.model.layers:
         layer.self_attn.q_proj.weight.data.zero_()
     recorder = Recorder()
-    measure(cell, opened, corpus, recorder, lambda: None)
+    measure(subject_of(cell, opened, corpus), recorder, lambda: None)
     shares = recorder.of("layers")[-1]["values"]["first_token_share"]
     assert shares == pytest.approx([sum(1 / t for t in range(2, 17)) / 15] * 4)
 
@@ -210,7 +215,7 @@ def test_a_stage_that_is_stopped_reports_no_layers(room: Path, tmp_path: Path) -
     cell, path, _, corpus = trained(room, tmp_path, norm="pre")
     recorder = Recorder()
     asked = iter([None, "interrupted"])
-    outcome = measure(cell, load_trained(cell, path), corpus, recorder, lambda: next(asked))
+    outcome = measure(subject_of(cell, load_trained(cell, path), corpus), recorder, lambda: next(asked))
     assert outcome.outcome == "interrupted"
     assert [event["step"] for event in recorder.of("step")] == [1]
     assert not recorder.of("layers")

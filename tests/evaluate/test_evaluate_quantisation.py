@@ -124,9 +124,9 @@ def test_the_perplexity_at_each_number_of_bits(tmp_path: Path, objective: str) -
     recorder = Recorder()
     subject = own_subject(cell, loaded, corpus, "run/step-7", SECTION["eval_tokens"])
     section = cell.parameters("quantised")
-    verified: list[str] = []
-    outcome = measure_quantised(subject, section, recorder, lambda: None, [], lambda: verified.append("text"))
+    outcome = measure_quantised(subject, section, recorder, lambda: None, [])
     assert outcome.outcome == "done"
+    assert [event["split"] for event in recorder.of("verified")] == ["validation"]
     scores = [Score(**one) for one in recorder.of("score")]
     assert [(one.task, one.metric) for one in scores] == [(name, "quantised_perplexity") for name in NAMES]
     batches = list(validation_batches(corpus.validation, 5, 250, reader_of(cell, corpus.tokenizer)))
@@ -146,8 +146,7 @@ def test_the_perplexity_at_each_number_of_bits(tmp_path: Path, objective: str) -
     assert abs(outcome.metrics["quantised_rise/int3"]) > 10 * abs(outcome.metrics["quantised_rise/int8"])
     known = [replace(one, value=7.0) for one in scores[:2]] + [replace(scores[2], checkpoint="another")]
     again = Recorder()
-    resumed = measure_quantised(subject, section, again, lambda: None, known, lambda: verified.append("text"))
-    assert verified == ["text", "text"]
+    resumed = measure_quantised(subject, section, again, lambda: None, known)
     assert [Score(**one) for one in again.of("score")] == [scores[2]]
     assert resumed.metrics["quantised_perplexity/int8"] == 7.0
     assert resumed.metrics["quantised_rise/int8"] == 0.0

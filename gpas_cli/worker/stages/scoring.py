@@ -17,16 +17,15 @@ from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
 from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, ScoringStopped
 from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
-from gpas_cli.evaluate.transformers_network import TransformersNetwork, attention_to_first, require_head
+from gpas_cli.evaluate.transformers_network import require_head
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
 from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
-from gpas_cli.spec.stage import Quantised
 from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events, scores_of, scoring_identity
 from gpas_cli.store.records import AttemptRecord
 from gpas_cli.store.rundir import all_attempts
-from gpas_cli.train.training import prepare_text, record_verified
+from gpas_cli.train.training import prepare_text
 from gpas_cli.worker.stages.context import StageContext
 
 _REPORT_SECONDS = 2.0  # between two events about the progress of a task
@@ -228,44 +227,32 @@ def run_importance(stage: StageContext) -> Outcome:
     If a task cannot be scored, the outcome is `interrupted`, with the reason: the next `gpas run` scores what is
     missing. Collective.
     """
-    if stage.cell.network:
-        known: Iterable[Removal | RemovalScore] = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
-        subject, section = _network_subject(stage), stage.parameters
-        return importance.measure_subject(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
-    trained = stage.trained_checkpoint()
-    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
-    stage.require_tokenizer(corpus.tokenizer)
-    earlier: Iterable[Removal | RemovalScore] = ()
+    known: Iterable[Removal | RemovalScore] = ()
     if stage.world.leads:
-        earlier = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
-    return importance.measure(stage.cell, trained, corpus, stage.root, stage.emit, stage.stop, stage.world, earlier)
+        known = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
+    subject, section = _subject(stage), stage.parameters
+    return importance.measure(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
 
 
 def run_quantised(stage: StageContext) -> Outcome:
     """Measure the perplexity at each number of bits that no earlier attempt has measured of this network."""
-    corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
-    stage.require_tokenizer(corpus.tokenizer)
-    section: Quantised = stage.parameters
-    checkpoint = short_name(stage.trained_checkpoint())
-    subject = own_subject(stage.cell, stage.load_trained(), corpus, checkpoint, section.eval_tokens)
     earlier = recorded_events(stage.runs, stage.attempt.key, Score)
-    return measure_quantised(
-        subject, section, stage.emit, stage.stop, earlier, lambda: record_verified(corpus, stage.emit)
-    )
+    return measure_quantised(_subject(stage), stage.parameters, stage.emit, stage.stop, earlier)
 
 
 def run_layers(stage: StageContext) -> Outcome:
     """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
+    return layer_statistics.measure(_subject(stage), stage.emit, stage.stop)
+
+
+def _subject(stage: StageContext) -> Subject:
+    """Return the network that a stage measures, with its validation text, or the text that the stage names."""
     if stage.cell.network:
-        subject = _network_subject(stage)
-        network = subject.network
-        assert isinstance(network, TransformersNetwork)
-        return layer_statistics.measure_subject(
-            subject, stage.emit, stage.stop, lambda: attention_to_first(network, subject.blocks)
-        )
+        return _network_subject(stage)
     corpus = prepare_text(stage.cell, stage.cache, stage.root, notify=lambda _: None)
     stage.require_tokenizer(corpus.tokenizer)
-    return layer_statistics.measure(stage.cell, stage.load_trained(), corpus, stage.emit, stage.stop)
+    name, loaded = short_name(stage.trained_checkpoint()), stage.load_trained()
+    return own_subject(stage.cell, loaded, corpus, name, stage.parameters.eval_tokens, stage.world)
 
 
 def _network_subject(stage: StageContext) -> Subject:
