@@ -243,7 +243,7 @@ def measure(subject: Subject, emit: Emit, stop: Stop) -> Outcome:
 
 
 def _shares(subject: Subject) -> AbstractContextManager[Sequence[Tensor]]:
-    """Return the context of a pass that collects the shares of attention on the first token (`LayerStatistics.watch`)."""
+    """Return the context of a pass that collects the shares of attention on the first token."""
     if isinstance(subject.network, Llama):
         return first_token_shares(subject.network)
     assert isinstance(subject.network, TransformersNetwork)

@@ -415,7 +415,7 @@ STAGE_KINDS: dict[str, StageKind] = {
             title="its translations by {cell}",
             parameters=Translation,
             cost=lambda cell, *_: translation_tokens(cell.parameters("translation"), cell) / EVALUATED_PER_TRAINED,
-            runner="gpas_cli.worker.stages.translation:run_translation",
+            runner="gpas_cli.worker.stages.scoring:run_translation",
             metrics=(Metric(BLEU, "BLEU", better="higher", by_task=True),),
         ),
         StageKind(

@@ -1,4 +1,5 @@
-"""The stages that measure a trained network: tasks, texts, importance and statistics of layers, quantised weights."""
+"""The stages that measure a trained network: tasks, texts, importance and statistics of layers, quantised weights,
+translations."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from gpas_cli import words
 from gpas_cli.checkpoints import short_name
 from gpas_cli.data.text_documents import read_text
 from gpas_cli.data.tokenizer import Tokenizer
-from gpas_cli.errors import GpasError
+from gpas_cli.errors import DataError, GpasError
 from gpas_cli.evaluate import importance, layer_statistics
 from gpas_cli.evaluate.downstream import MissingTask, score_tasks, score_texts
 from gpas_cli.evaluate.external import OpenedModel, find_network, open_model
@@ -18,9 +19,12 @@ from gpas_cli.evaluate.likelihood import CPU_TOKENS, GPU_TOKENS, Scorer, Scoring
 from gpas_cli.evaluate.quantisation import measure_quantised
 from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
 from gpas_cli.evaluate.transformers_network import require_head
+from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
+from gpas_cli.model.seq2seq import Translator
 from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
+from gpas_cli.spec.translation import BLEU, Translation, languages
 from gpas_cli.state import rerun
 from gpas_cli.state.outputs import recorded_events, scores_of, scoring_identity
 from gpas_cli.store.records import AttemptRecord
@@ -277,3 +281,53 @@ def _network_subject(stage: StageContext) -> Subject:
         rows=max(1, (GPU_TOKENS if on_gpu else CPU_TOKENS) // length),
         positions=opened.positions,
     )
+
+
+_TRANSLATIONS = "translations"  # the folder of an attempt that keeps them
+
+
+def run_translation(stage: StageContext) -> Outcome:
+    """Translate and score each test set that no earlier attempt has scored with this network.
+
+    The translations are kept in the folder `translations` of the attempt. A test set that cannot be read does not stop
+    the others; the outcome is then `interrupted`, with the reason.
+    """
+    section: Translation = stage.parameters
+    began = time.perf_counter()
+    name = short_name(stage.trained_checkpoint())
+    tokenizer, loaded = stage.tokenizer(), stage.load_trained(section.averaged(stage.cell.optim.updates))
+    assert isinstance(loaded.network, Translator)
+    longest = stage.cell.model.family.row_length(stage.cell.data.length)
+    translations = Translations(loaded.network, loaded.precision, tokenizer, section, longest)
+    earlier = recorded_events(stage.runs, stage.attempt.key, Score)
+    scores = {one.task: float(one.value) for one in earlier if (one.metric, one.checkpoint) == (BLEU, name)}
+    missing: list[str] = []
+    for place, test in enumerate(section.tests, 1):
+        label = text_name(test)
+        if label in scores:
+            continue
+        try:
+            found = read_test(test, languages(stage.cell.data.path), stage.root, section.limit)
+        except DataError as error:
+            stage.emit(Warned(f"{label} is not translated: {error}"))
+            missing.append(str(error))
+            continue
+
+        def report(done: int, total: int, label: str = label, place: int = place) -> None:
+            stage.emit(Scoring(label, place, len(section.tests), done, total))
+
+        try:
+            texts = translations.of(
+                found.sources, section.penalties[place - 1], report, lambda: stage.stop() is not None
+            )
+        except ScoringStopped:
+            return Outcome(stage.stop() or "interrupted", len(scores))
+        file = stage.directory.path / _TRANSLATIONS / f"{label}.txt"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(f"{text}\n" for text in texts), "utf-8")
+        scores[label], signature = bleu(texts, found)
+        harness = f"sacrebleu {signature}"
+        stage.emit(Score(label, BLEU, scores[label], len(texts), None, found.version, harness, checkpoint=name))
+    costs = {"truncated": float(translations.cut), "seconds": time.perf_counter() - began}
+    state = "interrupted" if missing else "done"
+    return Outcome(state, len(scores), missing[0] if missing else "", metrics=section.metrics(scores) | costs)
