@@ -1,1 +1,1 @@
-"""Train a cell's network on its batches and report events. `run.train` is the only entry point."""
+"""Train a cell's network on its batches: `training.train` pretrains it, `finetune.finetune` finetunes it."""

@@ -273,8 +273,6 @@ def _digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-__all__ = ["DamagedCheckpoint", "Position", "load", "load_gates", "save"]
-
 _NETWORK = "network/"
 
 

@@ -370,9 +370,6 @@ class _Training:
         return self.inputs.evaluator.metrics(self._evaluate()) | self._costs()
 
 
-__all__ = ["RunPaths", "prepare_text", "record_verified", "train"]
-
-
 def train(
     cell: Cell,
     paths: RunPaths,
