@@ -45,9 +45,9 @@ BUDGET = {
     "cli": (6_190, 241),
     "data": (3_190, 157),
     "doctor": (157, 1),
-    "evaluate": (4_410, 166),
+    "evaluate": (4_370, 164),
     "grid": (2_320, 102),
-    "model": (1_840, 96),
+    "model": (1_840, 94),
     "origin": (780, 30),
     "page": (679, 28),
     "plan": (1_280, 52),
@@ -58,8 +58,8 @@ BUDGET = {
     "state": (1_376, 100),
     "statistics": (273, 30),
     "store": (2_034, 151),
-    "train": (2_840, 115),
-    "worker": (960, 36),
+    "train": (2_820, 115),
+    "worker": (920, 36),
 }
 TORCH_ROOMS = {"model", "train", "evaluate", "worker"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500

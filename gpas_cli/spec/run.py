@@ -223,7 +223,7 @@ class Resources:
     ranks: int = setting(0, low=0, high=4096)
     strategy: str = setting("auto", choices=("auto", "ddp", *SHARDED))
     activation_checkpointing: str = setting("auto", choices=("auto", "blocks", "none"))
-    deterministic: bool = setting(True, omit_default_from_key=True)
+    deterministic: bool = field(default=True, metadata={"absent": True})  # records omit true
     partition: str = setting("")
     account: str = setting("")
     qos: str = setting("")
