@@ -164,9 +164,14 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, name: str) -> InvalidE
     """Return the error that a user sees for one of the YAML parser's."""
     mark = error.problem_mark or error.context_mark
     place = Mark(name, mark.line + 1, mark.column + 1) if mark else Mark(name, 1, 1)
-    reason = "; ".join(part for part in (error.context, error.problem) if part)
-    if mark and re.match(r"\s*\t", "".join(text.split("\n")[mark.line : mark.line + 1])):
+    begun = error.context_mark.line + 1 if error.context_mark else place.line
+    context = f"{error.context} that begins on line {begun}" if begun < place.line else error.context
+    reason = "; ".join(part for part in (context, error.problem) if part)
+    lines = text.split("\n")[max(0, place.line - 2) : place.line]  # the one above and the one at fault
+    if re.match(r"\s*\t", lines[-1]):
         reason = "the line is indented with a tab; use spaces"
+    elif any("\u00a0" in line for line in lines):
+        reason += "; this line or the one above has a no-break space (U+00A0), write a plain one"
     return _invalid(place, f"is not YAML: {reason}")
 
 

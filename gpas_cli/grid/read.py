@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from gpas_cli.errors import Problem, nearest
+from gpas_cli.errors import Problem, closest, nearest
 from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Override, TableSpec, Value
 from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
 from gpas_cli.grid.resources import read_grid_resources
@@ -178,6 +178,10 @@ def _listed(part: Part) -> list[Part]:
         return _values_of(part)
     if message := _spelling_of(part.value):
         part.report(f"'{part.value}' is not a list; {message}")
+        return []
+    ends = [name for name, child in children(part.node).items() if isinstance(child.value, tuple)]
+    if rule := closest(ends[0], _RULES) if len(ends) == 1 else "":
+        part.report(f"unknown rule '{ends[0]}'; did you mean '{rule}'?")
         return []
     if part.value == ():
         part.report("is an empty list: the grid would have no cells")

@@ -41,7 +41,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Annotated, Any
 
-import yaml
 from jinja2 import Template
 
 from gpas_cli import __version__
@@ -49,7 +48,7 @@ from gpas_cli.errors import GpasError, StoreError
 from gpas_cli.files import open_regular, parse_json
 from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, Experiments
-from gpas_cli.grid.document import parse_document
+from gpas_cli.grid.document import parse_document, read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 from gpas_cli.permissions import user_name
@@ -192,7 +191,7 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
     folder = project.config.parent
     members: dict[str, Member] = {"experiments.yaml": _inside(experiments.path, folder)}
     members |= {f"experiments{ending}": _inside(path, folder) for ending, path in companions(project.config).items()}
-    declared = yaml.safe_load(experiments.path.read_text("utf-8")).get("plugins") or []
+    declared = read_document(experiments.path).plain().get("plugins") or []
     sections = [section for entry in entries if (section := entry.cell.parameters("downstream"))]
     tasks = {task for section in sections for task in section.tasks}
     for name in [*declared, *sorted(local_file(task) for task in tasks if is_local(task))]:

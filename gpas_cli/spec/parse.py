@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
-from gpas_cli.errors import Problem, nearest
+from gpas_cli.errors import Problem, closest, nearest
 
 _T = TypeVar("_T")
 SettingPath = tuple[str | int, ...]
@@ -115,16 +115,18 @@ def _build(cls: Hashable, values_json: str) -> tuple[Any, tuple[Problem, ...]]:
     # A class may have defaults that depend on other values.
     values = getattr(cls, "completed", dict)(json.loads(values_json))
     dependent = {f.name: _build_dependent(f, fields, values, problems) for f in _dependent(cls)}
+    misspelt = set()  # no message says that these are absent
     for name in values:
         if name not in fields:
             known = (*fields, *setting_classes(typing.cast(Any, cls)))
+            misspelt.add(closest(name, known))
             problems.append(Problem((name,), f"unknown key '{name}'; {nearest(name, known)}"))
     hints = _hints(cls)
     kwargs = {}
     for name, f in fields.items():
         if name in values:
             kwargs[name] = _convert(hints[name], values[name], f.metadata, (name,), problems)
-        elif f.default is _MISSING and f.default_factory is _MISSING:
+        elif f.default is _MISSING and f.default_factory is _MISSING and name not in misspelt:
             problems.append(Problem((name,), "is required"))
     made = None if problems else typing.cast(Any, cls)(**kwargs, **dependent)
     return made, tuple(problems)
@@ -221,7 +223,7 @@ def _violation(value: Any, bounds: Mapping[str, Any]) -> str:
     if above is not None and value <= above:
         return f"{value} is too small; it must be greater than {above:g}"
     if high is not None and value > high:
-        return f"{value} is too large; at most {high:g}"
+        return f"{value} is too large; at most {high:.10g}"
     return ""
 
 

@@ -29,6 +29,8 @@ MISTAKES = {
         "the size at e.yaml:5:18 has no label; add `name: ...` to it",
     ),
     "fraction of a step": (cells(**{"optim.steps": "[600.5]"}), "6:26", "600.5 is not a whole number"),
+    "axis is a mapping": (BASE + "axes: {gate: {like: gpas}}", "6:18", "a mapping is not a list; write [...]"),
+    "large seed": (BASE + "axes: {seed: [3000000000]}", "6:19", "is too large; at most 2147483647"),
     "axis is no list": (BASE + "axes: {seed: 1}", "6:18", "'1' is not a list; write [1]"),
     "empty axis": (BASE + "axes: {seed: []}", "6:18", "is an empty list"),
     "value twice": (BASE + "axes: {seed: [1, 1.0]}", "6:22", "the value '1.0' is listed twice"),
@@ -250,6 +252,11 @@ def test_all_mistakes_of_a_file_at_once() -> None:
         "  c: {base: {size: quickstart, data: quickstart, optim.lr: fast}, axes: {seed: [1, 2]}}\n"
     )
     assert [line.split(": ")[0] for line in complaints(text)] == ["e.yaml:5:51", "e.yaml:4:70", "e.yaml:6:60"]
+
+
+def test_a_misspelt_setting_of_a_recipe_is_not_also_absent() -> None:
+    (found,) = complaints(whole(BASE).replace("warmup:", "warm_up:"))
+    assert found.endswith("recipes.quickstart.warm_up: unknown key 'warm_up'; did you mean 'warmup'?")
 
 
 def test_all_settings_of_a_missing_recipe_are_named_at_once() -> None:

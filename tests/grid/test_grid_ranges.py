@@ -64,7 +64,7 @@ def test_rules_can_be_zipped_and_conditions_name_their_values() -> None:
         ("'np.linspace(0, 1, num=5)'", "is not a list; write {linear: [0, 1], n: 5}"),
         ("[range(3)]", "'range(3)' is not a value; write {range: [0, 2]}"),
         ('"range(1, 9, 2)"', "write {range: [1, 8], step: 2}"),
-        ("{rnge: [1, 2]}", "a mapping is not a list"),
+        ("{rnge: [1, 2]}", "unknown rule 'rnge'; did you mean 'range'?"),
     ],
 )
 def test_a_wrong_rule_is_one_message(values: str, message: str) -> None:

@@ -16,7 +16,7 @@ from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS, PRETRAIN
-from gpas_cli.words import abbreviated, count, listed
+from gpas_cli.words import abbreviated, count, listed, verb
 
 _T = TypeVar("_T")
 
@@ -137,7 +137,8 @@ def _unfinished(table: Table) -> Iterator[Note]:
     if missing:
         counts = Counter(s.state for s in missing)
         states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs have no result: {states}")
+        have = verb(len(missing), "has", "have")
+        yield Note("unfinished", f"{len(missing)} of {len(statuses)} runs {have} no result: {states}")
     if unrecorded:
         yield Note("unfinished", f"{unrecorded} of {len(statuses)} runs did not record every number shown")
     for s in missing:

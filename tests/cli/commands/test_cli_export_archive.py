@@ -98,7 +98,8 @@ def test_plugins_and_files_of_tasks_are_included(face: Face, tmp_path: Path) -> 
     text = (face.folder / "experiments.yaml").read_text()
     (face.folder / "plugins").mkdir()
     (face.folder / "plugins/mine.py").write_text(PLUGIN)
-    face.declare(text.replace("version: 1\n", "version: 1\nplugins: [plugins/mine.py]\n"))
+    # An anchor may be defined twice.
+    face.declare(text.replace("version: 1\n", "version: &a 1\nplugins: &a [plugins/mine.py]\n"))
     face("export", "--archive", "scored.tgz", "scored")
     folder = unpack(face.folder / "scored.tgz", tmp_path / "reader")
     assert (folder / "plugins/mine.py").read_text() == PLUGIN

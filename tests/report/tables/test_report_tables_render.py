@@ -118,7 +118,7 @@ def test_latex_has_a_dash_for_a_run_that_has_not_ended() -> None:
     text = render(made, "latex")
     assert r"    Pre-LN & -- \\" in text
     assert r"    LNS & diverged \\" in text
-    assert "1 of 2 runs have no result: 1 running." in text
+    assert "1 of 2 runs has no result: 1 running." in text
     assert "running 27 %" in render(made, "markdown")
 
 

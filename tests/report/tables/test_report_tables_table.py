@@ -99,7 +99,7 @@ def test_a_result_without_the_number_shown_is_a_result() -> None:
     table = build([done, waiting], {}, result(done, 33.0), spec(value="tokens_per_second"))
     assert [cell.status for cell in column(table)] == ["not recorded", "missing"]
     assert [one.text for one in notes(table) if one.kind == "unfinished"] == [
-        "1 of 2 runs have no result: 1 missing",
+        "1 of 2 runs has no result: 1 missing",
         "1 of 2 runs did not record every number shown",
     ]
 
