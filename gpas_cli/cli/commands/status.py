@@ -166,8 +166,8 @@ def status(
 def _rest(hidden: Sequence[CellStatus]) -> str:
     """Return the line about cells that are not listed: "and 12 more: 10 queued, 2 failed"."""
     counts = Counter(cell.state for cell in hidden)
-    parts = ", ".join(f"{counts[state]} {state}" for state in ORDER if counts[state])
-    return f"and {len(hidden)} more: {parts}"
+    parts = ", ".join(f"{counts[state]:,} {state}" for state in ORDER if counts[state])
+    return f"and {len(hidden):,} more: {parts}"
 
 
 def watch(draw: Callable[[], RenderableType], *, screen: bool) -> None:

@@ -128,10 +128,10 @@ def _render(snapshot: RunSnapshot, elapsed: float) -> RenderableType:
 
 def _headline(snapshot: RunSnapshot, elapsed: float) -> str:
     """Return how many jobs are in each state, and the elapsed time."""
-    parts = [f"{count} {state}" for state, count in snapshot.ended.items() if count]
-    parts += [f"{len(snapshot.running)} running", f"{len(snapshot.waiting)} waiting"]
+    parts = [f"{count:,} {state}" for state, count in snapshot.ended.items() if count]
+    parts += [f"{len(snapshot.running):,} running", f"{len(snapshot.waiting):,} waiting"]
     if snapshot.followed:
-        parts.append(f"{len(snapshot.followed)} running under another gpas")
+        parts.append(f"{len(snapshot.followed):,} running under another gpas")
     tail = "; other jobs hold the slots" if snapshot.starved and not snapshot.running else ""
     stopping = "; jobs are saving and exiting, Ctrl-C again kills them" if snapshot.stopping else ""
     return f"{', '.join(parts)} after {stopwatch(elapsed)}{tail}{stopping}"

@@ -75,7 +75,7 @@ def once(states: Iterable[CellStatus]) -> list[CellStatus]:
 def totals(states: Iterable[CellStatus]) -> str:
     """Return the number of cells in each state, as markup. A cell that several grids share counts once."""
     counts = Counter(state.state for state in once(states))
-    parts = [f"[{colour}]{counts[name]} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
+    parts = [f"[{colour}]{counts[name]:,} {name}[/{colour}]" for name, colour in COLOURS.items() if counts[name]]
     return ", ".join(parts) if parts else "no cells"
 
 
@@ -93,8 +93,8 @@ def grid_table(states: Sequence[CellStatus], ends: Mapping[str, str]) -> Columns
     occurring = [name for name in COLOURS if any(counts[name] for counts in by_grid.values())]
     rows: list[tuple[Cell, ...]] = []
     for grid, counts in by_grid.items():
-        numbers = [(str(counts[name]) if counts[name] else "", COLOURS[name]) for name in occurring]
-        rows.append((grid, str(counts.total()), *numbers, ends.get(grid, "")))
+        numbers = [(f"{counts[name]:,}" if counts[name] else "", COLOURS[name]) for name in occurring]
+        rows.append((grid, f"{counts.total():,}", *numbers, ends.get(grid, "")))
     headers = ("grid", "cells", *occurring, "ends about" if any(ends.values()) else "")
     return Columns(headers, rows, right=frozenset(("cells", *occurring)))
 

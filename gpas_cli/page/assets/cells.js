@@ -95,7 +95,7 @@ class CellList {
     const column = this.columns.find((one) => one.title === this.sort.column);
     const ordered = column ? sorted(fitting, column, this.sort.down) : fitting;
     const shown = ordered.slice(0, this.limit);
-    this.count.textContent = `${fitting.length} of ${this.cells.length} cells`;
+    this.count.textContent = `${fitting.length.toLocaleString("en")} of ${this.cells.length.toLocaleString("en")} cells`;
     this.more.hidden = shown.length === ordered.length;
     this.body.replaceChildren(...shown.flatMap((cell) => this.rows(cell)));
   }
@@ -110,7 +110,7 @@ class CellList {
         make(
           "button",
           { type: "button", class: `state ${state}`, "data-state": state, "aria-pressed": String(this.states.has(state)), onclick: () => this.toggleState(state) },
-          `${numbers.get(state) ?? 0} ${state}`,
+          `${(numbers.get(state) ?? 0).toLocaleString("en")} ${state}`,
         ),
       ),
     );
