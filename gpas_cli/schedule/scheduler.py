@@ -4,7 +4,7 @@ One scheduler object per status scan (`state.view`): it queries its queue once a
 """
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from gpas_cli.spec.run import Resources
 from gpas_cli.state.claims import LOCAL, Claim, read_claim
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, UNREADABLE, CellStatus, StageStatus
 from gpas_cli.state.view import ClaimScheduler, SchedulerView, scheduler_class, scheduler_names
+from gpas_cli.store.refresh import ingest
 from gpas_cli.store.rundir import AttemptDir
 
 
@@ -166,8 +167,7 @@ class RunRequest:
     """The request that `gpas run` makes to a scheduler.
 
     `retry` names further states in which a stage is run again (failed, cancelled, unknown). `at_once` limits how many
-    jobs run at the same time; None sets no limit. `ingest` is called after jobs have ended, and returns an error
-    message ("" if there is none).
+    jobs run at the same time; None sets no limit.
     """
 
     project: Project
@@ -175,7 +175,10 @@ class RunRequest:
     retry: Collection[str] = ()
     at_once: int | None = None
     reporter: Reporter = field(default_factory=Reporter)
-    ingest: Callable[[], str] = str
+
+    def ingest(self) -> str:
+        """Copy the results of ended jobs into the database. Return an error message ("" if there is none)."""
+        return ingest(self.project)
 
 
 class Run(Protocol):
@@ -283,9 +286,9 @@ def used_by_profile(runs: Path, keys: Collection[str]) -> list[ProfileUse]:
     return [use for name in scheduler_names() for use in scheduler_named(name, runs).used_by_profile(keys)]
 
 
-def choose(word: str, runs: Path | None = None) -> Choice:
-    """Return the scheduler for the option's value `word`: auto, or a scheduler's name. Raises GpasError if it is
-    unknown or unusable here.
+def choose(word: str, runs: Path) -> tuple[Scheduler, str]:
+    """Return the scheduler for the option's value `word`: auto, or a scheduler's name; and a note for the user on why
+    auto chose it ("" if none is needed). Raises GpasError if it is unknown or unusable here.
 
     auto is the first registered scheduler that chooses itself (SLURM does if its controller answers), else this
     machine. The note is left out if `runs` has only jobs that ran on this machine: then it is no news.
@@ -295,13 +298,15 @@ def choose(word: str, runs: Path | None = None) -> Choice:
         raise GpasError(f"unknown executor '{word}'; {nearest(word, names)}")
     if word != "auto":
         scheduler_class(word).require()
-        return Choice(word)
+        return scheduler_named(word, runs), ""
+    choice = Choice(LOCAL)
     for name in scheduler_names():
         with suppress(GpasError):  # a scheduler that cannot be loaded is a finding of `gpas doctor`
-            if choice := scheduler_class(name).automatic():
-                known = runs and runs.is_dir() and not any((runs / f".{each}").is_dir() for each in scheduler_names())
-                return Choice(choice.name) if known else cast(Choice, choice)
-    return Choice(LOCAL)
+            if automatic := scheduler_class(name).automatic():
+                choice = automatic
+                break
+    known = runs.is_dir() and not any((runs / f".{name}").is_dir() for name in scheduler_names())
+    return scheduler_named(choice.name, runs), "" if known else choice.note
 
 
 def cancel(runs: Path, states: Iterable[CellStatus]) -> list[Cancelling]:

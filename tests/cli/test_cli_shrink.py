@@ -4,7 +4,7 @@ import json
 
 from face import Face
 
-from gpas_cli.cli.commands.plan import _shown
+from gpas_cli.cli.views.plan import _shown
 from gpas_cli.errors import Exit
 
 ONE = ("--where", "norm=pre")

@@ -3,15 +3,14 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gpas_cli.cli.console import STATE, print_json, say, warn
 from gpas_cli.cli.options import AsJson, Executor, NamesAndSettings, Where, offer_list
 from gpas_cli.cli.selection import experiments, project, varied_entries, without_runs
-from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, render
+from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, render, render_shrunk
 from gpas_cli.data import stdlib
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
@@ -21,13 +20,11 @@ from gpas_cli.grid.variant import TinyText, changes, one_seed, shrink
 from gpas_cli.plan.machine import MEMORY_GB, named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
+from gpas_cli.project import Project
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import Scheduler, choose, scheduler_named
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.store.snapshot import current_code
-from gpas_cli.words import count, listed
-
-_MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
 Shrink = Annotated[
@@ -74,7 +71,7 @@ def plan(
     if shrunk:
         if gpu is not None:
             raise GpasError("--shrink runs on this machine; leave out --gpu")
-        ShrunkCells(chosen, where, executor).show_plan(cells=cells or None, asked=asked(names, where))
+        plan_shrunk(chosen, where, executor, asked(names, where), cells or None)
         return
     warn(without_runs(chosen))
     planned = _planned(chosen, executor, gpu, mfu)
@@ -96,7 +93,7 @@ def _planned(chosen: list[Entry], executor: str, gpu: str | None, mfu: float | N
         return make_plan(project().runs, chosen, machine=gpus, project=project())
     if mfu is not None:
         raise GpasError("--mfu needs --gpu, for example --gpu H100")
-    return plan_for(scheduler_named(choose(executor).name, project().runs), chosen)
+    return plan_for(choose(executor, project().runs)[0], chosen)
 
 
 def plan_for(scheduler: Scheduler, chosen: list[Entry], retry: Collection[str] = ()) -> Plan:
@@ -119,68 +116,46 @@ def print_site(chosen: list[Entry]) -> None:
         say(f"from the site's profile, {site_path()}: {', '.join(names)}", style="dim", soft_wrap=True)
 
 
-class ShrunkCells:
-    """The cells of a command in tiny form, the project that they run in, and the settings that were shrunk.
+def plan_shrunk(
+    chosen: Sequence[Entry], where: Sequence[str] | None, executor: str, asked: Sequence[str], cells: bool | None = None
+) -> Plan:
+    """Show and return the plan of running cells in tiny form, as if their text were written.
+
+    `where` and `executor` are as for `shrunk_cells`, `cells` and `asked` as for `render`.
+    """
+    here, tiny, shrunk = shrunk_cells(chosen, where, executor)
+    planned = make_plan(here.runs, tiny, retry=RETRIED, machine=scheduler_named(LOCAL, here.runs).machine())
+    if STATE.as_json:
+        print_json(document(planned, shrunk=shrunk))
+    else:
+        say(render_shrunk(shrunk))
+        say(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
+    return planned
+
+
+def shrunk_cells(
+    chosen: Sequence[Entry], where: Sequence[str] | None, executor: str
+) -> tuple[Project, list[Entry], ShrunkJson]:
+    """Return the project of a smoke test of cells, their tiny forms, and what was shrunk.
 
     Of cells that differ only in the seed, one is taken, unless a condition in `where` names seeds. The project is
     in a folder of the code's version, so that a change of the code runs all cells again.
 
     Raises GpasError if they are asked to run elsewhere than on this machine.
     """
-
-    def __init__(self, chosen: Sequence[Entry], where: Sequence[str] | None, executor: str) -> None:
-        if executor not in ("auto", "local"):
-            raise GpasError(f"--shrink runs on this machine; leave out --executor {executor}")
-        whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
-        self.left_out = len(chosen) - len(whole)
-        here = project()
-        root = here.config.parent
-        self.folder = root / ".gpas" / "shrunk" / current_code()
-        # The project of shrunk cells shares only the experiments file with this one.
-        own: dict[str, Any] = {
-            "runs": self.folder / "runs",
-            "cache": self.folder / "cache",
-            "database": str(self.folder / "gpas.db"),
-        }
-        self.project = replace(here, **own)
-        names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
-        text = TinyText(*(str((self.folder / name).relative_to(root)) for name in names))
-        self.entries = shrink(whole, text, experiments().catalogue)
-        self.changes = changes(whole, self.entries)
-
-    def show_plan(self, *, cells: bool | None = None, asked: Sequence[str] = ()) -> Plan:
-        """Show and return the plan of running the cells, as if their text were written. Show what was shrunk.
-
-        cells and asked are as for `render`.
-        """
-        machine = scheduler_named(LOCAL, self.project.runs).machine()
-        planned = make_plan(self.project.runs, self.entries, retry=RETRIED, machine=machine)
-        if STATE.as_json:
-            print_json(document(planned, shrunk=self.json()))
-        else:
-            self.print()
-            say(render(planned, cells=cells, asked=[*(asked or grids_of(planned)), "--shrink"]))
-        return planned
-
-    def print(self) -> None:
-        """Print the settings that were shrunk, before and after."""
-        rows = [(change.setting, _shown(change.before), _shown(change.after)) for change in self.changes]
-        say(Columns(("setting", "declared", "shrunk"), rows))
-        text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
-        seeds = f" {count(self.left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
-        say(text + (seeds if self.left_out else ""))
-        say(f"Results are in a folder of their own, {self.folder}.")
-
-    def json(self) -> ShrunkJson:
-        """Return what was shrunk, for `--json`."""
-        return {"folder": str(self.folder), "left_out": self.left_out, "settings": self.changes}
-
-
-def _shown(values: Sequence[Any], most: int = _MOST_VALUES) -> str:
-    return listed([_spelled(value) for value in values], most)
-
-
-def _spelled(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{_shown(value, 2)}]"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "''"
+    if executor not in ("auto", LOCAL):
+        raise GpasError(f"--shrink runs on this machine; leave out --executor {executor}")
+    whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
+    here = project()
+    root = here.config.parent
+    folder = root / ".gpas" / "shrunk" / current_code()
+    names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
+    tiny = shrink(whole, TinyText(*(str((folder / name).relative_to(root)) for name in names)), experiments().catalogue)
+    shrunk: ShrunkJson = {
+        "folder": str(folder),
+        "left_out": len(chosen) - len(whole),
+        "settings": changes(whole, tiny),
+    }
+    # The project of shrunk cells shares only the experiments file with this one.
+    apart = replace(here, runs=folder / "runs", cache=folder / "cache", database=str(folder / "gpas.db"))
+    return apart, tiny, shrunk

@@ -20,12 +20,12 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from gpas_cli.cli import options as shared
-from gpas_cli.cli.commands.plan import DryRun, Shrink, ShrunkCells, asked, plan_for, print_site
+from gpas_cli.cli.commands.plan import DryRun, Shrink, asked, plan_for, plan_shrunk, print_site, shrunk_cells
 from gpas_cli.cli.commands.table import table_entries
 from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.selection import experiments, find_cells, project, varied_entries, without_runs
 from gpas_cli.cli.views import progress
-from gpas_cli.cli.views.plan import ShrunkJson, document, headline, render
+from gpas_cli.cli.views.plan import ShrunkJson, document, headline, render, render_shrunk
 from gpas_cli.data.stdlib import write_sample
 from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, filled, plain
 from gpas_cli.errors import Exit, GpasError
@@ -41,7 +41,6 @@ from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
 from gpas_cli.store.history import note
-from gpas_cli.store.refresh import ingest
 from gpas_cli.words import count, listed
 
 
@@ -112,7 +111,9 @@ def run_grid(
     if shrink:
         if test_only:
             raise GpasError("--shrink runs on this machine; leave out --test-only")
-        _run_shrunk(ShrunkCells(chosen, where, options.executor), options, dry_run=dry_run, words=asked(names, where))
+        if dry_run:
+            raise typer.Exit(plan_shrunk(chosen, where, options.executor, asked(names, where)).exit_code)
+        _run_shrunk(chosen, where, options)
     run_entries(chosen, options, dry_run=dry_run, test_only=test_only, words=asked(names, where))
 
 
@@ -134,8 +135,7 @@ def run_entries(
     if lost and not dry_run:
         raise GpasError(f"{lost}; to train these cells again all the same, move the database away")
     warn(lost)
-    choice = schedulers.choose(options.executor, here.runs)
-    scheduler = scheduler_named(choice.name, here.runs)
+    scheduler, choice_note = schedulers.choose(options.executor, here.runs)
     planned = plan_for(scheduler, chosen, retry)
     if dry_run:
         say(render(planned, asked=words))
@@ -149,7 +149,7 @@ def run_entries(
         for text in scheduler.ask_start(here, planned.jobs):
             say(text)
         return
-    say(f"{choice.note}\n{headline(planned)}" if choice.note else headline(planned))
+    say(f"{choice_note}\n{headline(planned)}" if choice_note else headline(planned))
     confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
     started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
     submitted, summary = _run(scheduler, here, chosen, options, retry, started if planned.jobs else None)
@@ -168,19 +168,16 @@ def confirm_start(planned: Plan, question: str, yes: bool) -> None:
         confirm(question, yes)
 
 
-def _run_shrunk(
-    cells: ShrunkCells, options: shared.RunOptions, *, dry_run: bool = False, words: Sequence[str] = ()
-) -> NoReturn:
+def _run_shrunk(chosen: Sequence[Entry], where: Sequence[str] | None, options: shared.RunOptions) -> NoReturn:
     """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
-    if dry_run:
-        raise typer.Exit(cells.show_plan(asked=words).exit_code)
-    write_sample(cells.folder)
-    cells.print()
-    summary = run_to_end(scheduler_named(LOCAL, cells.project.runs), cells.project, cells.entries, options, RETRIED)
+    here, tiny, shrunk = shrunk_cells(chosen, where, options.executor)
+    write_sample(Path(shrunk["folder"]))
+    say(render_shrunk(shrunk))
+    summary = run_to_end(scheduler_named(LOCAL, here.runs), here, tiny, options, RETRIED)
     for item in summary.failed:
         say(f"{item.entry.id}: log in {item.status.directory}")
     say(_counts(summary), style="bold")
-    finish(summary, options.notify, shrunk=cells.json())
+    finish(summary, options.notify, shrunk=shrunk)
 
 
 def run_to_end(
@@ -209,9 +206,8 @@ def _run(
     waits = scheduler.foreground or options.wait
     results = partial(progress.results_so_far, here, chosen)
     with progress.make_reporter(console(), results) if waits else nullcontext(progress.Notices()) as reporter:
-        done = partial(ingest, here)
         run = scheduler.submit(
-            RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, reporter=reporter, ingest=done)
+            RunRequest(project=here, entries=chosen, retry=retry, at_once=options.jobs, reporter=reporter)
         )
         if started:
             started()
@@ -318,9 +314,7 @@ def _refuse(state: CellStatus) -> None:
 def _train(entry: Entry) -> RunSummary:
     here = project()
     with progress.make_train_reporter(console()) as reporter:
-        request = RunRequest(
-            project=here, entries=[entry], retry=RETRIED, reporter=reporter, ingest=partial(ingest, here)
-        )
+        request = RunRequest(project=here, entries=[entry], retry=RETRIED, reporter=reporter)
         run = scheduler_named(LOCAL, here.runs).submit(request)
         if not run.submitted.jobs:  # another process claimed it first
             run.stop()  # nothing to wait for, also if that process has just ended

@@ -20,7 +20,7 @@ from gpas_cli.grid.declared import Claim
 from gpas_cli.report.claims.campaign import Campaign, Round, Rules, entries_of
 from gpas_cli.report.claims.declared import select_claims, tuned_claims
 from gpas_cli.report.claims.verdict import ClaimEvidence, PartEvidence, VerdictWord
-from gpas_cli.schedule.scheduler import Scheduler, choose, scheduler_named
+from gpas_cli.schedule.scheduler import Scheduler, choose
 from gpas_cli.state.status import ALIVE
 from gpas_cli.words import count, listed
 
@@ -154,10 +154,9 @@ def run_claims(
 
 def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOptions, *, dry_run: bool) -> NoReturn:
     """Run rounds until every claim is decided or nothing can be added, and exit."""
-    choice = choose(options.executor, project().runs)
-    scheduler = scheduler_named(choice.name, project().runs)
-    if choice.note:
-        say(choice.note)
+    scheduler, note = choose(options.executor, project().runs)
+    if note:
+        say(note)
     campaign = Campaign(
         claims, where, rules, project(), experiments(), recorded_of, lambda cells: plan_for(scheduler, cells).estimate
     )

@@ -25,7 +25,7 @@ from gpas_cli.report.claims.measure import measure
 from gpas_cli.report.figures.envelope import search_figures
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_of
-from gpas_cli.schedule.scheduler import choose, scheduler_named
+from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.locks import locked
 from gpas_cli.words import count, listed
 
@@ -128,8 +128,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.project = project()
-        choice = choose(self.options.executor, self.project.runs)
-        self.scheduler = scheduler_named(choice.name, self.project.runs)
+        self.scheduler, _ = choose(self.options.executor, self.project.runs)
         self.methods = methods_of(experiments(), entries([self.grid], self.where), self.setting, self.factors)
         self.plan = rounds(len(set(self.factors)))
 

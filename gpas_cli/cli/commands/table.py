@@ -29,7 +29,7 @@ from gpas_cli.report.tables.paper_table import Serving, paper_table, published_t
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
-from gpas_cli.schedule.scheduler import choose, scheduler_named
+from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.stage import CONVERGENCE
 
 _SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
@@ -260,7 +260,7 @@ def _print(table: Table, missing: Sequence[Hole]) -> None:
 def _remedies(missing: Sequence[Hole]) -> Iterator[tuple[str, Plan | None]]:
     """Yield the commands that fill holes, and what they would run and cost; None for one that runs nothing or trains
     cells again."""
-    scheduler = scheduler_named(choose("auto").name, project().runs)
+    scheduler, _ = choose("auto", project().runs)
     runs = [(run.state, run.entry) for hole in missing for run in hole.runs]
     for command, cells in remedies(runs, entries(list(dict.fromkeys(entry.grid for _, entry in runs)))):
         yield command, plan_for(scheduler, cells, RETRIED) if cells else None

@@ -4,7 +4,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -21,6 +21,8 @@ from gpas_cli.plan.plan import Plan, PlanRow, Refusal
 from gpas_cli.spec.run import SHARDED
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.words import abbreviated, byte_size, count, duration, listed
+
+_MOST_VALUES = 4  # of a setting, in the list of what was shrunk
 
 
 class _PlannedCellJson(LabelledCellJson):
@@ -186,6 +188,26 @@ def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
         _on_gpus(planned.elsewhere),
         _indented(lines),
     ]
+
+
+def render_shrunk(shrunk: ShrunkJson) -> RenderableType:
+    """Return the settings that were shrunk, before and after, and where the results are."""
+    rows = [(one.setting, _shown(one.before), _shown(one.after)) for one in shrunk["settings"]]
+    text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
+    left_out = shrunk["left_out"]
+    seeds = f" {count(left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
+    lines = (text + (seeds if left_out else ""), f"Results are in a folder of their own, {shrunk['folder']}.")
+    return Group(Columns(("setting", "declared", "shrunk"), rows), *map(Text, lines))
+
+
+def _shown(values: Sequence[Any], most: int = _MOST_VALUES) -> str:
+    return listed([_spelled(value) for value in values], most)
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{_shown(value, 2)}]"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value) or "''"
 
 
 def grids_of(planned: Plan) -> list[str]:
