@@ -1,11 +1,11 @@
 """The `gpas` command and its sub-commands.
 
 Each sub-command is the function of its name, or the Typer application `app`, in the module of its name; `TOGETHER` has
-the commands that share a module. Importing all of them takes longer than most commands, so the program
-imports only the one that is run, and none to list them.
+the commands that share a module. Importing all of them takes longer than most commands, so the program imports only the
+one that runs, and none to list them.
 
-In bash, completion is asked about pieces, because bash splits the command line at `=` and `:` too, and replaces only
-the last one: of `gpas status --where norm=s<TAB>` it names "--where", "norm", "=", "s", and replaces the last "s".
+In bash, completion gets pieces of words, because bash splits the command line at `=` and `:` too, and replaces only the
+last one: for `gpas status --where norm=s<TAB>` it passes "--where", "norm", "=", "s", and replaces the "s".
 """
 
 import os
@@ -64,7 +64,7 @@ class _OneAtATime(_ConfigAnywhere):
 
 
 def _tidy_help(command: Any) -> None:
-    """Show no type for flags such as --yes in help texts, and break their lines where the terminal ends alone."""
+    """Show no type for flags such as --yes in help texts, and break lines only where the terminal ends."""
     command.help = re.sub(r"(?<=\S)\n(?=\w|`|\(|--)", " ", command.help or "")
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
@@ -117,7 +117,7 @@ def main(
     STATE.states_only = context.invoked_subcommand in _STATES_ONLY
 
 
-# Commands that show states and logs alone: a mistake in a table or a claim does not keep them from it.
+# Commands that show only states and logs: they work despite a mistake in a table or a claim.
 _STATES_ONLY = ("status", "top", "logs")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
@@ -163,7 +163,7 @@ COMMANDS = {
     },
 }
 
-# Command -> the module that it is in, if that does not bear its name.
+# Command -> its module, if that has another name.
 TOGETHER = {
     **dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"),
     "train": "run",
@@ -172,7 +172,7 @@ TOGETHER = {
 }
 
 
-# What other programs call a command -> the command.
+# The name of a command in other programs -> its name here.
 _OTHER_NAMES = {
     "compare": "diff", "start": "run", "submit": "run", "resume": "run", "stop": "cancel", "kill": "cancel",
     "delete": "gc", "clean": "gc", "list": "status", "ls": "status", "show": "explain", "plot": "figure",
@@ -181,7 +181,7 @@ _OTHER_NAMES = {
 
 
 def make_app(asked: str | None = None) -> typer.Typer:
-    """Return the application with the sub-command `asked` alone, by default with all of them; with "", those are
+    """Return the application with only the sub-command `asked`, by default with all of them; with "", these are
     imported one at a time."""
     app = typer.Typer(
         name="gpas",
@@ -231,7 +231,7 @@ def rejoined(words: list[str], current: int) -> tuple[list[str], int, str]:
 
 @contextmanager
 def whole_words() -> Iterator[None]:
-    """Within, a request of bash for completions is one about whole words; its answers are what bash inserts."""
+    """Within the context, bash's request for completions is about whole words; the answers are what bash inserts."""
     if os.environ.get("_GPAS_COMPLETE") != "complete_bash":
         yield
         return

@@ -71,15 +71,15 @@ def say(what: RenderableType, style: str | None = None, *, soft_wrap: bool | Non
 
 
 def say_fact(name: str, text: str, left: int = 2, width: int = 13) -> None:
-    """Print a fact behind its name; on a terminal, its lines are wrapped beside the name and long words, such as paths,
-    are left whole.
+    """Print a fact after its name; on a terminal, its lines are wrapped in a column after the name, and long words,
+    such as paths, stay whole.
     """
     for number, line in enumerate(wrapped(text, left + width + 1)):
         say(f"{'':<{left}}{'' if number else name:<{width}} {line}", soft_wrap=True)
 
 
 def wrapped(text: str, left: int) -> list[str]:
-    """Return the lines of a text that stands behind `left` characters: a single one unless it is for a terminal."""
+    """Return the lines of a text that follows `left` characters: a single one unless it is for a terminal."""
     room = console().width - left if console().is_terminal else len(text) + 1
     return textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False, break_long_words=False) or [""]
 

@@ -53,7 +53,7 @@ class Output:
             say(Plot(one))
 
     def draw(self, plots: Sequence[Figure], paths: Sequence[Path], title: str = "", words: str = "") -> None:
-        """Print plots, write them to files below a title, and say so with further words."""
+        """Print plots, write them to files below a title, and print the files' names, followed by `words`."""
         self.print(plots)
         if paths:
             save(Sheet(tuple(plots), title), paths, self.size)
@@ -94,7 +94,7 @@ def draw_figures(
 ) -> None:
     """Draw the named figures of the papers, each as PDF, SVG and PNG, and say which cells are missing.
 
-    bounds: returns those of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
+    bounds: returns the bounds of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
     """
     asked = paper_figures.named(names)
     chosen = [spec for spec in asked if spec.toy or not toy]

@@ -58,7 +58,7 @@ def varied_entries(words: Sequence[str] | None, where: Sequence[str] | None = No
 
 
 def find_cells(words: Sequence[str]) -> list[Entry]:
-    """Return the cells that `words` name: cells of the default grid take precedence over those of other grids.
+    """Return the cells that `words` name: cells of the default grid take precedence over cells of other grids.
 
     Words of the form NAME=VALUE are settings of all of them. A key may also belong to a cell that no grid declares any
     more.
@@ -104,7 +104,7 @@ def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
 
 
 def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = None) -> list[Entry]:
-    """Return the cells that `words` name, where a grid names all of its cells; without words, those of every grid.
+    """Return the cells that `words` name, where a grid names all of its cells; without words, the cells of every grid.
 
     Words of the form NAME=VALUE are settings of all of them.
     """
@@ -125,7 +125,7 @@ def chosen_cells(words: Sequence[str] | None, where: Sequence[str] | None) -> li
 
 @contextmanager
 def recorded_of(chosen: Sequence[Entry], where: Project | None = None, *, database: bool = True) -> Iterator[Recorded]:
-    """Yield what is recorded of the cells, by default in this project. Print why results are not up to date.
+    """Yield what is recorded about the cells, by default in this project. Print why results are not up to date.
 
     `database` is as for `report.recorded.recorded`.
     """

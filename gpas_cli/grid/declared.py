@@ -8,8 +8,8 @@ comparison gives one effect for each seed:
     ratio        value of the subject / value of the base      lower: below 1, higher: above 1
     value        value of the subject                          negative: below 0, positive: above 0
 
-With `across`, the effect at the second label is subtracted from that at the first: the interaction. The claim says that
-the mean effect lies between `low` and `high`.
+With `across`, the effect at the second label is subtracted from the effect at the first: the interaction. The claim
+says that the mean effect lies between `low` and `high`.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Comparison:
 
     subject: conditions on labels. against: the labels in which the base differs from the subject, {} if values
     themselves are compared. low, high: the open interval in which the claim places the effect. across: an axis and two
-    of its labels. best: an axis, of whose labels the one with the best number counts, for the subject and for the base;
-    "" for none. published: source -> table whose numbers give the published effect; printed: an effect that the text
-    of the source states. marks: the places of its settings in the file.
+    of its labels. best: an axis; for the subject and for the base, its label with the best number counts; "" for none.
+    published: source -> table whose numbers give the published effect; printed: an effect that the text of the source
+    states. marks: the places of its settings in the file.
     """
 
     says: str
@@ -220,8 +220,8 @@ class TableSpec:
 
     rows: the axes of the rows. columns: the axis of the columns, `task` for one column per downstream
     task, or `text` for one per text.
-    value: the metric. over: the axis to average over. best: the axis of which each table cell shows the best mean over
-    the seeds, "" for none. against: the labels of the row that differences refer to.
+    value: the metric. over: the axis to average over. best: an axis; each table cell shows its label with the best mean
+    over the seeds; "" for none. against: the labels of the row that differences refer to.
     published: source -> name of that source's table, printed beside our numbers.
     """
 
@@ -235,7 +235,7 @@ class TableSpec:
     published: dict[str, str] = field(default_factory=dict)
 
     def tuned(self, axis: str) -> TableSpec:
-        """Return the table in which each cell is the best of `axis`, which then has neither rows nor columns."""
+        """Return the table in which each cell is the best of `axis`, which is not in the rows or columns then."""
         columns = TableSpec.columns if self.columns == axis else self.columns
         return replace(self, best=axis, rows=tuple(name for name in self.rows if name != axis), columns=columns)
 
@@ -243,7 +243,7 @@ class TableSpec:
 @dataclass(frozen=True)
 class Grid:
     """One declared grid. `tuned`: settings of cells by their names without a seed, applied after all others; unless it
-    is empty, the grid has these cells alone (`grid.companions`)."""
+    is empty, the grid has only these cells (`grid.companions`)."""
 
     name: str
     title: str
@@ -286,7 +286,7 @@ class Grid:
 class Experiments:
     """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `site` has
     the sections of resources in the site's profile; `corpora` has the nodes of
-    the corpora in `catalogue`; `seeds` has those added beside the file, by grid; `claims` are by name, each at the
+    the corpora in `catalogue`; `seeds` has the seeds added beside the file, by grid; `claims` are by name, each at the
     sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
 
     path: Path
@@ -306,7 +306,7 @@ class Experiments:
 @dataclass(frozen=True)
 class Declared:
     """The declaration of a cell: the grid that declares it (others may include it), its settings, and the named corpora
-    of the file. `added`: its seed is one of those added beside the file."""
+    of the file. `added`: its seed was added beside the file."""
 
     grid: str
     settings: Node
@@ -334,7 +334,7 @@ class Entry:
     """One cell of one grid.
 
     axes: the label of every axis, and of `size`, `norm`, `gate` and `seed` even if the grid does not vary them.
-    resources: a training's. kind_resources: declared for other kinds of job.
+    resources: of the training. kind_resources: declared for other kinds of job.
     notes: the reasons of the overrides that changed this cell, one sentence each.
     declared: the declaration; None for a recorded cell that no grid declares.
     """

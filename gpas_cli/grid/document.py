@@ -1,7 +1,7 @@
 """Read YAML into a tree of nodes that know their line and column. No file can execute code, loop or grow unbounded.
 
-Allowed are mappings with distinct keys, lists, scalars, anchors, aliases and merge keys. Refused are tags, a second
-document, an alias inside its own anchor, and nesting or alias expansion deeper or larger than any grid needs.
+Mappings with distinct keys, lists, scalars, anchors, aliases and merge keys are allowed. Tags, a second document, an
+alias inside its own anchor, and nesting or alias expansion deeper or larger than any grid needs are refused.
 
 Unquoted scalars follow the core schema of YAML 1.2: only `true` and `false` are booleans, `on`, `off`, `yes`, `no` and
 `1:30:00` are strings, `1e-3` is a number, and `010` is ten. PyYAML's own resolver follows YAML 1.1, where all of these

@@ -1,6 +1,6 @@
 """Read experiments.yaml and the plugin files that it names as `Experiments`, and report all its problems at once.
 
-Rules across grids are checked here: includes end, and conditions and tables name axes and labels that exist.
+Rules across grids are checked here: includes form no cycle, and conditions and tables name axes and labels that exist.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ def _named(cls: type[_T], entries: Mapping[str, Part], known: Mapping[str, _T]) 
 
 
 def _networks(entries: Mapping[str, Part], root: Path) -> dict[str, Network]:
-    """Return the networks of this file, with the shapes that their folders have; those without a pin are reported."""
+    """Return the networks of this file, with the shapes of their folders; networks without a pin are reported."""
     found: dict[str, Network] = {}
     for name, child in entries.items():
         made = child.instance(Network)

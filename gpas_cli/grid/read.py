@@ -48,7 +48,7 @@ AxisLabels = dict[str, tuple[Label, ...]]
 def read_grid(part: Part, stages: Sequence[str]) -> Grid | None:
     """Return the grid declared by `part`, or None if what is wrong with it is also wrong with its cells.
 
-    Adds what is wrong to the problems. `stages` are those after pretraining.
+    Adds what is wrong to the problems. `stages` are the stages after pretraining.
     """
     name = str(part.path[-1])
     aside: list[Problem] = []  # problems that leave the cells as they are

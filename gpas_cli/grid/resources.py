@@ -47,8 +47,8 @@ def read_site(path: Path | None, problems: list[Problem]) -> Entries:
 
 
 def _layered(*parts: Part) -> Part:
-    """Return the settings of sections, of which each overrides the ones before: an absent part without a section, and
-    the first that is not a mapping, if there is one.
+    """Return the settings of sections, each of which overrides the ones before; an absent part if there is no section,
+    and the first section that is not a mapping, if there is one.
     """
     found = [part for part in parts if part.node is not None]
     wrong = [part for part in found if not isinstance(part.value, dict)]

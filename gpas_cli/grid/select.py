@@ -36,7 +36,7 @@ def select(entries: Sequence[Entry], where: Sequence[str]) -> list[Entry]:
 
 
 def conditions(chosen: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
-    """Return conditions by which `select` finds the chosen ones of `entries`, as few as labels of axes allow.
+    """Return conditions with which `select` finds the chosen entries among `entries`, as few as labels of axes allow.
 
     They may select further entries if the chosen ones are no combination of labels, or have a label with a comma, which
     no condition can express.
@@ -91,7 +91,7 @@ def find(entries: Sequence[Entry], query: str) -> Entry:
 
 
 def find_preferring(default: str, entries: Sequence[Entry], query: str) -> Entry:
-    """Return the entry that `find` returns; a name in the grid `default` takes precedence over that in other grids."""
+    """Return the entry that `find` returns; of equal names, the one in the grid `default` takes precedence."""
     usual = [entry for entry in entries if entry.grid == default]
     return find(usual if any(entry.name == query for entry in usual) else entries, query)
 

@@ -47,7 +47,7 @@ def merge(under: Node, over: Node, section: str = "") -> Node:
 
 
 def _kept(below: Mapping[str, Node], above: Mapping[str, Node]) -> dict[str, Node]:
-    """Return the settings of a recipe without those of a schedule or optimizer in whose place `above` has another."""
+    """Return the settings of a recipe without those of a schedule or optimizer that `above` replaces by another."""
     left = {name for name in ("schedule", "optimizer") if name in below and name in above}
     left = {name for name in left if below[name].value != above[name].value}
     own = {setting for setting, (selector, _) in setting_classes(Optim).items() if selector in left}
@@ -255,7 +255,7 @@ class Part:
     def entries(self, known: Collection[str] = ()) -> Entries:
         """Return the entries of a mapping, only those in `known` if given; none for an absent part.
 
-        A misspelt entry is read as the one that is meant, so that no message is about the absence of that one.
+        A misspelt entry is read as the nearest known one, so that this one is not reported as missing.
         """
         found = Entries(self)
         if self.node is not None and not isinstance(self.value, dict):

@@ -3,8 +3,8 @@
 `gpas train pre-s1 optim.lr=3e-3 gate=gpas` merges settings over the cell's.
 
 `--shrink` keeps the structure of a cell: the number of layers, scheme, gate, embedding, initialisation, family,
-objective, depth schedule, optimizer, learning rate and its schedule, precision, seed and the stages. Tiny become widths
-and vocabulary, the text and the length of its rows, the batch, the number of updates, and what later stages read.
+objective, depth schedule, optimizer, learning rate and its schedule, precision, seed and the stages. It makes widths,
+vocabulary, text, rows, batch, number of updates, and what later stages read tiny.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -220,7 +220,7 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
     tiny = {
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
-        # A BPE has no mask token of its own.
+        # A BPE has no mask token.
         "objective": {**values["objective"], **({"mask_token": ""} if isinstance(cell.objective, Masked) else {})},
         "data": {**values["data"], **_data(cell.data, text)},
         "optim": {**values["optim"], **_optim(cell)},
@@ -233,7 +233,7 @@ def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
 
 
 def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
-    """Return the sections of the stages after pretraining, or of those that measure a network."""
+    """Return the sections of the stages after pretraining, or of the stages that measure a network."""
     tiny: dict[str, Any] = {}
     values = cell.to_mapping()
     if cell.parameters("finetune") is not None:
@@ -244,7 +244,7 @@ def _later(cell: Cell, text: TinyText) -> dict[str, Any]:
     if cell.parameters("texts") is not None:
         tiny["texts"] = {**values["texts"], "texts": [f"sample={text.validation}"], "max_length": 0, "limit": 2}
     if section := cell.parameters("downstream"):
-        # Answers that a network writes have scores of their own, which the grid's table may show.
+        # Answers that a network writes have separate scores, which the grid's table may show.
         written = [RECALL] if any(map(most_generated, section.tasks)) else []
         chosen = {**_EMBEDDED, "tasks": [*_EMBEDDED["tasks"], *written]}
         tiny["downstream"] = {**values["downstream"], **chosen, "shots": 0}

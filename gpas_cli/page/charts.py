@@ -33,7 +33,7 @@ FILE = Limits()
 SERVED = Limits(details=0)  # the details of a cell are fetched when it is opened
 
 
-# What is offered of each grid, the default first.
+# The quantities that the page offers for each grid, the default first.
 KINDS: Mapping[str, Sequence[str]] = {
     "updates": (
         *("loss", "eval_perplexity", "eval_loss", "eval_masked_loss", "eval_denoising_loss"),
@@ -52,7 +52,7 @@ KINDS: Mapping[str, Sequence[str]] = {
 def grid_charts(known: Recorded, entries: Sequence[Entry], spec: TableSpec, limits: Limits) -> Iterator[dict[str, Any]]:
     """Yield the plots of a grid: each quantity that was recorded, a panel for each column of its table.
 
-    Losses of different objectives have panels of their own.
+    Losses of different objectives have separate panels.
     """
     drawn = entries[: limits.drawn_cells]
     recorded: set[str] = set()
@@ -158,7 +158,7 @@ _Point = TypeVar("_Point", bound=tuple[float, ...])
 def thinned(points: Sequence[_Point], most: int) -> list[_Point]:
     """Return at most `most` points (x, y, ...) of a curve: the first, the last, and those that shape it.
 
-    Of each stretch of x, the point is kept that spans the largest triangle with the kept point before it and the mean
+    Each stretch of x keeps the point that spans the largest triangle with the kept point before it and the mean
     of the next stretch (largest triangle three buckets, Steinarsson 2013).
     """
     if len(points) <= most or most < 3:

@@ -1,6 +1,6 @@
 """What the report page shows of some cells, as data.
 
-Of claims, these are the documents of `gpas claims --json`, and the texts made of them.
+Claims are the documents of `gpas claims --json`, and texts made from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gpas_cli.words import count, listed
 
 # The states in the order in which the page shows them.
 _STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
-# Whose details are kept first where not all of them fit.
+# The states whose details are kept first where not all fit.
 _URGENT = ("failed", "unknown", "running", "interrupted", "diverged", "queued", "cancelled", "done", "missing")
 
 
@@ -68,7 +68,7 @@ class _GridSection:
 class Content:
     """Everything on the page. `made` is a unix time.
 
-    activity: hours used and the expected end, in a sentence. paper_tables, figures: the papers' own. details: by
+    activity: hours used and the expected end, in a sentence. paper_tables, figures: the papers'. details: by
     cell id. left_out: what does not fit.
     """
 
@@ -173,7 +173,7 @@ def _details(
 
 _LogTail = Callable[["Entry", int], Sequence[str]]  # the last lines of a cell's log
 
-# Columns of an attempt that the page shows of every attempt, and of the latest alone.
+# Columns of an attempt that the page shows for every attempt, and only for the latest.
 _FACTS = (
     *("number", "outcome", "cause", "host", "device", "gpu", "precision", "last_step", "started", "ended"),
     *("code", "git_commit", "git_dirty"),
@@ -268,7 +268,7 @@ _DRAWING_MARGIN = 0.08  # a fraction of the range of values, on both sides
 
 
 def claims_of(experiments: Experiments, known: Recorded, grids: Sequence[str]) -> Iterator[ClaimJson]:
-    """Yield the claims about these grids alone, whose cells `known` covers."""
+    """Yield the claims about only these grids, whose cells `known` covers."""
     for claim in select_claims(experiments, grids=grids) if grids else ():
         if set(claim.grids) & set(experiments.grids) <= set(grids):
             yield claim_json(evaluate(claim, known))
@@ -286,7 +286,7 @@ def _source(claim: ClaimJson) -> str:
 
 
 def _remarks(claim: ClaimJson) -> list[str]:
-    """Return what is said of the whole claim: the claimed range if its parts share it, verdicts of parts, a reason."""
+    """Return what is said about a whole claim: the claimed range if its parts share it, their verdicts, a reason."""
     counts = Counter(part["verdict"] for part in claim["parts"])
     verdicts = [f"{counts[word]} of {len(claim['parts'])} parts {word}"
                 for word in WORDS if counts[word]]  # fmt: skip

@@ -85,13 +85,13 @@ def to_mapping(content: Content) -> dict[str, Any]:
 
 @cache
 def _script() -> str:
-    """Return the scripts as one, in a function of its own so that nothing becomes global."""
+    """Return the scripts as one, inside a function so that nothing becomes global."""
     parts = "\n".join((ASSETS / name).read_text("utf-8") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
 def _policy(script: str, style: str, *, served: bool) -> str:
-    """Return a policy that forbids every script and style sheet but these, and every request but to the own server."""
+    """Return a policy that forbids other scripts and style sheets, and requests except to the page's server."""
     source = "'self'" if served else "'none'"
     return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -119,9 +119,9 @@ def _templates() -> Environment:
 
 
 def without_repetition(details: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return details by cell as `cells`, without the `settings` that all of them share, which are there once.
+    """Return details by cell as `cells`, without the settings that all of them share, which are in `settings`.
 
-    Each environment is there once too, in the list `environments`; attempts have its place in the list.
+    Each environment is once in the list `environments`; attempts have its index.
     """
     first, *others = [one["settings"] for one in details.values()] or [{}]
     settings = {

@@ -51,7 +51,7 @@ class _Snapshot:
 
     @cached_property
     def document(self) -> Document:
-        """The page as HTML, made when a browser asks for it: an open page asks for the JSON alone."""
+        """The page as HTML, made when a browser asks for it: an open page asks only for the JSON."""
         return to_html(self.content, self.refresh, self.data)
 
 
@@ -128,7 +128,8 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves a page, its data and the details of cells below a secret path: other users of the machine cannot guess it.
+    """Serves a page, its data and the details of cells under a secret path, which other users of the machine cannot
+    guess.
 
     Raises GpasError if the port cannot be used.
     """
@@ -147,7 +148,7 @@ class PageServer(ThreadingHTTPServer):
             raise GpasError(f"port {port}: {why}; choose another one: `gpas serve --port {port + 1}`") from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own; if all are in use, wait for one, or close the connection."""
+        """Answer in a new thread; if all are in use, wait for one, or close the connection."""
         if not self._free.acquire(timeout=WAIT_SECONDS):
             self.shutdown_request(request)
             return

@@ -43,7 +43,7 @@ class SizeCost:
 
 
 def size_names(entries: Iterable[Entry]) -> dict[Size, str]:
-    """Return the labels of sizes that are not built in, by size: those that belong to one size of these cells alone."""
+    """Return size -> label of the sizes that are not built in, where a label belongs to one size and a size has one."""
     named = ((entry.cell.model.size, entry.axes.get("network", entry.axes.get("size"))) for entry in entries)
     labels = dict.fromkeys((size, str(label)) for size, label in named if label is not None)
     names, sizes = Counter(label for _, label in labels), Counter(size for size, _ in labels)
@@ -99,7 +99,7 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeC
 
 @dataclass(frozen=True)
 class StageCost:
-    """The jobs to start of one kind of stage that ask for the same; `tokenise` is a kind too, without a cost."""
+    """The jobs to start of one kind of stage with the same resources; `tokenise` is a kind too, without a cost."""
 
     stage: str
     resources: Annotated[Resources, "what each job asks for"]

@@ -1,6 +1,6 @@
 """The cost of jobs in device-hours and wall-clock hours, from measured speeds or, without these, from FLOPs.
 
-The FLOPs of a training update are those of `spec.cost`; a forward pass takes a third of them.
+`spec.cost` has the FLOPs of a training update; a forward pass takes a third of them.
 """
 
 import heapq
@@ -142,7 +142,7 @@ def _measured_speeds(runs: Path) -> dict[Shape, _MeasuredSpeed]:
             asked = attempt.read_attempt()
             own = _attempt_shape(attempt, asked)
             if len(found.get(own, ())) < _MAX_MEASURED and (seconds := _seconds_per_step(attempt, asked)):
-                positions = asked.cell["optim"]["batch"] * asked.cell["data"]["length"]  # also those of padding
+                positions = asked.cell["optim"]["batch"] * asked.cell["data"]["length"]  # with padding
                 found.setdefault(own, []).append(positions / seconds)
         except (OSError, GpasError, KeyError, TypeError, ValueError, ArithmeticError):
             continue
@@ -222,7 +222,7 @@ def _attempt_shape(attempt: AttemptDir, asked: AttemptRecord) -> Shape:
 
 
 def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None:
-    """Return the seconds of an update of all layers; those of updates that skip layers are scaled by their FLOPs."""
+    """Return the seconds of an update of all layers; updates that skip layers are scaled by their FLOPs."""
     skips = asked.stage == PRETRAIN and asked.cell.get("depth", {}).get("kind", FULL) != FULL
     cell = asked.resolve_cell() if skips else None
     steps = [line.event for line in tail(attempt.journal_path, 16384) if isinstance(line.event, Step)]
@@ -238,8 +238,8 @@ def _seconds_per_step(attempt: AttemptDir, asked: AttemptRecord) -> float | None
 class _Cost:
     """The estimated cost of measuring one cell.
 
-    `rows`: those of each update to compute, 0 for all. `memory`: in bytes. `free`: the free bytes of this machine. On a
-    GPU there is no estimate, and seconds and memory are 0.
+    `rows`: how many of each update are computed, 0 for all. `memory`: in bytes. `free`: the free bytes of this machine.
+    On a GPU there is no estimate, and seconds and memory are 0.
     """
 
     parameters: int

@@ -1,6 +1,6 @@
 """The accelerators and cores that jobs may use: on this machine, on the nodes behind a scheduler, or named for a plan.
 
-`gpas plan --gpu H100:8` plans for GPUs whether or not this machine has them. Their peaks are those of the data sheets
+`gpas plan --gpu H100:8` plans for GPUs whether or not this machine has them. Their peaks come from the data sheets
 (`spec.cost.PEAK_TFLOPS`); the share that training reaches (MFU) is assumed.
 """
 
@@ -27,10 +27,10 @@ from gpas_cli.words import count, listed
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 # Measured on one H200 (benchmarks/RESULTS.md): 34 and 44 % of 71M and 350M on padded rows, 52 % of 1B on full ones.
-# Networks of 100,000 parameters are assumed to reach 5 %, larger ones than 1.3B no more. Parameters -> share:
+# Networks of 100,000 parameters are assumed to reach 5 %, networks above 1.3B no more than 52 %. Parameters -> share:
 _MFU = {1e5: 0.05, 71e6: 0.34, 0.37e9: 0.44, 1.3e9: 0.52}
 MFU_SOURCE = "by size, from the 34, 44 and 52 % of 71M, 350M and 1B on one H200"
-# The memory of one device in GB, from NVIDIA's data sheets; of several versions, that of the largest.
+# The memory of one device in GB, from NVIDIA's data sheets; of several versions, the largest.
 MEMORY_GB: dict[str, int] = {
     "B200": 180, "GH200": 96, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80, "H20": 96,
     "A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A40": 48, "A10G": 24, "A10": 24, "RTX A6000": 48,
@@ -221,7 +221,7 @@ def machine(environ: Mapping[str, str] = os.environ) -> ThisMachine:
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the devices of CUDA_VISIBLE_DEVICES, or the indices of those that nvidia-smi lists."""
+    """Return the devices of CUDA_VISIBLE_DEVICES, or the indices of the GPUs that nvidia-smi lists."""
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     installed = _installed_gpus()
     if mask is None:

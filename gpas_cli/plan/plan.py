@@ -69,9 +69,9 @@ class PlanRow:
 class Plan:
     """The actions of `gpas run` for some cells.
 
-    `stages`: the number of unique stages by state. `uses`: the number of references to them, including those of
-    teachers. `jobs`: the jobs that a run would start, first those that tokenise, then the stages, parents first.
-    `machine`: where they would run, or the machine that the estimate is for.
+    `stages`: the number of unique stages by state. `uses`: how often cells and teachers refer to them. `jobs`: the jobs
+    that a run would start, first those that tokenise, then the stages, parents first. `machine`: where they would run,
+    or the machine that the estimate is for.
     """
 
     rows: tuple[PlanRow, ...]
@@ -81,7 +81,7 @@ class Plan:
     estimate: Estimate
     machine: Machine
     text_warnings: tuple[str, ...] = ()
-    untokenised: tuple[str, ...] = ()  # the texts that the first of the jobs tokenises, if none of them does only that
+    untokenised: tuple[str, ...] = ()  # the texts that the first job to read them tokenises
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
     elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has

@@ -196,9 +196,9 @@ def _placed(reason: str, declared: Declared | None) -> str:
 
 
 def _network_absence(network: Network, root: Path) -> str:
-    """Return why a network that was not trained here cannot be opened on this machine, "" if nothing speaks against."""
+    """Return why a network that was not trained here cannot be opened on this machine, "" if no reason is known."""
     if find_spec("transformers") is None:
-        return "network: transformers is not installed, which opens it: pip install 'gpas-cli[export]'"
+        return "network: transformers, which opens it, is not installed: pip install 'gpas-cli[export]'"
     if network.path and not (folder := network.folder(root)).is_dir():
         return f"network: there is no folder {folder}"
     return ""

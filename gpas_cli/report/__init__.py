@@ -1,8 +1,8 @@
 """Tables, claims and figures, made from database rows.
 
-    recorded     what is recorded of some cells: states and results, where everything here starts
+    recorded     the recorded states and results of some cells, where everything here starts
     query        attempts, stages, curves and external networks, from the database
-    quantities   the metrics and curves that are recorded, and the numbers that claims take of them
+    quantities   the metrics and curves that are recorded, and the numbers that claims take from them
     labels       what a cell is called: in row titles, and in the papers
     papers/      published numbers, recipes, layouts, claims and figures, as data
     tables/      entries + results -> a table, and the table as text

@@ -11,7 +11,7 @@ from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objecti
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, StageKind
 from gpas_cli.words import listed
 
-_COMPARED_SCORES = ("loss", "perplexity")  # that every objective has, each under a name of its own
+_COMPARED_SCORES = ("loss", "perplexity")  # that every objective has, each under another name
 _NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference", "loss_batch_mean", "bits_per_byte")
 
 
@@ -34,7 +34,7 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
         yield _problem(grid, str(error), "value")
         return
     if what.name in CONVERGENCE:
-        message = f"is derived when it is asked for: gpas table {grid.name} --value {what.name}"
+        message = f"is computed on request: gpas table {grid.name} --value {what.name}"
         yield _problem(grid, message, "value")
     if what.stage != PRETRAIN and what.stage not in _stages_of(grids, grid):
         message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"

@@ -35,7 +35,7 @@ def facts(entry: Entry) -> dict[str, Label]:
 
     They are read from the cell, not from the grid's labels: a grid may give a gate any name, and only the unmodified
     71m is the papers' 71m. Axes that papers do not have keep the grid's label. `data` is the text that the cell is
-    trained on, `text` the one that its perplexity is measured on, with the tokens of it (`measured`).
+    trained on, `text` the text that its perplexity is measured on, with the number of its tokens (`measured`).
     """
     cell = entry.cell
     if cell.network:
@@ -117,7 +117,7 @@ def number_facts(entry: Entry, metric: Metric, label: str | None) -> dict[str, L
 
 
 def _describe_std(model: Model) -> str:
-    """Return "usual", or the standard deviations of the initialisation that differ from those of its preset."""
+    """Return "usual", or the standard deviations of the initialisation that differ from its preset."""
     given = model.init
     if given.everywhere:
         return "usual"

@@ -55,7 +55,7 @@ def stage(engine: Engine, key: str) -> dict[str, Any] | None:
 def external_networks(engine: Engine) -> list[ExternalNetwork]:
     """Return the networks with scores that were not trained here, in the order in which they were first scored.
 
-    Each is there once for each choice of settings. Scores whose run directories are gone are left out.
+    Each appears once for each choice of settings. Scores whose run directories are gone are left out.
     """
     with engine.connect() as connection:
         rows = score_rows(rows_through(connection), "stage.kind IN ({})", [EXTERNAL, "downstream"])
@@ -118,7 +118,7 @@ def layer_curves(engine: Engine, keys: Iterable[str], name: str, *, until: int |
 
 
 def curve_names(engine: Engine, keys: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the curves that attempts at the stages `keys` have, and of those by layer, sorted."""
+    """Return the names of the curves that attempts at the stages `keys` have, and of the curves by layer, sorted."""
     names: set[str] = set()
     by_layer: set[str] = set()
     with engine.connect() as connection:
@@ -131,7 +131,7 @@ def curve_names(engine: Engine, keys: Iterable[str]) -> tuple[list[str], list[st
 
 
 def spikes(engine: Engine, key: str) -> tuple[tuple[int, str, float], ...]:
-    """Return the stage's spikes as (update, "loss" or "grad_norm", value); those of a resumed attempt count once."""
+    """Return the stage's spikes as (update, "loss" or "grad_norm", value), each once even if an attempt was resumed."""
     found = ((name, curves(engine, [key], recorded).get(key, [])) for name, recorded in SPIKE_CURVES.items())
     return tuple(sorted((step, name, value) for name, points in found for step, value in points))
 

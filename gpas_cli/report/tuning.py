@@ -2,7 +2,7 @@
 
 All values are tried in trainings of a quarter of the updates, each with the whole schedule, the better half of many
 values in trainings of half of them, and the last two in whole trainings. Every method gets the same number of each, and
-a method whose best value lies at an end of its values gets further ones beyond it, in each round, until it does not.
+a method whose best value is at an end of its values gets further ones beyond it, in each round, until it is not.
 (Jamieson and Talwalkar 2016. There the rounds are parts of one training; a part of a schedule favours low rates.)
 """
 
@@ -16,7 +16,7 @@ from gpas_cli.grid.expand import family_of
 from gpas_cli.spec.parse import flat
 
 _MANY = 6  # values, from which on there is a round between the first and the last
-_MOST_BEYOND = 4  # values for each method, beyond those that were asked for
+_MOST_BEYOND = 4  # values for each method, in addition to the requested ones
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What follows an attempt that ended without a result: one policy, `next_step`, for every scheduler.
 
     out of memory   a job with more memory if the resources have a further entry, else half the micro-batch, else, for a
-                    cell that shared its job with others, a job of its own; that comes first if its job is over
+                    cell that shared its job with others, a separate job; that comes first if its job has ended
     killed          the same once more (SIGKILL without evidence that memory ran out, or an exit that nobody recorded)
     faulty node     another node, if the scheduler has several
     time limit      a job with a longer limit if the resources have a further entry, else the same job
@@ -37,7 +37,7 @@ _BEGINNING_BYTES = 4 << 20  # bytes of a journal within which training begins, h
 class End(Enum):
     """How an attempt ended."""
 
-    ENDED = auto()  # with an outcome, or with an error of its own
+    ENDED = auto()  # with an outcome, or with an error
     SUPERSEDED = auto()
     MEMORY = auto()
     KILLED = auto()
@@ -54,7 +54,7 @@ class Step(Enum):
     AGAIN = auto()  # start it once more, unchanged
     REDUCE = auto()  # start it with half the micro-batch
     GROW = auto()  # submit it with more memory or time
-    ALONE = auto()  # submit it in a job of its own
+    ALONE = auto()  # submit it in a separate job
     ELSEWHERE = auto()  # start it on another node
     LATER = auto()  # leave it to the next `gpas run`
     GIVE_UP = auto()
@@ -63,9 +63,9 @@ class Step(Enum):
 def next_step(
     end: End, in_vain: int, retries: int, *, rows: int = 0, larger: Collection[str] = (), packed: bool = False
 ) -> Step:
-    """Return what follows an attempt that ended so.
+    """Return what follows an attempt that ended as `end` says.
 
-    in_vain: attempts in a row without progress, this one included, of which there may be `retries`. rows: half its
+    in_vain: attempts in a row without progress, this one included, at most `retries`. rows: half its
     micro-batch, 0 if that cannot be halved. larger: the resources with a further entry. packed: whether other cells
     shared its job.
     """

@@ -199,7 +199,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class ProfileUse:
-    """What SLURM jobs that asked for the same used. Bytes and seconds; 0 if unknown."""
+    """What SLURM jobs with the same request used. Bytes and seconds; 0 if unknown."""
 
     memory: int
     cpus: int

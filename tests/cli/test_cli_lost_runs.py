@@ -25,7 +25,7 @@ def test_a_missing_folder_of_runs_is_remarked(done: Face, command: str) -> None:
 def test_nothing_is_trained_again_without_the_folder(done: Face) -> None:
     shutil.move(done.runs, done.folder / "unmounted")
     said = done("run", "grid", "--yes", expect=2)
-    assert "to train these cells again all the same, move the database away" in said.err
+    assert "to train these cells again anyway, move the database away" in said.err
     assert not done.runs.exists()
 
 

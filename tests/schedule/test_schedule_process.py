@@ -30,9 +30,11 @@ from launching import (
 from gpas_cli.errors import GpasError
 from gpas_cli.grid import Entry
 from gpas_cli.project import Project
+from gpas_cli.schedule.local.scheduler import LocalScheduler
 from gpas_cli.schedule.process import Cancelling, job_environment, token
-from gpas_cli.schedule.scheduler import Choice, cancel, choose
+from gpas_cli.schedule.scheduler import cancel, choose
 from gpas_cli.schedule.slurm import client
+from gpas_cli.schedule.slurm.scheduler import SlurmScheduler
 from gpas_cli.state.attempt import process_path
 from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json, write_json
@@ -208,25 +210,29 @@ def install(programs: Path, name: str, script: str = "") -> None:
 
 
 def test_auto_chooses_slurm_if_a_controller_answers(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose("auto") == Choice("local")
-    install(programs, "sbatch")
-    assert choose("local") == Choice("local")
-    assert "no SLURM controller answers" in choose("auto").note
     runs = programs / "runs"
-    assert choose("auto", runs) == choose("auto")
+
+    def chosen(word: str) -> tuple[type, str]:
+        scheduler, note = choose(word, runs)
+        return type(scheduler), note
+
+    assert chosen("auto") == (LocalScheduler, "")
+    install(programs, "sbatch")
+    assert chosen("local") == (LocalScheduler, "")
+    here, note = chosen("auto")
+    assert (here, "no SLURM controller answers" in note) == (LocalScheduler, True)
     runs.mkdir()
-    assert choose("auto", runs) == Choice("local")  # jobs have run here before, and nowhere else
+    assert chosen("auto") == (LocalScheduler, "")  # jobs have run here before, and nowhere else
     (runs / ".slurm").mkdir()
-    assert choose("auto", runs) == choose("auto")
+    assert chosen("auto") == (LocalScheduler, note)
     install(programs, "scontrol", "echo 'Slurmctld(primary) at here is UP'")
-    assert choose("auto") == Choice("slurm")
-    assert choose("local") == Choice("local")
+    assert chosen("auto") == (SlurmScheduler, "")
+    assert chosen("local") == (LocalScheduler, "")
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert choose("auto") == Choice("local")
+    assert chosen("auto") == (LocalScheduler, "")
 
 
-@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(("word", "message"), [("slurm", "--executor local"), ("slrum", "did you mean 'slurm'")])
-def test_an_unavailable_executor_is_refused(word: str, message: str) -> None:
+def test_an_unavailable_executor_is_refused(word: str, message: str, programs: Path) -> None:
     with pytest.raises(GpasError, match=message):
-        choose(word)
+        choose(word, programs)

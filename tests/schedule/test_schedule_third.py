@@ -107,9 +107,10 @@ def test_a_claim_of_a_scheduler_that_is_not_installed_is_unknown(face: Face) -> 
 
 
 def test_schedulers_are_chosen_by_name(face: Face) -> None:
-    assert choose("line").name == "line"
+    scheduler, note = choose("line", face.runs)
+    assert (type(scheduler).__name__, note) == ("LineScheduler", "")
     with pytest.raises(GpasError, match="unknown executor 'lime'; did you mean 'line'"):
-        choose("lime")
+        choose("lime", face.runs)
 
 
 def test_claims_are_decided_by_runs_in_a_line(face: Face) -> None:

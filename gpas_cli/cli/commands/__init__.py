@@ -1,4 +1,4 @@
 """One module per command: it parses, calls one function and prints.
 
-A part of a command with options of its own has the name of the command in front: `run_claims` is `gpas run claims`.
+The module of a sub-command begins with the name of its command: `run_claims` is `gpas run claims`.
 """

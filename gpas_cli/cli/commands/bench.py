@@ -55,7 +55,7 @@ def bench(
     """Measure the speed and memory of a grid's cells on this machine, with synthetic text.
 
     Measures one cell of each shape (size, rows, batch, precision) on one slot and trains nothing; `gpas plan` bases its
-    estimates on the result. Of a cell that asks for several GPUs, one process is measured: its share of the rows,
+    estimates on the result. For a cell that asks for several GPUs, one process is measured with its share of the rows,
     without communication. Without a GPU, only as many rows of an update are computed as fit into the time. A
     measurement that would take far longer, or more memory than is free, is refused.
 
@@ -92,4 +92,4 @@ def _share(one: Bench) -> str:
     if processes == 1:
         return ""
     rows = f"{one.facts['rows']} of {one.job.cell.optim.batch} rows of each update"
-    return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds are those of one device"
+    return f"{one.job.id}: one of its {processes} processes, {rows}; no communication, speeds of one device"

@@ -56,7 +56,7 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
     A running job saves a checkpoint first; `gpas retry` resumes from it. Asks for confirmation before it cancels more
     than three cells.
 
-    A cell that experiments.yaml no longer declares is named by the start of its key.
+    Name a cell that experiments.yaml no longer declares by the start of its key.
 
     Example: [bold]gpas cancel pre-gpas-s1[/bold]
 
@@ -105,7 +105,7 @@ def retry(
 ) -> None:
     """Run failed and cancelled cells again, from their last checkpoint if there is one. Attempts are kept.
 
-    By default every failed or cancelled cell. Cells blocked by these failures are run too.
+    By default, runs every failed or cancelled cell. Cells blocked by these failures run too.
 
     Example: [bold]gpas retry pre-gpas-s1[/bold]
 
@@ -213,7 +213,8 @@ def forget(
     words: CellsOrGrids = None,
     where: Where = None,
     stage: Annotated[
-        str, typer.Option("--stage", help="The stage to forget, with all that build on it; by default the last one.")
+        str,
+        typer.Option("--stage", help="The stage to forget, with all stages that build on it; by default the last one."),
     ] = "",
     why: Annotated[str, typer.Option("--why", help="The reason, which is kept with the result.")] = "",
     undo: Annotated[bool, typer.Option("--undo", help="Restore forgotten results.")] = False,

@@ -59,7 +59,7 @@ def claims(
 ) -> None:
     """Say for each claim whether the results support or contradict it, or leave it undecided.
 
-    You declare claims in experiments.yaml under `claims`; those of the papers are built in.
+    Declare your claims in experiments.yaml under `claims`; the papers' claims are built in.
 
     Example: [bold]gpas claims gpas-lowers-perplexity --toy[/bold]
     """

@@ -37,7 +37,7 @@ class _TotalsJson(TypedDict):
     tokens: int
     bytes: int
     final: Annotated[bool, "whether the source has no more"]
-    cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null where it is not known"]
+    cut: Annotated[float | None, "share of the text that rows of a fixed length cut off, null if unknown"]
 
 
 class _PreparedCorpusJson(TypedDict):
@@ -60,7 +60,7 @@ class PreparedJson(DocumentJson):
 class _CacheJson(TypedDict):
     """One token cache."""
 
-    name: Annotated[str | None, "of the text under `corpora`, if it is one of local files that is declared"]
+    name: Annotated[str | None, "of the text under `corpora`, if it is declared there with local files"]
     folder: str
     source: str
     fingerprint: str
@@ -76,7 +76,7 @@ class CachesJson(DocumentJson):
 
     cache: str
     caches: list[_CacheJson]
-    undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
+    undescribed: Annotated[list[str], "spec.json files that are missing or have changed"]
 
 
 class ImportedTaskJson(DocumentJson):
@@ -92,7 +92,7 @@ class CheckedCachesJson(DocumentJson):
 
     caches: Annotated[int, "token caches that were read"]
     damaged: Annotated[list[str], "markers of the shards that have changed"]
-    undescribed: Annotated[list[str], "spec.json files that are missing or not as they were written"]
+    undescribed: Annotated[list[str], "spec.json files that are missing or have changed"]
 
 
 @app.command("prepare")
@@ -203,7 +203,7 @@ def check(as_json: AsJson = False) -> None:
 def import_task(
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines or a JSON list of documents.")],
     task: Annotated[
-        str, typer.Option("--task", "-t", metavar="NAME", help="The task whose form the documents have, or a new name.")
+        str, typer.Option("--task", "-t", metavar="NAME", help="The task with this format of documents, or a new name.")
     ],
     examples: Annotated[
         str, typer.Option("--examples", metavar="FILE", help="The training split, for the solved examples of shots.")
@@ -212,17 +212,17 @@ def import_task(
 ) -> None:
     """Add a file of questions to the project, to score networks at them without a network connection.
 
-    Documents have the form of lm-evaluation-harness for the task, that of LLM-Adapters or, for squad, squadv2,
-    triviaqa, tydiqa, drop, coqa and quac, that of the authors' files. Those of a task with a new name have a context,
-    choices and answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that
-    this command prints.
+    Documents have the format of lm-evaluation-harness for the task, of LLM-Adapters or, for squad, squadv2, triviaqa,
+    tydiqa, drop, coqa and quac, of the authors' files. For a task with a new name, they have a context, choices and
+    answer, the index of the right choice from 0. Name the task in experiments.yaml with the digest that this command
+    prints.
 
     Example: [bold]gpas data import-task ARC-Easy/test.json --task arc_easy[/bold]
     """
     root = project().config.parent
     made = import_file(Path(file).expanduser(), task, root, Path(examples).expanduser() if examples else None)
     if task not in FORMS and closest(task, FORMS):
-        warn(f"{task} is imported as a task of your own, with prompts that are no known task's; {nearest(task, FORMS)}")
+        warn(f"{task} is imported as a new task, without the prompts of a known one; {nearest(task, FORMS)}")
     if as_json:
         print_json(ImportedTaskJson(schema=1, task=made.name, path=str(made.path), questions=made.questions))
         return

@@ -182,7 +182,7 @@ def merge(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Copy nothing; say what would be copied.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the results of another project into this one, for example those of another cluster.
+    """Copy the results of another project into this one, for example from another cluster.
 
     A stage that has a result there and none here is copied with all its attempts, journals and logs, under new
     numbers; `gpas why` shows where each comes from. A result that is here already is kept, and compared with the

@@ -35,14 +35,14 @@ class _ChangeJson(TypedDict):
 
 
 class _ComparedStageJson(TypedDict):
-    """A stage that both have been tried at."""
+    """A stage with attempts in both."""
 
     stage: Annotated[str, From("kind")]
     a: origin.ComparedAttempt
     b: origin.ComparedAttempt
     metrics: dict[str, origin.Pair]
     curves: list[origin.CurveDifference]
-    environment: Annotated[list[_ChangeJson], "what differs of machine, text and versions of libraries"]
+    environment: Annotated[list[_ChangeJson], "what differs in machine, text and versions of libraries"]
 
 
 class _ChangedFileJson(TypedDict):
@@ -62,7 +62,7 @@ class _ChangedCodeJson(TypedDict):
 
 
 class _UntriedJson(TypedDict):
-    """A stage that only one of the two has been tried at."""
+    """A stage with attempts in only one of the two."""
 
     stage: str
     only: str
@@ -94,7 +94,7 @@ def diff(
 ) -> None:
     """Compare two cells: settings, final numbers, curves (where they first differ), code and environment.
 
-    NAME@2 is the second attempt at the last stage of a cell that has been tried. With --in, B is a cell of another
+    NAME@2 is the second attempt at the last stage of a cell that has attempts. With --in, B is a cell of another
     project, by default the one with the same name.
 
     Example: [bold]gpas diff pre-s1 pre-gpas-s1[/bold]
@@ -122,9 +122,9 @@ def diff(
 
 @contextmanager
 def _side(text: str, where: Project, grid: str | None = None) -> Iterator[origin.Side]:
-    """Yield what is recorded of the cell, or of the attempt, that `text` names.
+    """Yield the records of the cell, or of the attempt, that `text` names.
 
-    grid: of another project, the one whose cells take precedence over those of its default grid.
+    grid: the grid of another project whose cells take precedence over its default grid's.
     """
     match = _ATTEMPT.fullmatch(text)
     name = match[1] if match else text
@@ -149,7 +149,7 @@ def _print(found: origin.Comparison, with_code: bool) -> None:
     for stage in found.stages:
         _print_stage(stage)
     for kind, title in found.untried:
-        say(f"  only {title} has been tried at its {kind}")
+        say(f"  only {title} has an attempt at its {kind}")
     for code in found.code:
         _print_code(code, with_code)
 

@@ -46,7 +46,7 @@ class _StageKeyJson(TypedDict):
     key: str
     parents: list[str]
     resources: Annotated[dict[str, Any], "what its job asks for"]
-    site: Annotated[dict[str, str], "those of them that the site's profile sets, with their places in its file"]
+    site: Annotated[dict[str, str], "the resources that the site's profile sets, with their places in its file"]
 
 
 class _ShortcutJson(TypedDict):
@@ -59,7 +59,7 @@ class _ShortcutJson(TypedDict):
 
 
 class _ExplainedCellJson(CellNameJson):
-    """What a cell is."""
+    """A cell: its equations, stages and configuration."""
 
     layers: list[_EquationJson]
     shortcut: _ShortcutJson
@@ -269,7 +269,7 @@ def depth_results(bound: DepthBound | None, stages: StageGap) -> list[str]:
         found = [f"The Curse of Depth: |dy/dx_1| through all layers but the last, as printed, is bounded by "
                  f"10^{bound.log10_bound:.2f} with {first} and 10^{bound.log10_joined:.2f} with {second}."]  # fmt: skip
     right = f"(1/L) E[sum Psi / |F|] = {stages.stability:.4g}"
-    limit = f"a C that a head with a norm of its own does not have, times {right}"
+    limit = f"a C that a head with its own norm does not have, times {right}"
     if stages.bound is not None:
         limit = (f"{stages.bound:.4g} = C times {right}. The paper leaves C open; here it is {stages.constant:.4g} = "
                  "2 sqrt(2 d) max|g| |Phi|, with g of the final norm and Phi of the head")  # fmt: skip

@@ -350,7 +350,7 @@ def _draw_convergence(
     with recorded_of(chosen) as known:
         made, speeds, missing = convergence_of(known, base, spec.over, title, start)
     if not made:
-        none = f"none of the {count(len(chosen), 'cell')} has a training that is done beside that of its base"
+        none = f"none of the {count(len(chosen), 'cell')} has a finished training whose base has finished too"
         raise GpasError(f"{none}; `gpas status` shows them")
     output.draw(made, paths, title)
     if output.as_json:

@@ -48,9 +48,10 @@ def gc(
 ) -> None:
     """Show what each grid occupies, and delete checkpoints by rule. Without --delete nothing is deleted.
 
-    The rule superseded, the default, selects all checkpoints of a stage with a result but the last, and those of
-    diverged and forgotten runs. finished selects the last one, too, unless a declared stage without a result builds on
-    it. failed selects those of failed and cancelled stages, which `gpas retry` then starts at the first update.
+    The default rule, superseded, selects all but the last checkpoint of stages with a result, and all checkpoints of
+    diverged and forgotten runs. finished selects the last one too, unless a declared stage without a result builds on
+    it. failed selects all checkpoints of failed and cancelled stages, which `gpas retry` then starts at the first
+    update.
 
     Results, journals and logs are never deleted, nor what a run may resume from.
 

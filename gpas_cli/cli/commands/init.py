@@ -21,7 +21,7 @@ def init(
 ) -> None:
     """Write experiments.yaml, which declares the experiments of the papers, and a .gitignore for results.
 
-    Not declared is the BERT-large in which The Curse of Depth removes layers.
+    The BERT-large in which The Curse of Depth removes layers is not declared.
 
     Example: [bold]gpas init my-reproduction[/bold]
     """

@@ -34,7 +34,7 @@ _TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched first for 
 
 
 class EventJson(TypedDict):
-    """`gpas logs --json`: one event of a journal a line, without a schema number. Further fields depend on `kind`."""
+    """`gpas logs --json`: a journal event per line, without a schema number. Further fields depend on `kind`."""
 
     n: Annotated[int, "counts the events of an attempt from 0"]
     t: Time

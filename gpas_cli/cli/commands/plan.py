@@ -63,7 +63,7 @@ def plan(
     With --gpu, estimates the hours on GPUs that this machine may not have, from their peak FLOP/s and an assumed MFU;
     with --price, also the cost. With --shrink, shows the smoke test that `gpas run grid --shrink` would run.
 
-    A plan that is printed ends with exit code 0; `gpas run grid --dry-run` ends with 2 if the run would be refused.
+    Exit code 0 even if the run would be refused; `gpas run grid --dry-run` then exits with 2.
 
     Example: [bold]gpas plan table2 --gpu H100:8 --price 2.5[/bold]
     """
@@ -141,7 +141,7 @@ def shrunk_cells(
     Of cells that differ only in the seed, one is taken, unless a condition in `where` names seeds. The project is
     in a folder of the code's version, so that a change of the code runs all cells again.
 
-    Raises GpasError if they are asked to run elsewhere than on this machine.
+    Raises GpasError if `executor` is another than this machine's.
     """
     if executor not in ("auto", LOCAL):
         raise GpasError(f"--shrink runs on this machine; leave out --executor {executor}")

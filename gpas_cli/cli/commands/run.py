@@ -1,6 +1,6 @@
 """`gpas run grid`: run every cell of a grid that has no result; `gpas train`: run one cell in the foreground.
 
-The other commands that run cells share its options and its end: the JSON document, the --notify command, an exit code.
+The other commands that run cells share its options, its JSON document, its --notify command and its exit codes.
 """
 
 import json
@@ -64,7 +64,7 @@ _ASK_ABOVE_HOURS = 1.0
 _NAMED = 3  # cells named in one line of the summary
 _NOTIFY_SECONDS = 60.0  # time limit of the --notify command
 _PROFILED_UPDATES = 5
-_WITHOUT_RESULT = (*OUTCOMES[1:], "skipped")  # how cells end that have none
+_WITHOUT_RESULT = (*OUTCOMES[1:], "skipped")  # how cells without a result end
 
 
 @app.command("grid")
@@ -133,7 +133,7 @@ def run_entries(
     here = project()
     lost = without_runs(chosen)
     if lost and not dry_run:
-        raise GpasError(f"{lost}; to train these cells again all the same, move the database away")
+        raise GpasError(f"{lost}; to train these cells again anyway, move the database away")
     warn(lost)
     scheduler, choice_note = schedulers.choose(options.executor, here.runs)
     planned = plan_for(scheduler, chosen, retry)
@@ -221,7 +221,7 @@ def _run(
 
 
 def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
-    """Print how the cells ended and what to do next. `words` selected them, if they are those of grids."""
+    """Print how the cells ended and what to do next. `words` selected them, if they are cells of grids."""
     print_reasons(summary)
     ended = [item.entry for items in vars(summary).values() for item in items]
     grids = list(dict.fromkeys(entry.grid for entry in ended))

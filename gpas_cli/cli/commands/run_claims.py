@@ -216,7 +216,7 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
 
 
 def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
-    """Return the named claims at one size each. Raises GpasError if a name has both and none is asked for."""
+    """Return the named claims at one size each. Raises GpasError if a name has both sizes and `toy` is None."""
     chosen = select_claims(experiments(), names, toy=toy)
     for name in names:
         sizes = [claim for claim in chosen if claim.name == name]
@@ -264,7 +264,7 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     for one in following:
         number = len(one.seeds)
         name = ", ".join(filter(None, (state[one.at[0]].claim.name, one.part.part.title)))
-        hours = (one.gpu_hours, one.core_hours)  # none of jobs that are all queued, running or over
+        hours = (one.gpu_hours, one.core_hours)  # 0 if all jobs are queued, running or over
         cost = f"about {occupied(*hours)}" if any(hours) else "no new job"
         seeds = f"{'seed' if number == 1 else 'seeds'} {listed([str(seed) for seed in one.seeds], _NAMED)}"
         lines.append(

@@ -48,7 +48,7 @@ class _MethodJson(TypedDict):
     cell: Annotated[str, "its name without the seed", From("name")]
     best: float | None
     at_edge: Annotated[bool, "whether the best is the smallest or largest value that was tried"]
-    trainings: Annotated[float, "that it got, in whole ones", From("cost")]
+    trainings: Annotated[float, "the cost of its trials, in whole trainings", From("cost")]
     trials: list[_TrialJson]
 
 
@@ -58,7 +58,7 @@ class RunTunedJson(DocumentJson):
     exit_code: Annotated[int, (0, 3, 4)]
     grid: Annotated[str, "the grid that has each method at its best value"]
     setting: str
-    trainings: Annotated[float, "that each method got for the values that were asked for, in whole ones"]
+    trainings: Annotated[float, "the cost of the requested values for each method, in whole trainings"]
     methods: list[_MethodJson]
 
 
@@ -69,7 +69,7 @@ def run_tuned(
     where: Where = None,
     setting: Annotated[str, typer.Option("--setting", help="The setting to tune: a number above 0.")] = RATE,
     factors: Annotated[
-        str, typer.Option("--factors", help="What the declared value of each method is multiplied by.")
+        str, typer.Option("--factors", help="Factors by which the declared value of each method is multiplied.")
     ] = ",".join(f"{factor:g}" for factor in FACTORS),
     out: Annotated[
         list[Path] | None, typer.Option("--out", "-o", help="Also draw the perplexity of every value to this file.")
@@ -81,10 +81,10 @@ def run_tuned(
     """Find the best learning rate of each method, all with the same effort, and declare a grid with these.
 
     Every rate is tried in a training of a quarter of the updates, the best half of six or more rates in half of them,
-    and the last two in whole trainings, all with the first seed. A best rate at the end of the range is followed by one
-    beyond it, up to four for each method. The results are in experiments.tuned.yaml, and `gpas run GRID-tuned`,
-    `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials that failed are run
-    again.
+    and the last two in whole trainings, all with the first seed. If the best rate is at the end of the range, one
+    beyond it is tried, up to four for each method. The results are in experiments.tuned.yaml, and `gpas run
+    GRID-tuned`, `gpas table GRID-tuned` and `gpas claims --tuned` use them. Running it twice is free; trials that
+    failed are run again.
 
     Exit code 0 if each method is tuned, 3 if one is not, 4 if a run failed.
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to impo
     from gpas_cli.plan.texts import Awaited
     from gpas_cli.plan.usage import GridUsage, UsageMeter
 
-_LISTED_WHOLE = 200  # cells: a single grid of no more is listed completely by `gpas status` without names
+_LISTED_WHOLE = 200  # cells of a single grid up to which `gpas status` without names lists all
 _LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 _LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
 _ALIVE = ("running", "queued")
@@ -96,7 +96,7 @@ class _TextJson(TypedDict):
 
 
 class StatusJson(DocumentJson):
-    """`gpas status --json`. Without names `cells` has those of started grids, else of the default grid."""
+    """`gpas status --json`. Without names, `cells` has the cells of started grids, else of the default grid."""
 
     grids: list[GridSummaryJson]
     total: _TotalJson
@@ -245,7 +245,7 @@ def observed(
 ) -> list[CellStatus]:
     """Return the states of the cells of the named grids, with the settings NAME=VALUE in `names` if there are any.
 
-    Without names, return those of all grids or, with `started`, of the grids that have been started, else of the
+    Without names, return the states of all grids or, with `started`, of the grids that have been started, else of the
     default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
     """
     if names or not started:
@@ -258,7 +258,7 @@ def observed(
 
 
 def _only_started(states: Sequence[CellStatus]) -> list[CellStatus]:
-    """Return the states of the grids that have been started, else those of the default grid."""
+    """Return the states of the grids that have been started, else of the default grid."""
     names = started_grids(states) or {experiments().default}
     return [state for state in states if state.entry.grid in names]
 
@@ -333,7 +333,7 @@ class View:
         }
 
     def _observed(self, states: Sequence[CellStatus]) -> Sequence[CellStatus]:
-        """Return the states to show: without a choice of grids or cells, those of started grids."""
+        """Return the states to show: without a choice of grids or cells, the states of started grids."""
         return _only_started(states) if self.brief and not self.narrowed else states
 
     def _picked(self, states: Sequence[CellStatus]) -> list[CellStatus]:

@@ -33,7 +33,7 @@ from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.stage import CONVERGENCE
 
 _SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
-_FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # those of `render`, and rich for terminals
+_FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
 
 
 _TableNames = Annotated[
@@ -194,7 +194,7 @@ class _MissingRunJson(TypedDict):
 
 
 class _HoleJson(TypedDict):
-    """A cell of a table in which runs have no number; diverged runs are results."""
+    """A table cell with runs that have no number; diverged runs are results."""
 
     row: str
     column: str
@@ -213,7 +213,7 @@ class _RemedyJson(TypedDict):
 
 
 class _MissingTableJson(TypedDict):
-    """What one table misses."""
+    """What is missing in one table."""
 
     name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
     title: Annotated[str, From("spec.title")]
@@ -285,8 +285,8 @@ class PaperTablesJson(DocumentJson):
 
 
 def printed_tables(names: Sequence[str], source: str | None) -> list[papers.PrintedPart]:
-    """Return the tables called SOURCE:NUMBER, those whose numbers the grids of these names have beside theirs, and
-    without names all of `source`; all of them too for a grid that names none of `source`.
+    """Return the tables called SOURCE:NUMBER, and the tables that grids of these names show beside their numbers; all
+    tables of `source` without names, and for a grid that names none of them.
 
     Raises GpasError for a grid without published numbers if there is no `source`.
     """
@@ -324,7 +324,7 @@ def _of_grid(name: str, source: str | None) -> list[papers.PrintedPart]:
 def _served_parts(
     parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
 ) -> list[tuple[papers.PrintedPart, Serving | None]]:
-    """Return every part with the cells that belong into it, None if no grid has any.
+    """Return every part with the cells that belong in it, None if no grid has any.
 
     names: the grids to choose from, by default all. where: conditions on their cells.
     """

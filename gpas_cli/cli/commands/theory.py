@@ -149,8 +149,8 @@ def stability(
 ) -> None:
     """Simulate how stable linear networks are when a layer is dropped (RaPTr, lemmas 4.3 and G.2, Figure 3).
 
-    The exponents fitted to the simulation stand beside the printed ones: of the norm of the output and of the gap over
-    the depth L, and of Psi, the change of the output without layer l, over L / l. Needs neither a cell nor torch.
+    Prints the exponents fitted to the simulation beside the paper's: of the norm of the output and of the gap over the
+    depth L, and of Psi, the change of the output without layer l, over L / l. Needs neither a cell nor torch.
 
     Example: [bold]gpas theory stability -o figure3.pdf[/bold]
     """
@@ -178,7 +178,7 @@ def stability(
         for one, found in rows
     ]  # fmt: skip
     note = (
-        "Exponents of L; of Psi, those of L / l. Without norm, norm and Psi grow as 2 to the power of exponent x L. "
+        "Exponents of L; for Psi, of L / l. Without norm, norm and Psi grow as 2 to the power of exponent x L. "
         f"Depths up to {layers}, d = {dimension}, 100 inputs, one draw of the weights."
     )
     document = filled(StabilityJson, layers=layers, dimension=dimension, statements=documents, panels=_panels(figures))
@@ -239,7 +239,7 @@ def length(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: A
 def depth(cell: Cell, terminal: _Terminal = False, out: _Out = None, as_json: AsJson = False) -> None:
     """Compute the bounds of a cell at initialisation that depend on its depth (The Curse of Depth, RaPTr).
 
-    Of the gradient: equations (25), (34) to (37), with LNS (54) and (55). Of the difference that a random layer makes
+    For the gradient: equations (25), (34) to (37), with LNS (54) and (55). For the difference that a random layer makes
     to the loss: theorem 4.2, with both sides.
 
     Example: [bold]gpas theory depth quickstart-curse/pre-normal-s1[/bold]
@@ -267,8 +267,9 @@ def coordinates(
     """Check whether a cell's scheme keeps its activations over width and depth (Tensor Programs V, appendix D.1).
 
     Small networks with the cell's scheme, gate and recipe train for a few updates. In muP the change of the stream and
-    of the logits does not depend on the width, in CompleteP neither on the depth; in the standard parametrisation it
-    grows. Over the width the logits need some tens of updates for that (--updates 25); before, theirs falls.
+    of the logits does not depend on the width, in CompleteP not on the depth either; in the standard parametrisation it
+    grows. The logits show this growth over the width only after some tens of updates (--updates 25); before, their
+    change falls.
 
     Example: [bold]gpas theory coordinates quickstart/pre-gpas-s1[/bold]
     """
@@ -292,7 +293,7 @@ def coordinates(
     heads = ("over", "parametrisation", "change of", "x 1", "x 2", "x 4", "x 8", "exponent")
     sizes = " and ".join(f"{over}s {', '.join(map(str, next(one.at for one in found if one.over == over)))}"
                          for over in ("width", "depth"))  # fmt: skip
-    note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is that of a power law; 0 is flat."
+    note = f"Root mean squares after {updates} updates, for {sizes}. The exponent is a power law's; 0 is flat."
     document = filled(CoordinatesJson, cell=entry.id, updates=updates, changes=found, panels=_panels(figures))
     _show(figures, Output(out, terminal, as_json), document, Columns(heads, rows, right=frozenset(heads[3:])), note)
 
@@ -309,7 +310,7 @@ def _measuring(name: str, first: str) -> Iterator[tuple[Entry, Callable[[str], N
     """
     (entry,) = find_cells([name])
     if entry.cell.model.family.encoder:
-        raise GpasError("these laws are for decoders alone; the cell is of family encoder-decoder")
+        raise GpasError("these laws are only for decoders; the cell is of family encoder-decoder")
     with working(first) as show:
         show(first)
         try:

@@ -155,7 +155,7 @@ def _number(origin: NumberOrigin) -> str:
 def _difference(origin: NumberOrigin) -> str:
     place = origin.place
     base, delta = place.base, place.cell.delta
-    assert base is not None  # asked for by the caller
+    assert base is not None  # checked by the caller
     theirs = f"{base.row.title} ({base.words}): {cell_text(base.cell, place.metric.digits, PLAIN)}"
     if delta is None:
         return f"no {place.table.spec.over} has both numbers; {theirs}"
@@ -226,7 +226,7 @@ def scores_table(scores: Sequence[Score], averages: Mapping[str, float] | None =
 
 
 def skipped_notes(scores: Sequence[Score]) -> list[str]:
-    """Return a sentence for each task of which questions were skipped."""
+    """Return a sentence for each task with skipped questions."""
     return [skipped_note(one.task, float(one.value), one.examples) for one in scores if one.metric == SKIPPED]
 
 

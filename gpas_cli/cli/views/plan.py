@@ -43,7 +43,7 @@ class _EstimateJson(TypedDict):
     longest_hours: Annotated[float, "the longest chain of jobs"]
     wall_hours: Annotated[float | None, "until all have ended; null behind a scheduler"]
     slots: Annotated[int, "jobs at once on this machine"]
-    tokens: Annotated[float, "trained ones, with padding, and a third of those that are evaluated"]
+    tokens: Annotated[float, "trained tokens, with padding, and a third of the evaluated ones"]
     basis: Annotated[list[str], "where the speeds come from"]
 
 
@@ -71,7 +71,7 @@ class _JobMemoryJson(TypedDict):
     state: Annotated[int, "of the optimizer"]
     gathered: Annotated[int, "tables of a sharded network that are gathered for a whole pass"]
     activations: int
-    working: Annotated[int, "what exists for some time: logits, gradients within a layer"]
+    working: Annotated[int, "temporary: logits, gradients within a layer"]
     total: int
     fits: bool
 
@@ -84,7 +84,7 @@ class _SizeElsewhereJson(SizeCost):
 
 
 class _ElsewhereJson(TypedDict):
-    """What the jobs that ask for more GPUs than this machine has would take on others."""
+    """What the jobs that ask for more GPUs than this machine has would take on other GPUs."""
 
     gpus: Annotated[list[str], "kinds of GPU with the same peak, and so the same estimate"]
     number: Annotated[int, "GPUs that the jobs share"]
@@ -100,7 +100,7 @@ class PlanJson(DocumentJson):
 
     cells: Annotated[list[_PlannedCellJson], From("rows")]
     jobs: Annotated[int, "jobs to start"]
-    texts: Annotated[list[str], "corpora that a job of their own tokenises first"]
+    texts: Annotated[list[str], "corpora that a separate job tokenises first"]
     stages: Annotated[dict[str, int], "how many stages are in which state"]
     estimate: _EstimateJson
     warnings: NotRequired[list[str]]
@@ -196,7 +196,7 @@ def render_shrunk(shrunk: ShrunkJson) -> RenderableType:
     text = "The text and the records are a few pages of Python's standard library; no data set is downloaded."
     left_out = shrunk["left_out"]
     seeds = f" {count(left_out, 'cell')} with further seeds left out; --where seed=... asks for them."
-    lines = (text + (seeds if left_out else ""), f"Results are in a folder of their own, {shrunk['folder']}.")
+    lines = (text + (seeds if left_out else ""), f"Results are in a separate folder, {shrunk['folder']}.")
     return Group(Columns(("setting", "declared", "shrunk"), rows), *map(Text, lines))
 
 

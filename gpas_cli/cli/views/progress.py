@@ -1,6 +1,6 @@
 """The progress of runs and of tokenising: on a terminal tables that are redrawn in place, plain lines when piped.
 
-Also what a command prints that only submits jobs, and the results so far of a running grid.
+Also what a command that only submits jobs prints, and the results so far of a running grid.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def make_reporter(console: Console, results: Callable[[], RenderableType | None]
 
 
 def _live_view(console: Console) -> AbstractContextManager[Live | None]:
-    """Return a part of the terminal that is redrawn in place and erased at the end; of None if there is no terminal."""
+    """Return a part of the terminal that is redrawn in place and erased at the end; of None without a terminal."""
     return Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else nullcontext()
 
 
@@ -185,13 +185,13 @@ class _TrainReporter(_RunReporter):
         self._offset = 0
 
     def finished(self, job: StageJob, status: StageStatus) -> None:
-        self._tell()
+        self._print_events()
         if status.progress and self.live is None:
             self.say(numbers(status.progress))
         super().finished(job, status)
 
     def tick(self, snapshot: RunSnapshot) -> None:
-        self._tell()
+        self._print_events()
         seen = [status.progress for _, status in snapshot.running if status.progress]
         stepping = [progress for progress in seen if progress.step is not None]
         if self.live is not None:
@@ -199,7 +199,7 @@ class _TrainReporter(_RunReporter):
         elif (stepping or snapshot.starved) and self._numbers.is_over():
             self.say(numbers(stepping[0]) if stepping else _waiting(snapshot))
 
-    def _tell(self) -> None:
+    def _print_events(self) -> None:
         """Print a line for each new event that is shown."""
         if self._attempt is None:
             return
@@ -258,7 +258,7 @@ class TokeniseView:
         self.console.print(message)
 
     def note(self, message: str) -> None:
-        """Print a builder's message that another process holds the split; bars and lines show the others already."""
+        """Print a builder's message that another process builds the split; bars and lines show the other messages."""
         from gpas_cli.data.shards import WAITING
 
         if message.startswith(WAITING):

@@ -103,7 +103,7 @@ def cell_table(states: Sequence[CellStatus], *, title: str = "", wrapped: bool =
     """Return a table with a row per cell. Cells are named with their grid, unless `title` is the grid's name."""
     results = [main_result(state.metrics) for state in states]
     names = {metric.words for metric, _ in filter(None, results)}
-    # Cells at different stages have different results, which then carry their names.
+    # Cells at different stages have different results, so that each needs its name.
     header = "result" if len(names) > 1 else next(iter(names), "perplexity")
     headers = ("cell", "key", "state", header, "evidence")
     rows = [

@@ -33,7 +33,7 @@ _LEAST_HOURS = 1e-4  # so that a run that costs next to nothing does not divide 
 
 @dataclass(frozen=True)
 class Rules:
-    """The level of the test, the seeds of each part, those that a round adds, and whether only declared ones run."""
+    """The level of the test, the most seeds of a part, the seeds that a round adds, whether only declared ones run."""
 
     level: float
     max_seeds: int
@@ -55,7 +55,7 @@ class Candidate:
     """A part that is undecided, and the seeds that it would get next.
 
     at: the positions of the claim and of the part. chances: the probability of a decision after 1, 2, ... further
-    seeds, as simulated with the effects so far. cells: those to run for the seeds, at a cost of so many hours.
+    seeds, as simulated with the effects so far. cells: the cells to run for the seeds, which take so many hours.
     """
 
     at: tuple[int, int]
@@ -85,9 +85,9 @@ def entries_of(following: Iterable[Candidate]) -> list[Entry]:
 class Campaign:
     """Claims to decide, the cells to run for them, and what has been added so far.
 
-    where: conditions on the cells to run. recorded: opens what is recorded of some cells. cost: of running some cells.
-    added: seeds by grid and cell. stuck: positions (claim, part) whose runs gave no number. rounds: of runs. failed:
-    whether a run failed.
+    where: conditions on the cells to run. recorded: opens what is recorded about some cells. cost: of running some
+    cells. added: seeds by grid and cell. stuck: positions (claim, part) whose runs gave no number. rounds: of runs.
+    failed: whether a run failed.
     """
 
     claims: list[Claim]

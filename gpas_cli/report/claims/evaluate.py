@@ -1,10 +1,11 @@
 """A claim + what is recorded -> `Verdict`: supported, contradicted or undecided, as a whole and for each part.
 
 A part is one comparison at one combination of the labels on its axes `by`. It is supported if its p value for lying
-inside the claimed interval, adjusted by Holm over the parts of the claim, is at most 0.05, and contradicted if that for
-lying outside is. The claim is contradicted if a part is. It is supported if the own p value of every part is at most
-0.05: all must hold, so that this needs no correction (an intersection-union test). One seed never decides, except where
-the claim is about each run. Where seeds were added to decide the claim, the test is `verdict.judged`.
+inside the claimed interval, adjusted by Holm over the parts of the claim, is at most 0.05, and contradicted if its
+adjusted p value for lying outside is. The claim is contradicted if a part is. It is supported if the unadjusted p value
+of every part is at most 0.05: all must hold, so that this needs no correction (an intersection-union test). One seed
+never decides, except where the claim is about each run. Where seeds were added to decide the claim, the test is
+`verdict.judged`.
 
 The tests of whether the mean effect lies inside an open interval (low, high), or outside of it:
 
@@ -14,8 +15,8 @@ t          Student's t test against the nearest bound. `inside`: against every f
 sign       the exact sign test, where a run diverged: its effect is infinite, so that only the side counts.
 each-run   no test: the claim is about every run.
 
-What equals a bound, or each other, up to rounding of the compared numbers is a tie; their largest is `scale`. NaN is no
-evidence and is left out.
+Effects that equal a bound, or each other, up to rounding of the compared numbers are ties; the largest of these numbers
+is `scale`. NaN is no evidence and is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _POWER = 0.8
 def evaluate(claim: Claim, known: Recorded) -> Verdict:
     """Return the verdict on `claim` from the entries, states and results in `known`.
 
-    Raises GpasError where two cells could be the subject or the base of the same seed, or a cell has not the stage that
+    Raises GpasError where two cells could be the subject or the base of the same seed, or a cell lacks the stage that
     reports the value.
     """
     known = replace(known, entries=tuple(entry for entry in known.entries if entry.grid in claim.grids))
@@ -260,7 +261,7 @@ def t_test(effects: Sequence[float], low: float, high: float, level: float, scal
 
 
 def sign_test(effects: Sequence[float], low: float, high: float, scale: float = 0.0) -> _Assessed:
-    """Test effects of which some are infinite, by the number that lies inside; ties with a bound are left out."""
+    """Test effects, some of them infinite, by the number that lies inside; ties with a bound are left out."""
     sides = [side for effect in effects if (side := is_inside(effect, low, high, scale)) is not None]
     inside, n = sum(sides), len(sides)
     return _Assessed(SIGN, _two_sided(inside, n), _two_sided(n - inside, n))

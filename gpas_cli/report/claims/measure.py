@@ -180,8 +180,9 @@ _GroupKey = tuple[Label | None, ...]
 class Pair:
     """One seed: the numbers of the subject and, unless values are compared, of its base.
 
-    With `across`, these are the numbers at the first label, and `other` has those at the second. `effect` is None if a
-    number is missing or NaN, has no logarithm where a ratio needs it, or both runs diverged, and infinite if one did.
+    With `across`, these are the numbers at the first label, and `other` has the numbers at the second. `effect` is None
+    if a number is missing or NaN, has no logarithm where a ratio needs it, or both runs diverged, and infinite if one
+    did.
     """
 
     seed: Label | None

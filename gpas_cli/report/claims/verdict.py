@@ -123,7 +123,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a claim. `missing`: runs without the number; `command` runs them, or further seeds."""
+    """The verdict on a claim. `missing`: runs without the number; `command` runs them, or further seeds."""
 
     claim: Claim
     verdict: str
@@ -162,7 +162,7 @@ class Verdict:
 
     @property
     def needed(self) -> int | None:
-        """Further seeds with which every part would be decided; None if that cannot be said."""
+        """Further seeds with which every part would be decided; None if that is unknown."""
         wanted = [part.needed for part in self.parts if part.verdict == UNDECIDED]
         return None if any(number is None for number in wanted) else max((n for n in wanted if n), default=None)
 
@@ -179,13 +179,13 @@ class _ClaimSeedJson(TypedDict):
 
     seed: Annotated[Any, "the label on the axis of seeds"]
     own: Annotated[NumberJson | None, "the number of the subject; inf or -inf for a run that diverged"]
-    base: Annotated[NumberJson | None, "that of the base; null too if values are compared"]
+    base: Annotated[NumberJson | None, "the number of the base; null too if values are compared"]
     effect: Annotated[
         NumberJson | None, "difference, ratio or value; null if a number is missing or both runs diverged"
     ]
     cells: Annotated[
         list[str],
-        "grid/name of the subject, of the base, of those that `best` compares them with, and the same for `across`",
+        "grid/name of the subject, of the base, of the cells that `best` compares them with, and the same for `across`",
     ]
     states: list[str]
 
@@ -210,7 +210,7 @@ class ClaimPartJson(TypedDict):
     needed_range: Annotated[tuple[int | None, int | None], "the same at the ends of the effect's 80 % interval"]
     diverged: Annotated[int, "runs that diverged"]
     published: Annotated[float | None, "the effect in the source"]
-    published_by: Annotated[dict[str, float], "the same by source, of all that have one", From("printed")]
+    published_by: Annotated[dict[str, float], "the same by source, for every source that has one", From("printed")]
     reason: Annotated[str, "why there is no test, or how it was decided without one"]
     seeds: list[_ClaimSeedJson]
 
@@ -282,7 +282,7 @@ _CERTAIN = 1e300  # the e-value of a claim about each run, which is decided with
 class PartEvidence:
     """The evidence on one part of a claim.
 
-    seeds: those that are used, in order. pending: later seeds that the grid has, in order. effects: one for each of
+    seeds: the seeds that are used, in order. pending: later seeds of the grid, in order. effects: one for each of
     `seeds`, on the scale of the test, None if both runs diverged.
     """
 
@@ -324,7 +324,7 @@ class PartEvidence:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """The sequential verdict on a claim, and the evidence on its parts. `reason` is why nothing can be said."""
+    """The sequential verdict on a claim, and the evidence on its parts. `reason` is why there is none."""
 
     claim: Claim
     verdict: str
@@ -333,7 +333,7 @@ class ClaimEvidence:
 
 
 def assess(verdict: Verdict, level: float = 0.05) -> ClaimEvidence:
-    """Return what the sequential test at `level` says of the claim of `verdict`, by the numbers that it has."""
+    """Return what the sequential test at `level` says about the claim of `verdict`, by the numbers that it has."""
     parts = [_assessed(part, level) for part in verdict.parts]
     whole, verdicts = decide([part.evidence for part in parts], level)
     decided = tuple(replace(part, verdict=word) for part, word in zip(parts, verdicts, strict=True))

@@ -33,9 +33,9 @@ def with_convergence(
     where: object,
     smooth: Losses,
 ) -> Recorded:
-    """Return `known` with the metrics of each training that is done, and whose base is.
+    """Return `known` with the metrics of each finished training whose base has finished too.
 
-    is_base: whether a cell can be a base; that of a cell has the same labels as it but for `axes`, its seed included,
+    is_base: whether a cell can be a base; the base of a cell has the same labels, its seed included, except on `axes`,
     and is compared with itself. smooth: the result of `smooth_losses`. Raises GpasError, beginning with `where`, if
     there are no such axes.
     """
@@ -105,7 +105,7 @@ class Speed:
     base: str
     method: str
     cells: tuple[str, ...]
-    speedups: Annotated[tuple[float, ...], "updates of the base over the run's own; 0: never"]
+    speedups: Annotated[tuple[float, ...], "updates of the base over the run's; 0: never"]
     updates: Annotated[tuple[float | None, ...], "null: never"]
 
     @property

@@ -23,8 +23,8 @@ _LOG_RANGE = 5  # of the largest over the smallest value: beyond it the axis is 
 def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> tuple[Figure, list[str]]:
     """Return the plot of the metric `value` over `axis`, and the ids of the cells that have no number yet.
 
-    over: the axis that is averaged. A run that diverged has no point. Raises GpasError for an axis that is none of
-    numbers, or has fewer than two, and for a metric of which neither lower nor higher is better.
+    over: the axis that is averaged. A run that diverged has no point. Raises GpasError for an axis with other labels
+    than numbers, or fewer than two, and for a metric of which neither lower nor higher is better.
     """
     entries = known.entries
     what = metric(value, stage_kinds(entries))
@@ -35,7 +35,7 @@ def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> t
     if len(numbers) < 2 or len(numbers) < len(set(labels)):
         raise GpasError(f"--envelope {axis}: the cells need at least two values of it, all numbers")
     if not what.better:
-        raise GpasError(f"--envelope: of {what.name} neither lower nor higher is better")
+        raise GpasError(f"--envelope: neither a lower nor a higher {what.name} is better")
     runs, missing = _runs(known, axis, what, over)
     series = make_series(runs)
     log_x = min(numbers) > 0 and max(numbers) / min(numbers) > _LOG_RANGE

@@ -55,7 +55,7 @@ class _SeriesJson(TypedDict):
     title: str
     labels: dict[str, Any]
     over: Annotated[str, "the averaged axis"]
-    colour: Annotated[int, "hue: that of the scheme, or a number from 0"]
+    colour: Annotated[int, "hue: the scheme's, or a number from 0"]
     style: Annotated[int, "line style: 0 with a gate, 1 without one"]
     shade: Annotated[float | None, "between 0 and 1 if colours represent numbers"]
     points: list[_PointJson]

@@ -181,7 +181,7 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
 
 
 def _variants(spec: FigureSpec, entries: Sequence[Entry]) -> set[str]:
-    """Return the ids of cells that are other forms of a method of which the grid has cells under its own labels."""
+    """Return the ids of cells that are other forms of a method, if the grid has cells with the method's own labels."""
     named: set[str] = set()
     alike: set[str] = set()
     for method in spec.methods:
@@ -233,7 +233,7 @@ def _command(missing: Sequence[Entry], declared: Sequence[Entry], known: Recorde
 
 
 def _cells_of_each(request: Request) -> dict[_Labels, list[Entry]]:
-    """Return the cells by their labels on the axes `each`; cells without any, beside networks, are trained here."""
+    """Return the cells by their labels on the axes `each`; next to networks, cells without a label are trained here."""
     axes = (request.spec.each,) if isinstance(request.spec.each, str) else request.spec.each
     found: dict[_Labels, list[Entry]] = {}
     for entry in request.entries:
@@ -288,8 +288,8 @@ def _runs(
 def _titled(run: CellCurve, spec: FigureSpec) -> CellCurve:
     """Return the curve with the title of its method, if the figure names methods.
 
-    A method with the cell's labels in its grid comes before one with those that papers use, by which every schedule of
-    random paths is `depth: raptr`.
+    A method with the cell's labels in its grid comes before one with the labels that papers use, by which every
+    schedule of random paths is `depth: raptr`.
     """
     titles = [
         method["title"]

@@ -26,7 +26,7 @@ _PAGE_SIZE = (6.8, 2.4)  # inches, of one as wide as both columns
 _NARROW = 5.0  # inches; narrower panels are below each other
 _TITLE_CHARACTERS = 19  # in an inch
 STYLE: dict[str, Any] = {
-    # matplotlib includes a Times, as in the body of most papers; the second has the characters that this one has not.
+    # matplotlib includes a Times, as in the body of most papers; the second has the characters that it lacks.
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     "font.size": 8,
     "axes.labelsize": 8,
@@ -54,8 +54,8 @@ class Sheet:
 
     @property
     def usual_size(self) -> tuple[float, float]:
-        """The size in inches for a paper: a column for a single panel of few lines, else both columns; of several rows
-        of panels, that of one."""
+        """The size in inches for a paper: a column for a single panel of few lines, else both columns; for several rows
+        of panels, the size of one row."""
         if len(self.panels) > 1 or (self.panels[0].heat_map and len(self.panels[0].series) > 1):
             return _PAGE_SIZE
         return _COLUMN_SIZE if len(self.panels[0].series) + len(self.panels[0].lines) <= _MOST_SHADES else _PLOT_SIZE
@@ -88,7 +88,7 @@ def save(sheet: Sheet, paths: Sequence[Path], size: tuple[float, float] | None =
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix.lower())
-            drawn = BytesIO()  # matplotlib fails with errors of its own when a disk is full
+            drawn = BytesIO()  # matplotlib raises other errors when a disk is full
             canvas.savefig(drawn, format=path.suffix.lower()[1:], dpi=200, metadata=dates)
             replace_file(path, drawn.getvalue(), durable=False)
 
@@ -244,7 +244,7 @@ def _draw_mean(axes: Any, figure: Figure, series: Series, own: dict[str, Any]) -
 
 
 def _draw_bars(axes: Any, figure: Figure, series: Series) -> Any:
-    """Draw the bars of one series beside those of the others, and return the artist that represents it."""
+    """Draw the bars of one series next to the others' bars, and return the artist that represents it."""
     width = _BAR_WIDTH / len(figure.series)
     shift = width * (figure.series.index(series) + 0.5) - _BAR_WIDTH / 2
     means = series.mean()
@@ -316,7 +316,7 @@ class _Labelled:
 def _legends_below(canvas: Any, drawn: Sequence[_Labelled], widths: tuple[float, float], rows: int) -> float:
     """Draw one legend below all panels, or one below each if a title would be ambiguous. Return the inches it needs.
 
-    widths: those of the canvas and of a panel.
+    widths: of the canvas and of a panel.
     """
     width, panel_width = widths
     panels = [one.panel for one in drawn]

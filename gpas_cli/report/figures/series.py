@@ -35,7 +35,7 @@ Points = tuple[tuple[float, float], ...]
 
 _STYLES = 4  # distinguishable line styles; a grid with more gates gets a colour for each
 _METHOD = ("norm", "gate")  # axes that form the first part of a title
-_NAMED_METHOD = "method"  # the label of curves whose method has a title of its own
+_NAMED_METHOD = "method"  # the label of curves whose method has a title
 PART = "part"  # the label of curves of a part of the network: W_q
 
 
@@ -129,7 +129,7 @@ def by_layer(entry: Entry, values: Mapping[int, float], *, outputs: bool = False
 
     The value after the last layer's is the final norm's. If a layer has several values, such as the gates of its two
     sub-layers, the later ones are placed between it and the next layer. outputs: values at the input of a layer are
-    drawn as those at the output of the layer before it.
+    drawn as values at the output of the layer before it.
     """
     count = max(values, default=-1) + 1
     network = entry.cell.network
@@ -249,9 +249,9 @@ class Selection:
     at: the updates at which a quantity by layer is drawn; () for the last recorded one. planned: the number of updates
     of the training that `at` refers to, scaled to each cell's own number; 0: `at` counts the cell's own updates.
     layers: draw a quantity by layer over updates, a curve for each of these layers; () for all of them, None to draw it
-    over layers. every: of these layers the first, every n-th and the last. start: the first update that is drawn, or
-    below 1 the fraction of the training that is left out. over: the axis that is averaged. map: draw layers over
-    updates as a heat map.
+    over layers. every: draw only the first, every n-th and the last of these layers. start: the first update that is
+    drawn, or below 1 the fraction of the training that is left out. over: the axis that is averaged. map: draw layers
+    over updates as a heat map.
     """
 
     quantity: Quantity
@@ -439,14 +439,15 @@ def _nearest(steps: Sequence[int], wanted: float) -> int | None:
 
 
 def of_part(runs: Sequence[CellCurve], part: str) -> list[CellCurve]:
-    """Return the curves as those of a part of the network."""
+    """Return the curves labelled as a part of the network."""
     return [replace(run, variant=((PART, part), *run.variant)) for run in runs]
 
 
 def ratios(runs: Sequence[CellCurve], against: Mapping[str, Label]) -> list[CellCurve]:
-    """Return each curve divided by that of the cell with the labels `against` and otherwise its own, where both are.
+    """Return each curve divided by the curve of the cell with the labels `against` and otherwise equal ones.
 
-    Points that only one of the two has, or at which the divisor is zero, are left out, and the final norm is.
+    Curves without such a cell, points that only one of the two has or at which the divisor is zero, and the final norm
+    are left out.
     """
     bases = {_position(run, against): dict(run.points) for run in runs if has_labels(run.entry, against)}
     own = [run for run in runs if not has_labels(run.entry, against)]

@@ -5,9 +5,9 @@
       poster          the GPAS poster           spike_no_more    Spike No More
       code            the GPAS repository       raptr            RaPTr
 
-A table has rows with labels and one column axis; the labels in `where` apply to all of it, those in the source's
-`where` to all of its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of
-labels matches any of them. A row without a label for the gate, the embedding or the depth means that it is unchanged.
+A table has rows with labels and one column axis; the labels in `where` apply to all of it, the source's `where` to all
+of its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches
+any of them. A row without a label for the gate, the embedding or the depth means that it is unchanged.
 
 The tables of a source as it prints them have its order of rows and columns, its headings and its digits. The key
 `layouts` of a source's file has a layout for each table, by the number that the source gives it:
@@ -16,7 +16,7 @@ The tables of a source as it prints them have its order of rows and columns, its
     parts            tables beside each other under one caption; usually one
 
 A part has
-    corner, headings   the heading of the row titles, and those of the columns
+    corner, headings   the heading of the row titles, and the headings of the columns
     columns            the published tables that have the numbers: TABLE for all of its columns, or TABLE@LABEL for one;
                        with +N behind it, the numbers are N published rows further down
     rows               titles of the rows, in the order of the published tables; or `bands`, each with a `title` above
@@ -87,15 +87,14 @@ class Remark:
 class PublishedTable:
     """One table of one source.
 
-    better: "lower" or "higher". axis: the axis of the columns, "" if the table has one column.
-    train_tokens: tokens that each column was trained on, if the source states it.
-    as_if: the column in which every cell is looked up, whatever its own label: the paper's 71m beside a smaller model;
-    of a table with one column, the size of its networks.
-    compared_as: our metric that the numbers are compared with, "" for any of the same family. batches: the validation
-    batches of each column, if perplexity_reference is of another number of them than ours. relative_to: the labels of
-    the row whose number is the unit of all; the first of several.
-    recipes: the names of the source's recipes by which the networks were trained. sizes: shape -> the source's name of
-    it, where that is not ours. no_cells: why a number has no cell of ours beside it.
+    better: "lower" or "higher". axis: the axis of the columns, "" if the table has one column. train_tokens: tokens
+    that each column was trained on, if the source states it. as_if: the column in which every cell is looked up,
+    whatever its own label: the paper's 71m beside a smaller model; of a table with one column, the size of its
+    networks. compared_as: our metric that the numbers are compared with, "" for any of the same family. batches: the
+    validation batches of each column, if perplexity_reference averages another number of them than ours. relative_to:
+    the labels of the row whose number is the unit of all; the first of several. recipes: the names of the source's
+    recipes by which the networks were trained. sizes: shape -> the source's name of it, where that is not ours.
+    no_cells: why a number has no cell of ours beside it.
     """
 
     source: str
@@ -207,7 +206,7 @@ class PublishedCell:
 
     @property
     def is_unit(self) -> bool:
-        """Whether the numbers of its table are relative to that of its row."""
+        """Whether the numbers of its table are relative to the number of its row."""
         if self.table is None or not self.table.relative_to:
             return False
         wanted = self.table.relative_to
@@ -335,7 +334,7 @@ class PrintedLine:
 
     @property
     def full_title(self) -> str:
-        """The title behind that of its band: "LLaMA-1B, Post-LN"."""
+        """The title after its band's: "LLaMA-1B, Post-LN"."""
         return ", ".join(filter(None, (self.band, self.title)))
 
 
@@ -394,7 +393,7 @@ def _labels(source: str) -> dict[str, str]:
 
 
 def is_printed_name(name: str) -> bool:
-    """Return whether `name` is that of a printed table, SOURCE:NUMBER, and not of a grid."""
+    """Return whether `name` names a printed table, SOURCE:NUMBER, and not a grid."""
     return SEPARATOR in name
 
 

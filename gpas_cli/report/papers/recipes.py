@@ -1,9 +1,9 @@
 """The recipes by which published numbers were obtained, and where a cell differs from them.
 
 A recipe is data in its source's YAML file: settings by their names in experiments.yaml (`optim.lr`), one value for all
-columns or one for each; {best_of: [...]} where the number is that of the best of several runs. `settings` are stated in
+columns or one for each; {best_of: [...]} where the number is from the best of several runs. `settings` are stated in
 the paper, `code` only in the published code, and `unstated` in neither. `exceptions` are settings of single rows, null
-for one that does not hold there, and `not_here` what no setting of ours expresses.
+where a setting does not apply, and `not_here` is what none of our settings expresses.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ def recipe(source: str, name: str) -> _Recipe:
 
 @dataclass(frozen=True)
 class _Compared:
-    """A setting of the recipe and of cells. stated: one value, or those that the best of is published."""
+    """A setting of the recipe and of cells. stated: one value, or the values of which the best is published."""
 
     setting: str
     stated: tuple[Any, ...]
@@ -102,8 +102,8 @@ class _Compared:
 def deviations(entries: Sequence[Entry], table: PublishedTable) -> tuple[Deviation, ...]:
     """Return where the entries differ from the recipe of the published number that is printed beside the best of them.
 
-    With `as_if`, where networks of another size are compared, of the objective alone. Settings that the source does not
-    state, and sections that the entries do not have, are not compared.
+    With `as_if`, where networks of another size are compared, only the objective counts. Settings that the source does
+    not state, and sections that the entries do not have, are not compared.
     """
     settings = [
         Deviation(one.setting, _one_of(one.stated, "the best of "), _one_of(one.ours), one.origin)
@@ -117,7 +117,7 @@ def deviations(entries: Sequence[Entry], table: PublishedTable) -> tuple[Deviati
 
 
 def fit(entry: Entry, table: PublishedTable) -> tuple[int, Hashable]:
-    """Return how many settings the entry has that the recipe has not, and its values of those of which the best is
+    """Return how many settings the entry has that the recipe lacks, and its values of the settings whose best is
     published."""
     found = list(_compared([entry], table))
     return sum(one.strays for one in found), tuple(str(one.ours) for one in found if len(one.stated) > 1)

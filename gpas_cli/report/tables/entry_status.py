@@ -60,7 +60,7 @@ class EntryStatus:
 def entry_status(
     entry: Entry, over: str, metric: Metric, label: str | None, states: States, results: Results
 ) -> EntryStatus:
-    """Return the status of `entry` for a number: that of the first stage in its chain that is not done.
+    """Return the status of `entry` for a number: the status of the first stage in its chain that is not done.
 
     over: the averaged axis. label: what the number is measured on, None for the usual one (`usual_label`).
     A result counts only if the run directory confirms it, by the evidence that `gpas status` uses.

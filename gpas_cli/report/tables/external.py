@@ -62,9 +62,9 @@ def select_networks(networks: Sequence[ExternalNetwork], names: Sequence[str]) -
 def external_rows(
     networks: Sequence[ExternalNetwork], sections: Sequence[Downstream], numbers: Sequence[str]
 ) -> Externals:
-    """Return the rows of the networks whose settings are those of `sections`, and notes about all of them.
+    """Return the rows of the networks scored with the settings of `sections`, and notes about all networks.
 
-    sections: those of the table's cells, with the effective `max_length`. numbers: the name under which a cell reports
+    sections: of the table's cells, with the effective `max_length`. numbers: the name under which a cell reports
     the number of each column, METRIC/TASK.
     """
     wanted = {name: sorted({getattr(section, name) for section in sections}) for name in SCORING}

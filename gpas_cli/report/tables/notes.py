@@ -91,7 +91,7 @@ def _reading(table: Table) -> Iterator[Note]:
 
 
 def _tuned(table: Table) -> Iterator[Note]:
-    """Note which value of the axis `best` each cell shows, and which of them are the last of those that were tried."""
+    """Note which value of the axis `best` each cell shows, and which of them end the range that was tried."""
     axis = table.spec.best
     chosen: dict[str, list[str]] = {}
     for row, i, cell in _shown_cells(table) if axis else ():
@@ -161,7 +161,7 @@ def _withheld(table: Table) -> Iterator[Note]:
 
 
 def _differences(table: Table) -> Iterator[Note]:
-    """Note differences over fewer seeds than the mean, and those that a base without a number leaves out."""
+    """Note differences over fewer seeds than the mean, and those missing because the base has no number."""
     few, lone = [], []
     for row, i, cell in _shown_cells(table):
         if cell.summary is None:
@@ -356,7 +356,7 @@ def _compared(table: Table) -> Iterator[Note]:
 
 
 def _objectives(table: Table) -> Iterator[Note]:
-    """Note published losses of another objective than that of the cells beside them."""
+    """Note published losses of another objective than the cells beside them have."""
     found: dict[tuple[str, Any, Any], None] = {}
     for *_, source, printed in _printed(table):
         for one in printed.deviations:

@@ -3,9 +3,9 @@
 `serving` finds the grid whose cells belong beside the numbers of one part of a printed table; `paper_table` has our
 numbers first and the published ones beside them, `published_table` the published ones alone.
 
-Several cells of a grid may match one number. A variant is the cells that differ only in the seed; the variants nearest
-to the paper's recipe are taken: of those that differ in a setting of which the paper reports the best (`best_of` in its
-recipe) all, and the best is shown.
+Several cells of a grid may match one number. A variant is the cells that differ only in the seed, and the variants
+nearest to the paper's recipe are taken. If they differ in a setting of which the paper reports the best (`best_of` in
+its recipe), the best is shown.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,7 +145,7 @@ def _compared_metric(cell: PublishedCell) -> Metric:
         return replace(known, title=f"{known.title} over {printed_on} batches")
     if table.relative_to:
         row = " ".join(map(str, table.relative_to.values()))
-        return replace(known, title=f"{known.title} over those of {row}", digits=_OF_RATIOS)
+        return replace(known, title=f"{known.title} relative to {row}", digits=_OF_RATIOS)
     return known
 
 
@@ -166,7 +166,7 @@ def paper_table(served: Serving, states: States, results: Results, what: Metric 
     tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
     shown = listed(list(dict.fromkeys(tuned)), _NAMED)
     best = f"; as in the paper, the best of several settings is shown: {shown}" if tuned else ""
-    note = Note("cells", f"our numbers are those of the grid {served.grid.name}{best}")
+    note = Note("cells", f"our numbers are from the grid {served.grid.name}{best}")
     return Table(
         spec,
         columns[0].metric,
@@ -197,7 +197,7 @@ def _units(part: PrintedPart) -> Iterator[Note]:
     for line in part.lines:
         for heading, cell in zip(part.headings, line.cells, strict=True):
             if cell.is_unit:
-                text = f"{heading}, here and there: relative to those of {line.full_title}"
+                text = f"{heading}, here and there: relative to the number of {line.full_title}"
                 yield Note("compared", f"{text}; while it has none, {NO_UNIT}")
 
 
@@ -379,7 +379,7 @@ def _trained_tokens(entries: Sequence[Entry], results: Results) -> Iterator[str]
 def with_declared(served: Serving, states: States, results: Results) -> Table:
     """Return a paper's table with the metric that the grid declares beside the one that its numbers are compared with.
 
-    Where the published code averages otherwise, the perplexity over all tokens has columns of its own.
+    Where the published code averages otherwise, the perplexity over all tokens has separate columns.
     """
     compared = paper_table(served, states, results)
     own = metric(served.grid.table_spec.value, stage_kinds(served.entries))

@@ -1,8 +1,8 @@
 """One `Table` -> Markdown, LaTeX, HTML, CSV, JSON. The same table gives the same text on every machine.
 
 CSV has a line per cell, and one header for any number of tables. A column is known by the part of the line that it
-belongs to and by its name, so that an axis may be called `mean`. The columns of several tables are the union of theirs;
-a line leaves those of other tables empty.
+belongs to and by its name, so that an axis may be called `mean`. Several tables have the union of their columns; a line
+leaves the columns of other tables empty.
 """
 
 import csv
@@ -71,7 +71,7 @@ def _written(lines: Iterable[_Line], columns: Iterable[_Place] = ()) -> str:
     """Return lines below a header with `columns` and all others that a line has, part by part."""
     rows = list(lines)
     places = dict.fromkeys([*columns, *(place for line in rows for place in line)])
-    header = sorted(places, key=lambda place: place[0])  # stable: the order within a part is that of the tables
+    header = sorted(places, key=lambda place: place[0])  # stable: within a part, the order of the tables
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_csv_cell(name) for _, name in header])
@@ -99,7 +99,7 @@ def _columns(table: Table) -> list[_Place]:
 def _lines(table: Table) -> Iterator[_Line]:
     """Return a line for each cell that has runs, and for each number of a network that was not trained here.
 
-    Of a table as printed, a line for each of its cells.
+    For a table as printed, a line for each of its cells.
     """
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
@@ -326,7 +326,7 @@ class TableJson(DocumentJson):
 
     name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
     title: Annotated[str, From("spec.title")]
-    metric: Annotated[_MetricJson, "that of the first column"]
+    metric: Annotated[_MetricJson, "the metric of the first column"]
     rows: list[_TableRowJson]
     externals: Annotated[list[_ExternalRowJson], "the networks that --external names", From("externals.rows")]
     columns: list[_ColumnJson]

@@ -119,10 +119,10 @@ def fit(
     room: float,
     spacings: Sequence[Spacing],
 ) -> _ColumnLayout:
-    """Return the layout with the fewest blocks; among equals, that of the first spacing at which all of them fit.
+    """Return the layout with the fewest blocks; among equals, the one with the first spacing at which all of them fit.
 
     groups: columns to keep together where possible; all but column 0. widths: of each column; wrapped_widths: the same
-    with wrapped headers. A column that does not fit beside column 0 gets a block of its own, wider than `room`.
+    with wrapped headers. A column that does not fit beside column 0 gets a separate block, wider than `room`.
     """
     sizes = [wrapped_widths if spacing.wrapped else widths for spacing in spacings]
     layouts = [_ColumnLayout(s, _split(groups, w, room, s)) for s, w in zip(spacings, sizes, strict=True)]
@@ -142,7 +142,7 @@ def _split(
 ) -> tuple[tuple[int, ...], ...]:
     blocks: list[tuple[int, ...]] = [] if groups else [(0,)]
     for group in groups:
-        # A group too wide for a block of its own is split.
+        # A group too wide for one block is split.
         whole = _width((0, *group), widths, spacing) <= room
         for part in [tuple(group)] if whole else [(i,) for i in group]:
             if blocks and _width((*blocks[-1], *part), widths, spacing) <= room:

@@ -48,8 +48,8 @@ from gpas_cli.statistics import stats
 class Printed:
     """A published cell beside one of ours, and its difference from the published base.
 
-    deviations: where our cell differs from the recipe of the number. unserved: why no cell of ours stands beside it
-    there, "" if one does.
+    deviations: where our cell differs from the recipe of the number. unserved: why none of our cells is beside it
+    there, "" if one is.
     """
 
     cell: PublishedCell
@@ -166,7 +166,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `rows` are in display order. `metric` is that of the first columns.
+    """A table. `rows` are in display order. `metric` is the metric of the first columns.
 
     printed: the name of the printed table whose layout it has, SOURCE:NUMBER, "" if it has its own. corner: then, the
     heading of the row titles. remarks: further notes. alone: it is as printed, without cells of ours.
@@ -263,7 +263,7 @@ class _Builder:
         if spec.best and len({entry.axes.get(spec.best) for entry in self.entries}) < 2:
             raise self._error(f"best: the cells have one value of '{spec.best}'; the best of an axis needs several")
         if spec.best and not self.what.better:
-            raise self._error(f"best: of {self.what.name} neither lower nor higher is better")
+            raise self._error(f"best: neither a lower nor a higher {self.what.name} is better")
         for axis in spec.against:
             if axis not in spec.rows:
                 raise self._error(f"against: '{axis}' is not a row axis; {nearest(axis, spec.rows)}")
@@ -303,7 +303,7 @@ class _Builder:
     def _compared(
         self, row: Sequence[TableCell], base: Sequence[TableCell] | None, labels: Sequence[Label]
     ) -> list[TableCell]:
-        """Return the cells of a row with their differences from those of the base, and the published numbers."""
+        """Return the cells of a row with their differences from the base's cells, and the published numbers."""
         found = []
         for own, other, label in zip(row, base or [TableCell()] * len(labels), labels, strict=True):
             printed = {}
@@ -384,7 +384,7 @@ def marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:
     """Return "best", "second" or "" for each number of a column; None and nan are not ranked.
 
     Numbers equal in the displayed digits tie; after a tie for best there is no second. One number alone has no mark,
-    and so have all numbers of a metric of which neither lower nor higher is better.
+    and neither have numbers of a metric of which neither lower nor higher is better.
     """
     shown = [None if n is None or math.isnan(n) else round(n, metric.digits) for n in numbers]
     ranked = sorted((n for n in shown if n is not None), reverse=metric.better == "higher")
@@ -451,7 +451,7 @@ def _beside(tables: Sequence[Table]) -> Table:
 def beside_published(known: Recorded, spec: TableSpec) -> Table:
     """Return the table with the published numbers beside the metric that they are compared with.
 
-    Where that is not the declared metric, the declared one has columns of its own: the perplexity over all tokens is
+    Where that is not the declared metric, the declared one has separate columns: the perplexity over all tokens is
     beside the average of the published code.
     """
     compared = build(known.entries, known.states, known.results, spec)
@@ -466,7 +466,7 @@ def beside_published(known: Recorded, spec: TableSpec) -> Table:
 
 
 def with_columns(table: Table, other: Table, titles: Sequence[str]) -> Table:
-    """Return the table with each column followed by that of `other`, under another title, if it has cells."""
+    """Return the table with each column followed by the one of `other`, under another title, if it has cells."""
     filled = [any(row.cells[i].statuses for row in other.rows) for i in range(len(other.columns))]
     columns = [replace(column, title=title, sources=()) for column, title in zip(other.columns, titles, strict=True)]
     rows = []

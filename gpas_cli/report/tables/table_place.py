@@ -48,7 +48,7 @@ class Place:
 
     @property
     def metric(self) -> Metric:
-        """That of its column."""
+        """The metric of its column."""
         return self.table.columns[self.column].metric
 
     @property
@@ -136,7 +136,7 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
 
 
 def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
-    # In a paper's layout, its title names a row, without or with that of its band.
+    # In a paper's layout, its title names a row, with or without its band's title.
     titled = []
     for row in table.rows if table.printed else ():
         own = _split(row.title)
@@ -172,7 +172,7 @@ def _split(title: str) -> list[str]:
 
 
 def _labels_of(table: Table, row: Row) -> dict[str, Label | None]:
-    """Return the labels of a row by axis; in a paper's layout, those of its cells that differ between the rows."""
+    """Return the labels of a row by axis; in a paper's layout, the labels of its cells that differ between the rows."""
     if not table.printed:
         return dict(zip(table.spec.rows, row.key, strict=True))
     every = [_axes(other) for other in table.rows if _axes(other)]
@@ -237,7 +237,7 @@ def holes(table: Table) -> list[Hole]:
 
 
 def remedies(missing: Iterable[tuple[str, Entry]], entries: Sequence[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield the commands that bring the numbers of cells in these states, each with those that it starts.
+    """Yield the commands that bring the numbers of cells in these states, each with the cells that it starts.
 
     `entries` are all cells of their grids.
     """

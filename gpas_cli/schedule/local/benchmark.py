@@ -36,7 +36,7 @@ _COMMAND = (sys.executable, "-P", "-m", "gpas_cli.worker.bench")
 class Bench:
     """The measured cost of one shape's updates.
 
-    `facts` has `train.bench.Speed`, the processes of the job, of which one was measured, and where.
+    `facts` has `train.bench.Speed`, the number of the job's processes (one was measured), and the machine.
     """
 
     job: StageJob
@@ -54,10 +54,10 @@ def bench(
 ) -> Iterator[Bench]:
     """Measure each shape among the entries' trainings for about `seconds` seconds; record and yield the results.
 
-    On a CPU, only a few rows of each update of a large network are computed. Of a job of several processes, one is
-    measured, on one device: its share of the rows, without communication. `notify` is called with a line about each
-    step. Raises GpasError if no slot is free, an update fails, or, without `force`, a
-    measurement would take far longer than `seconds` or more memory than is free.
+    On a CPU, only a few rows of each update of a large network are computed. Of a job with several processes, one is
+    measured on one device, with its share of the rows and without communication. `notify` is called with a line about
+    each step. Raises GpasError if no slot is free, an update fails, or, without `force`, a measurement would take far
+    longer than `seconds` or more memory than is free.
     """
     slots = Slots(project.runs, machine())
     here = slots.machine
@@ -88,7 +88,7 @@ def _measure(
     one = job.resources.single_process
     lease = slots.take(one)
     if lease is None:
-        raise GpasError("every slot of this machine is busy; beside running jobs a measurement would be too slow")
+        raise GpasError("every slot of this machine is busy; next to running jobs a measurement would be too slow")
     # All measured rows form one micro-batch, whatever the micro-batch on a GPU would be.
     resources = replace(one, micro_batch=rows) if rows else one
     asked = bench_request(
@@ -110,7 +110,7 @@ def _measure(
 def _run(
     project: Project, lease: Lease, who: str, asked: BenchRequest, notify: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the last record that the process printed which measures the cell `who`. Raises GpasError if it fails."""
+    """Return the last record printed by the process that measures the cell `who`. Raises GpasError if it fails."""
     environment = job_environment(_PACKAGE, lease.variables)
     last: dict[str, Any] = {}
     with (

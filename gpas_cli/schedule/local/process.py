@@ -1,9 +1,9 @@
 """One attempt on this machine: its slots, its directory, its process, its exit.
 
 Every job is a new process, which imports the copy of the code. Forks of a process that has imported torch would save
-1.6 s for each small cell, 35 s of the quickstart. multiprocessing's fork server can pass the locks on, but imports
-from this process's search path, not from the copy, and waits for its jobs when this process exits. A fork server of our
-own took 180 lines and had failures of its own.
+1.6 s for each small cell, 35 s of the quickstart. multiprocessing's fork server can pass the locks on, but imports from
+this process's search path, not from the copy, and waits for its jobs when this process exits. Our own fork server took
+180 lines and failed in new ways.
 
 A slot is an accelerator, or a core if there is none: a lock file `runs/.slots/<host>/<device>.lock`. The job inherits
 its descriptor, so that a job which outlives the process that started it still occupies its slot.
@@ -53,7 +53,7 @@ class Lease:
 
 
 class Slots:
-    """The slots of one machine, from which jobs take theirs."""
+    """The slots of one machine."""
 
     def __init__(self, runs: Path, machine: ThisMachine):
         self.machine = machine

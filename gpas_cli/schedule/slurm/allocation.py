@@ -47,7 +47,7 @@ class ElementStart:
         self.node = environ.get("SLURMD_NODENAME", "")
         self.tasks = int(environ.get("SLURM_NTASKS", 1))
         self.restart = int(environ.get("SLURM_RESTART_COUNT", 0) or 0)
-        # Not SLURM_JOB_ID: that of one element is the whole array's, and requeuing it would requeue all elements.
+        # Not SLURM_JOB_ID: one element has the whole array's, and requeuing it would requeue all elements.
         self.job = f"{environ.get('SLURM_ARRAY_JOB_ID', '')}_{self.index}"
         self._rosters = 0
 
@@ -115,7 +115,7 @@ class ElementStart:
         """Return why a stage is not to be run, "" if it is. Call it with the claims' lock held."""
         claim = read_claim(self.runs, job.key)
         if any(conclude(attempt).state in RESULTS for attempt in deciding(self.runs, job.key)):
-            return "has its result already"
+            return "already has its result"
         if claim is None:
             return "no longer claimed"
         if (claim.submission, claim.index) != (self.submission.name, self.index):

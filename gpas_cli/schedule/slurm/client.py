@@ -229,7 +229,7 @@ class Job(SchedulerJob):
 
 Jobs = dict[str, dict[int, Job]]  # array's name -> index -> job
 _Lines = dict[str, list[tuple[int, int, int]]]  # partition -> (-priority, array, index) of each job in line
-WHOLE = -1  # stands for every index of an array that has no record of its own
+WHOLE = -1  # stands for every index of an array without a separate record
 # squeue pads and cuts every column to its width; no separator is safe to split at. scontrol prints the same by name.
 _COLUMNS = {
     "Name": 80, "State": 24, "Partition": 48, "PriorityLong": 24, "Reason": 48, "ArrayJobID": 20, "ArrayTaskID": 16,

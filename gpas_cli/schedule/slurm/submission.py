@@ -9,7 +9,7 @@ runs/.slurm/<name>/
 The name is unique and is the array's job name, so that the array can be found in the queue even if the submitter died.
 Job ids are only displayed: a controller that crashed reuses them.
 
-Beside them, elements record which of them failed and why (`failed-INDEX.json`), nodes that cannot run the jobs
+Elements also record there which of them failed and why (`failed-INDEX.json`), nodes that cannot run the jobs
 (`avoid-NODE.json`), and that the rest is held back after SAME_CAUSE_CELLS failures of the same cause (`breaker.json`).
 """
 

@@ -1,7 +1,7 @@
 """Submission of stages to SLURM: claim every unclaimed stage, record the submission, call sbatch.
 
-This process may die at any instant. The claims that it holds itself lapse with it; a recorded submission's are
-valid as long as the queue has, or may yet have, the array of that name.
+This process may die at any instant. Its own claims lapse with it; the claims of a recorded submission are valid as long
+as the queue has, or may yet have, the array of that name.
 
 A job array has the stage jobs of one resource profile, as many as the scheduler allows. A job whose parent has yet to
 run waits for it in SLURM. If every parent has one child of the kind, element i of the children's array waits for
@@ -193,7 +193,7 @@ def _adjusted(runs: Path, job: StageJob, seen: StageStatus) -> tuple[StageJob, b
 
 
 def _entry(entries: Sequence[str], before: Resources | None, name: str) -> int | None:
-    """Return the place of what the last job asked for, None if it is unknown or no longer listed."""
+    """Return the index of what the last job asked for, None if it is unknown or no longer listed."""
     used = getattr(before, name, None)
     return entries.index(used) if used in entries else None
 
@@ -401,7 +401,7 @@ class ArraySubmitter:
                 raise
             self.request.reporter.notice(f"{error}; looking for the array in the queue")
             return _look_for(made.name)
-        # A site's wrapper around sbatch may print lines of its own before and after the job id.
+        # A site's wrapper around sbatch may print further lines before and after the job id.
         found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
 
@@ -448,7 +448,7 @@ def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:
     ours = ("environment", "setup", "python")  # not options of sbatch, and they may contain secrets
     resources = plain(array.first.resources).items()
     asked = {name: value for name, value in resources if value != usual[name] and name not in ours}
-    words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources of its own"
+    words = ", ".join(f"{name}: {value}" for name, value in asked.items()) or "no resources"
     refused = listed([job.id for job in array.jobs], 1)
     lines = [str(error), f"refused: {refused}, which asks for {{{words}}}; none of it was submitted"]
     for batch in done.batches:

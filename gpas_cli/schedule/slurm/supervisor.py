@@ -66,7 +66,7 @@ class _Child:
 
     @property
     def exit(self) -> RankExit:
-        """How the job, which has ended, did so; `node` is the one that cannot run it, "" if none is known."""
+        """How the job ended; `node` is a node that cannot run it, "" if none is known."""
         code = self.process.wait()
         if self.peer_exit:
             return self.peer_exit

@@ -51,7 +51,7 @@ def test_the_figure_marks_where_a_method_reaches_the_final_loss_of_its_base(proj
     project.edit(", against: {gate: none}}", "}", 1)
     assert "declares no `against`; name the base" in project("figure", "tiny", "--convergence", expect=2).err
     alone = project("figure", "tiny", "--convergence", "--where", "gate=none", "--against", "gate=none", expect=2)
-    assert "none of the 2 cells has a training that is done beside that of its base" in alone.err
+    assert "none of the 2 cells has a finished training whose base has finished too" in alone.err
 
 
 def test_the_curves_of_a_claim_are_read_once(project: Face, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_what_is_derived_is_neither_declared_nor_tuned(project: Face) -> None:
     )
     assert "'speedup' compares a cell with its base; add `against`" in project("plan", expect=2).err
     project.declare(tiny(FOUR).replace("title: Tiny,", "title: Tiny, value: speedup,"))
-    assert "is derived when it is asked for: gpas table tiny --value speedup" in project("plan", expect=2).err
+    assert "is computed on request: gpas table tiny --value speedup" in project("plan", expect=2).err
     project.declare(tiny(FOUR).replace("seed: [1, 2]", "seed: [1, 2], optim.lr: [1e-3, 2e-3]"))
     said = gpas(project.folder, "table", "--best", "optim.lr", "--value", "speedup", expect=2).err
     assert "--best optim.lr chooses by a result of the training" in said

@@ -138,16 +138,14 @@ def test_flops_are_relative_to_the_row_that_the_paper_calls_1(declared: Declared
     assert [cell.summary.mean for cell in shown] == pytest.approx(
         [cell.printed["raptr"].value for cell in shown], abs=0.004
     )
-    assert table.columns[0].metric.title.startswith(
-        "updates of the whole network with the same work over those of raptr"
-    )
+    assert table.columns[0].metric.title.startswith("updates of the whole network with the same work relative to raptr")
     unit = next(row for row, line in zip(table.rows, part.lines, strict=True) if line.cells[0].is_unit)
     missing = {key: made for key, made in results.items() if key not in {run.key for run in unit.cells[0].runs}}
     lacking = paper_table(found, {}, missing)
     assert {row.cells[0].status for row in lacking.rows if row.key != unit.key} == {"unit missing"}
     title = ", ".join(filter(None, (unit.section, unit.title)))
     assert [hole.row for hole in holes(lacking) if hole.column == table.columns[0].title] == [title]
-    assert f"relative to those of {title}; while it has none, unit missing" in note_of(lacking, "compared")
+    assert f"relative to the number of {title}; while it has none, unit missing" in note_of(lacking, "compared")
 
 
 def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Declared) -> None:
@@ -252,7 +250,7 @@ def test_differences_are_from_the_papers_base() -> None:
     text = render(table, "markdown")
     assert "| Pre + GPAS | **33.48 ± 0.11** (-0.72 ± 0.09*) | 33.49 (-0.74) |" in text
     assert "| DeepNorm + GPAS |  | 34.97 (-0.92) |" in text
-    assert "- our numbers are those of the grid mine\n" in text
+    assert "- our numbers are from the grid mine\n" in text
     data = json.loads(render(table, "json"))
     assert data["name"] == "gpas:2"
     assert data["rows"][7]["cells"][0]["published"]["gpas"]["text"] == "33.49 (-0.74)"

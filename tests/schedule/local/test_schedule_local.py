@@ -200,16 +200,17 @@ def test_an_unreadable_attempt_is_not_run_again(project: Project) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "the database is locked"])
-def test_an_ingest_error_is_only_a_notice(project: Project, answer: str) -> None:
-    asked: list[int] = []
+def test_an_ingest_error_is_only_a_notice(project: Project, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Project] = []
     notices = Notices()
 
-    def ingest() -> str:
-        asked.append(1)
+    def ingest(of: Project) -> str:
+        asked.append(of)
         return answer
 
-    assert exit_code(run(project, entry("done", 1), ingest=ingest, reporter=notices)) == 0
-    assert asked
+    monkeypatch.setattr("gpas_cli.schedule.scheduler.ingest", ingest)
+    assert exit_code(run(project, entry("done", 1), reporter=notices)) == 0
+    assert set(map(id, asked)) == {id(project)}
     assert set(notices.heard) == ({answer} if answer else set())
 
 

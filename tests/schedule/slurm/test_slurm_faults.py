@@ -90,7 +90,7 @@ def test_jobs_requeued_or_held_by_others_are_waited_for_and_results_stay(cluster
     wait(lambda: toy.queue() == {})
     cluster.run("scontrol", "requeue", job)
     assert toy.states() == {"pre-gpas-s1": "done"}
-    wait(lambda: "has its result already" in toy.said())
+    wait(lambda: "already has its result" in toy.said())
     wait(lambda: toy.queue() == {})
     assert toy.states() == {"pre-gpas-s1": "done"}
     assert "no job to start" in toy.submit()

@@ -47,7 +47,7 @@ def test_a_result_from_a_node_presumed_dead_counts(cluster: Cluster, tmp_path: P
     assert set(toy.queue().values()) == {"PENDING"}
     cluster.run("scontrol", "update", f"nodename={others}", "state=resume")
     wait(lambda: toy.queue() == {})
-    assert "has its result already" in toy.said()
+    assert "already has its result" in toy.said()
     assert toy.states() == {"pre-gpas-s1": "done"}
     assert len(toy.attempts()) == 1
     toy.trained_once()
