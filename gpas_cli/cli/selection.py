@@ -99,7 +99,6 @@ def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _varied(found: list[Entry], settings: Sequence[str]) -> list[Entry]:
-
     return vary(experiments(), found, settings) if settings else found
 
 

@@ -125,12 +125,6 @@ def mapping(children: dict[str, Node], mark: Mark, key: Mark | None = None) -> N
     return Node(children, mark, key, depth, count)
 
 
-def _sequence(items: tuple[Node, ...], mark: Mark) -> Node:
-    """Return a list node. Raises InvalidExperiments if it is too deep or too large."""
-    depth, count = _extent(items, mark)
-    return Node(items, mark, None, depth, count)
-
-
 def read_document(path: Path) -> Node:
     """Read the YAML document in a file. Raises GpasError if it is unreadable, InvalidExperiments if it is not valid."""
     name = _display(path)
@@ -268,7 +262,8 @@ class _Composer:
         if isinstance(event, yaml.ScalarEvent):
             return Node(self.scalar(event, mark), mark)
         if isinstance(event, yaml.SequenceStartEvent):
-            return _sequence(tuple(self.items()), mark)
+            items = tuple(self.items())
+            return Node(items, mark, None, *_extent(items, mark))
         return mapping(self.pairs(), mark)
 
     def scalar(self, event: Any, mark: Mark) -> _Scalar:

@@ -174,13 +174,9 @@ def located(problem: Problem, settings: Node, fallback: Mark) -> Problem:
     mark = node.mark if depth else fallback
     if problem.message.startswith("unknown key") and node.key:
         mark = node.key
-    message = problem.message + _hint(problem.message, node)
-    return replace(problem, message=message, where=str(mark))
-
-
-def _hint(message: str, node: Node) -> str:
     boolean = WORDS_FOR_BOOLEANS.get(str(node.value).lower()) if isinstance(node.value, str) else None
-    return f"; write {boolean}" if boolean and message.endswith("true or false") else ""
+    hint = f"; write {boolean}" if boolean and problem.message.endswith("true or false") else ""
+    return replace(problem, message=problem.message + hint, where=str(mark))
 
 
 _GRID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
