@@ -70,7 +70,7 @@ def claims(
     if as_json:
         print_json(ClaimsJson(schema=1, claims=[claim_json(verdict) for verdict in verdicts]))
         return
-    shown = detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
+    shown = _detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
     for part in shown:
         say(part)
 
@@ -178,7 +178,7 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}" if abs(value) < 10**digits or abs(value) < 1e-4 else f"{value:,.0f}"
 
 
-def detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
+def _detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
     """Yield each claim with its parts, the numbers of each seed, and the next command to run."""
     for place, verdict in enumerate(verdicts):
         if place:

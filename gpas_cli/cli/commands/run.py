@@ -186,7 +186,7 @@ def run_to_end(
     """Run cells, wait for them, also on SLURM, and print why cells have no result. `retry` is as for `RunRequest`."""
     _, summary = _run(scheduler, here, cells, replace(options, wait=True), retry)
     assert summary is not None  # waited for
-    print_reasons(summary)
+    _print_reasons(summary)
     return summary
 
 
@@ -222,7 +222,7 @@ def _run(
 
 def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
     """Print how the cells ended and what to do next. `words` selected them, if they are cells of grids."""
-    print_reasons(summary)
+    _print_reasons(summary)
     ended = [item.entry for items in vars(summary).values() for item in items]
     grids = list(dict.fromkeys(entry.grid for entry in ended))
     varied = any(SEPARATOR in entry.name for entry in ended)
@@ -242,7 +242,7 @@ def _conclude(summary: RunSummary, words: Sequence[str]) -> None:
         say("`gpas retry` runs cancelled cells again.")
 
 
-def print_reasons(summary: RunSummary) -> None:
+def _print_reasons(summary: RunSummary) -> None:
     """Print why cells have no result."""
     for name in _WITHOUT_RESULT:
         by_reason: dict[str, list[str]] = {}

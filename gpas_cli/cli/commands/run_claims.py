@@ -163,12 +163,12 @@ def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOption
     state = _shown(campaign)
     following = campaign.next_round(state)
     if dry_run:
-        say(round_lines(following, state))
+        say(_round_lines(following, state))
         _finish(campaign, state, options, following)
     if following:
         _ask(campaign, state, scheduler, options.yes)
     while following:
-        say(round_lines(following, state))
+        say(_round_lines(following, state))
         before = state
         stopped = _run_round(campaign, following, scheduler, options)
         state = _shown(campaign)
@@ -182,7 +182,7 @@ def _run(claims: list[Claim], where: list[str], rules: Rules, options: RunOption
 
 def _shown(campaign: Campaign) -> list[ClaimEvidence]:
     state = campaign.evidence()
-    say(evidence_table(state, campaign.rules))
+    say(_evidence_table(state, campaign.rules))
     return state
 
 
@@ -209,7 +209,7 @@ def _finish(campaign: Campaign, state: Sequence[ClaimEvidence], options: RunOpti
     """Print the outcome and exit."""
     undecided = any(claim.verdict == "undecided" for claim in state)
     code = Exit.FAILED if campaign.failed else Exit.INCOMPLETE if undecided else Exit.DONE
-    for line in conclusions(state, campaign.stuck_parts(state), campaign.rules):
+    for line in _conclusions(state, campaign.stuck_parts(state), campaign.rules):
         say(line)
     words = ", ".join(f"{claim.claim.name} {claim.verdict}" for claim in state)
     end(document(campaign, state, following, code), code, options.notify, f"gpas: {words}")
@@ -230,7 +230,7 @@ def _claims(names: Sequence[str], toy: bool | None) -> list[Claim]:
     return chosen
 
 
-def evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
+def _evidence_table(claims: Sequence[ClaimEvidence], rules: Rules) -> Columns:
     """Return a row for each claim and each of its parts: seeds, mean effect, interval and e-values."""
     rows: list[tuple[Any, ...]] = []
     for claim in claims:
@@ -258,7 +258,7 @@ def _e(value: float) -> str:
     return f"{value:.1f}" if value < 1000 else f"{value:.0e}" if value < 1e300 else "certain"
 
 
-def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
+def _round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     """Return what a round runs: a line for each part that gets seeds."""
     lines = []
     for one in following:
@@ -274,7 +274,7 @@ def round_lines(following: Round, state: Sequence[ClaimEvidence]) -> str:
     return "\n".join(["Next:", *(f"  {line}" for line in lines)] if lines else ["Nothing to run."])
 
 
-def conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], rules: Rules) -> Iterator[str]:
+def _conclusions(claims: Sequence[ClaimEvidence], stuck: Sequence[PartEvidence], rules: Rules) -> Iterator[str]:
     """Yield a sentence for each claim, and what prevents parts from getting more seeds."""
     for claim in claims:
         name = claim.claim.name
