@@ -58,7 +58,7 @@ def exact(scale: Scale, folder: Path) -> Iterator[Result]:
     del loop
     for size, padded in (("71m", True), ("350m", False)):
         part = f"compiled gradients of {size}"
-        yield from guarded("exact", part, lambda size=size, padded=padded: _gradients(scale, size, padded=padded))
+        yield from guarded("exact", part, partial(_gradients, scale, size, padded=padded))
 
 
 def _gradients(scale: Scale, size: str, *, padded: bool) -> Iterator[Result]:

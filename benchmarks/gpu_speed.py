@@ -6,14 +6,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import torch
 from gpu_report import Result
 from gpu_scale import Scale, guarded, release, wait
 from torch import Tensor
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpas_cli.data.loader import PrefetchedBatches
@@ -37,7 +39,7 @@ def speed(scale: Scale) -> Iterator[Result]:
     """Yield the speed and memory of each size on full rows, and where the time goes. A part that fails is reported."""
     for size in MFU_GOALS:
         made: list[tuple[Loop, float]] = []
-        yield from guarded(size, "full rows", lambda size=size, made=made: _full(scale, size, made))
+        yield from guarded(size, "full rows", partial(_full, scale, size, made))
         for full, seconds in made:
             parts: dict[str, Iterator[Result]] = {
                 "memory": _memory(scale, size, full),
@@ -47,7 +49,7 @@ def speed(scale: Scale) -> Iterator[Result]:
             if size == "71m":
                 parts["the head in other chunks"] = _head_sweep(size, full)
             for part, results in parts.items():
-                yield from guarded(size, part, lambda results=results: results)
+                yield from guarded(size, part, partial(iter, results))
 
 
 def _full(scale: Scale, size: str, made: list[tuple[Loop, float]]) -> Iterator[Result]:
@@ -64,16 +66,20 @@ def compare(scale: Scale) -> Iterator[Result]:
     """Yield padded rows' speed and the ratios of each size in COMPARED. A part that fails is reported."""
     for size in COMPARED:
         parts: dict[str, Callable[[], Iterable[Result]]] = {
-            "padded rows": lambda size=size: _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1],
-            "GPAS over Pre-LN": lambda size=size: _gates(scale, size),
-            "the stream in bfloat16": lambda size=size: _stream(scale, size),
-            "transformers, full rows": lambda size=size: _against_transformers(scale, size, "full"),
-            "transformers, padded rows": lambda size=size: _against_transformers(scale, size, "padded"),
+            "padded rows": partial(_padded, scale, size),
+            "GPAS over Pre-LN": partial(_gates, scale, size),
+            "the stream in bfloat16": partial(_stream, scale, size),
+            "transformers, full rows": partial(_against_transformers, scale, size, "full"),
+            "transformers, padded rows": partial(_against_transformers, scale, size, "padded"),
         }
         if size == "71m" and not scale.shrink:
-            parts["uncompiled"] = lambda size=size: _uncompiled(scale, size)
+            parts["uncompiled"] = partial(_uncompiled, scale, size)
         for part, results in parts.items():
             yield from guarded(size, part, results)
+
+
+def _padded(scale: Scale, size: str) -> Iterable[Result]:
+    return _rate(scale, size, scale.loop(size, padded=True), "padded rows")[1]
 
 
 def _kernels(size: str, loop: Loop) -> Iterator[Result]:
@@ -101,15 +107,10 @@ def _kernels(size: str, loop: Loop) -> Iterator[Result]:
 
 def _head_sweep(size: str, loop: Loop) -> Iterator[Result]:
     """Yield the head's time in an update with chunks of other sizes, in whole tiles and as even as possible."""
-    usual = head.GPU_LOGITS, head._CHUNK_LOGITS, head._TILE
-    try:
-        for logits in (2**26, 2**27, 2**28):
-            for tile in (1, 256):
-                head.GPU_LOGITS = head._CHUNK_LOGITS = logits
-                head._TILE = tile
+    for logits in (2**26, 2**27, 2**28):
+        for tile in (1, 256):
+            with patch.multiple(head, GPU_LOGITS=logits, _CHUNK_LOGITS=logits, _TILE=tile):
                 yield Result(size, f"the head, {logits} logits, multiples of {tile}", 1e3 * _head_seconds(loop), "ms")
-    finally:
-        head.GPU_LOGITS, head._CHUNK_LOGITS, head._TILE = usual
 
 
 def _gates(scale: Scale, size: str) -> Iterator[Result]:
@@ -191,7 +192,7 @@ def _head_seconds(loop: Loop) -> float:
 
     def do(number: int) -> None:
         for _ in range(number):
-            summed_loss(read_alone, part, loop.precision, 1.0).backward()
+            summed_loss(read_alone, part, loop.precision, 1.0).backward()  # type: ignore[arg-type, no-untyped-call]
 
     do(1)
     times = len(batch.inputs) / rows

@@ -60,7 +60,7 @@ def attempt_in(runs: Path) -> AttemptDir:
     return create_attempt(runs, asked)
 
 
-def values_of(step: int) -> dict[str, float]:
+def values_of(step: int) -> dict[str, Any]:
     """Return the metrics of an update, as `ingest_mlflow.py` has them."""
     return {name: 1.0 / (step + place) for place, name in enumerate(METRICS, start=1)}
 
@@ -86,7 +86,7 @@ def ours(folder: Path, steps: int) -> dict[str, float]:
 
 def theirs(python: Path, folder: Path, steps: int, single: int) -> dict[str, float]:
     """Return the points per second of storing the same with MLflow."""
-    command = [python, OTHER, folder, str(steps), str(single), *METRICS]
+    command: list[str | Path] = [python, OTHER, folder, str(steps), str(single), *METRICS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{python} {OTHER.name}: {done.stderr}")
@@ -112,13 +112,13 @@ def compare(options: argparse.Namespace, place: Path) -> dict[str, list[float]]:
     """Return the points per second of each way, by round."""
     found: dict[str, list[float]] = {}
     for number in range(options.rounds):
-        for name, measure in (
-            ("ours", lambda folder: ours(folder, options.steps)),
-            ("theirs", lambda folder: theirs(options.mlflow, folder, options.steps, options.single)),
-        ):
+        for name in ("ours", "theirs"):
             folder = place / f"{name}-{number}"
             folder.mkdir()
-            for way, speed in measure(folder).items():
+            mine = name == "ours"
+            steps = options.steps
+            made = ours(folder, steps) if mine else theirs(options.mlflow, folder, steps, options.single)
+            for way, speed in made.items():
                 found.setdefault(way, []).append(speed)
     return found
 

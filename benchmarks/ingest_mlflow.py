@@ -25,7 +25,7 @@ def main() -> None:
     store = SqlAlchemyStore(f"sqlite:///{folder}/mlflow.db", f"{folder}/artifacts")
 
     def new_run() -> str:
-        return store.create_run("0", "someone", 0, [], "speed").info.run_id
+        return str(store.create_run("0", "someone", 0, [], "speed").info.run_id)
 
     speeds = {}
     run = new_run()

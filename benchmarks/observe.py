@@ -92,6 +92,10 @@ def parts(loop: Loop, observer: Observer, repeats: int) -> dict[str, float]:
         observer.add(loop.update(observe=True))
         observer.settle()
 
+    def line() -> None:
+        observer.settle()
+        observer.log(loop.position)
+
     def nothing(network: Llama, wanted: bool) -> AbstractContextManager[list[dict[str, Tensor]]]:
         return stream_statistics(network, wanted=False)
 
@@ -102,7 +106,7 @@ def parts(loop: Loop, observer: Observer, repeats: int) -> dict[str, float]:
             found["norms"].append(seconds(measured, device))
         for _ in range(CADENCE.log_every):
             observer.add(loop.update())
-        found["line"].append(seconds(lambda: (observer.settle(), observer.log(loop.position)), device))
+        found["line"].append(seconds(line, device))
     return {name: statistics.median(values) for name, values in found.items()}
 
 

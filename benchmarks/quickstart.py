@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,13 +137,13 @@ def compare(against: str, rounds: int, rest_rounds: int) -> dict[str, Any]:
         subprocess.run(["tar", "-x", "-C", str(folder / "code")], input=archive, check=True)
         packages = {"old": folder / "code", "new": ROOT}
         sides = {name: stack.enter_context(side(package, folder / name)) for name, package in packages.items()}
-        updates = {name: [] for name in sides}
+        updates: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(rounds):
             for name, one in sides.items():
                 updates[name].append(one.update())
         for one in sides.values():
             one.rest(0)  # tokenises the text, which is not measured
-        rests = {name: [] for name in sides}
+        rests: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(1, rest_rounds + 1):
             for name, one in sides.items():
                 rests[name].append(one.rest(number))
@@ -156,7 +156,7 @@ def compare(against: str, rounds: int, rest_rounds: int) -> dict[str, Any]:
     return {"ratios": ratios, "seconds": seconds}
 
 
-def _ratio(taken: dict[str, Sequence[float]]) -> float:
+def _ratio(taken: dict[str, list[float]]) -> float:
     """Return the median over rounds of new / old."""
     return statistics.median(new / old for new, old in zip(taken["new"], taken["old"], strict=True))
 

@@ -44,7 +44,8 @@ def main() -> None:
 
     @torch.no_grad()
     def states() -> Tensor:
-        return network.model(input_ids=rows, use_cache=False).last_hidden_state
+        found: Tensor = network.model(input_ids=rows, use_cache=False).last_hidden_state
+        return found
 
     blocks = find_blocks(network, "LLaMA", states)
 

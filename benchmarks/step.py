@@ -113,8 +113,9 @@ class Ratio:
     goal: str = ""
 
     def __str__(self) -> str:
-        shares = "" if self.our_share is None else f" ({100 * self.our_share:.0f} / {100 * self.their_share:.0f} %)"
-        return f"{self.value:.3f}{shares}"
+        if self.our_share is None or self.their_share is None:
+            return f"{self.value:.3f}"
+        return f"{self.value:.3f} ({100 * self.our_share:.0f} / {100 * self.their_share:.0f} %)"
 
 
 def take_turns(sides: Mapping[str, Side], rounds: int) -> dict[str, list[float]]:

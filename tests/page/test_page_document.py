@@ -169,7 +169,7 @@ def test_each_source_that_the_grid_names_has_its_table() -> None:
     assert gpas.command == "gpas table gpas:2"
     assert '<td class="ours">34.50</td><td class="published">34.70</td><td class="ours">35.50</td>' in gpas.html
     assert "notes" not in gpas.html
-    assert "Our numbers are those of the grid table2." in gpas.notes
+    assert "Our numbers are from the grid table2." in gpas.notes
 
 
 def test_a_grid_without_numbers_has_none() -> None:

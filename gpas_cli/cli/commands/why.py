@@ -9,7 +9,6 @@ from rich.padding import Padding
 from rich.text import Text
 from sqlalchemy import Engine
 
-from gpas_cli.cli.commands.table import served_of
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
@@ -161,6 +160,8 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
     """Return the origins of the numbers of tables, and why results are not up to date."""
     numbers, problems = [], []
     for name in names:
+        from gpas_cli.cli.commands.table import served_of  # the whole command, which `gpas why CELL` does without
+
         served = served_of(name.grid) if is_printed_name(name.grid) else []
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
         with recorded(project(), chosen) as known:
