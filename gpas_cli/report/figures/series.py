@@ -22,6 +22,7 @@ from gpas_cli.report.labels import facts, label_title, row_title, scheme_titles
 from gpas_cli.report.quantities import QUANTITIES, Quantity
 from gpas_cli.spec.cell import NETWORK, Stage
 from gpas_cli.spec.norm import SCHEMES
+from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import BINS, BINS_END
 from gpas_cli.statistics.stats import Aggregate, aggregate
 from gpas_cli.words import one_line
@@ -156,18 +157,26 @@ def make_series(runs: Sequence[CellCurve]) -> tuple[Series, ...]:
         if not run.stage or run.stage not in [other.stage for other in group]:
             group.append(run)
     titles = scheme_titles([run.entry for run in distinct])
-    labels = [group[0].labels for group in groups.values()]
-    axes = dict.fromkeys(axis for mapping in labels for axis in mapping)
+    axes = dict.fromkeys(axis for group in groups.values() for axis in group[0].labels)
+    labels = [_completed(group[0], axes) for group in groups.values()]
     # Networks that were not trained here have names, and none of the labels of a training.
     trained = [mapping for mapping in labels if NETWORK not in mapping]
     varying = [axis for axis in axes if len({mapping.get(axis) for mapping in trained or labels}) > 1]
     variants = {axis for run in distinct for axis, _ in run.variant}
-    names = [_title(group[0].labels, varying, variants, titles) for group in groups.values()]
+    names = [_title(own, varying, variants, titles) for own in labels]
     found = []
-    for name, group in zip(names, groups.values(), strict=True):
+    for name, own, group in zip(names, labels, groups.values(), strict=True):
         title = f"{name} ({group[0].entry.grid})" if names.count(name) > 1 else name  # two grids have it
-        found.append(Series(title, group[0].labels, tuple(group)))
+        found.append(Series(title, own, tuple(group)))
     return _coloured(found, varying if trained == labels else [*varying, NETWORK])
+
+
+def _completed(run: CellCurve, axes: Iterable[str]) -> dict[str, Label]:
+    """Return the labels with the cell's own settings on those of `axes` that only other grids name."""
+    absent = [axis for axis in axes if axis not in (*run.labels, run.over, *run.method_axes)]
+    settings = flat(run.entry.cell.to_mapping()) if absent and run.entry.cell.network is None else {}
+    own = {axis: settings[axis] for axis in absent if isinstance(settings.get(axis), Label)}
+    return {**run.labels, **own}
 
 
 def _title(

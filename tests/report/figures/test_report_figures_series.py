@@ -103,6 +103,14 @@ def test_a_cell_of_two_grids_counts_once_and_equal_titles_name_their_grid() -> N
     assert series[0].colour != series[1].colour
 
 
+def test_a_setting_that_only_one_grid_names_is_in_titles_where_it_differs() -> None:
+    named = replace(entry("lns", axes={"precision": "pure_bf16"}), grid="other")
+    assert [one.title for one in make_series([run(entry(), 1.0), run(named, 2.0)])] == ["Pre-LN", "LNS"]
+    other = entry(precision="fp32")
+    titles = [one.title for one in make_series([run(other, 1.0), run(named, 2.0)])]
+    assert titles == ["Pre-LN, precision fp32", "LNS, precision pure_bf16"]
+
+
 def test_a_training_that_cells_with_other_stages_share_is_one_run() -> None:
     scored = replace(entry(downstream={"tasks": ["piqa"]}), axes=entry().axes)
     (series,) = make_series([run(one, 1.0, stage=one.cell.stages[0].key) for one in (entry(), scored)])
