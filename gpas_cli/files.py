@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def replace_file(
                 os.fsync(file.fileno())
         aside.replace(path)
     except BaseException as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, a file that is not there cannot be removed either
+            aside.unlink()
         if isinstance(error, OSError):
             error.filename = os.fspath(path)  # not the file beside it, nor none, as `write` says it
         raise

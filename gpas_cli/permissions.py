@@ -15,7 +15,7 @@ _REMEDIES = {
     errno.EAGAIN: "no further process or thread can be started; raise the limit (`ulimit -u`) or end others",
     errno.ENOSPC: "free space on that file system; `gpas gc` shows what can be deleted",
     errno.EDQUOT: "the disk quota is used up; `gpas gc` shows what can be deleted",
-    errno.EROFS: "GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB name folders elsewhere for runs, cache and database",
+    errno.EROFS: "name a file elsewhere; GPAS_RUNS_DIR, GPAS_CACHE and GPAS_DB do so for runs, cache and database",
 }
 
 

@@ -41,7 +41,7 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1_004, 100),
+    "": (1_006, 100),
     "cli": (6_180, 240),
     "data": (3_190, 157),
     "doctor": (157, 1),

@@ -1,5 +1,6 @@
 """File replacement: atomic, optionally durable, with the requested permissions; and opening regular files only."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -36,6 +37,16 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
     assert caught.value.filename == str(path)  # not that of the temporary file
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.json"]
+
+
+def test_an_error_names_the_file_where_nothing_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(OSError, match=f"Read-only file system: '{tmp_path}/a'"):
+        replace_file(tmp_path / "a", "text")
 
 
 def test_only_a_durable_file_is_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-from face import Face
+from disks import full
+from face import Face, gpas
 from typer.main import get_command
 
 from gpas_cli.cli.app import COMMANDS, MAINTAIN, RESULTS, RUN, make_app
@@ -45,3 +47,14 @@ def test_init_prints_the_next_commands(face: Face) -> None:
 def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:
     key = face.entry("pre-s1").key
     assert "to select by key, give at least 4 digits" in face("why", key[:2], expect=2).err
+
+
+def test_init_on_a_full_disk_leaves_the_files_as_they_were(small_disk: Path) -> None:
+    (small_disk / "experiments.yaml").write_text("grids: {}\n")
+    (small_disk / ".gitignore").write_bytes(b"caf\xe9\n")
+    with full(small_disk):
+        said = gpas(small_disk, "init", "--force", expect=2).err
+    assert f"{small_disk}/experiments.yaml: No space left on device" in said
+    assert (small_disk / "experiments.yaml").read_text() == "grids: {}\n"
+    gpas(small_disk, "init", "--force")
+    assert (small_disk / ".gitignore").read_bytes().startswith(b"caf\xe9\n/runs/\n")

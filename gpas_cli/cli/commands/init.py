@@ -1,7 +1,6 @@
 """`gpas init`: make a project."""
 
 import shlex
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from gpas_cli.cli.console import say
 from gpas_cli.errors import GpasError
+from gpas_cli.files import replace_file
 from gpas_cli.project import CONFIG_NAME, packaged, utf8_path
 
 _IGNORED = ("/runs/", "/cache/", "/gpas.db*", "/.gpas/")
@@ -30,11 +30,12 @@ def init(
     if target.exists() and not force:
         raise GpasError(f"{target} exists; --force replaces it")
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(packaged(CONFIG_NAME), target)
+    replace_file(target.resolve(), packaged(CONFIG_NAME).read_bytes())
     ignore = directory / ".gitignore"
-    lines = ignore.read_text().splitlines() if ignore.exists() else []
+    lines = ignore.read_text("utf-8", "surrogateescape").splitlines() if ignore.exists() else []
     if missing := [line for line in _IGNORED if line not in lines]:
-        ignore.write_text("\n".join([*lines, *missing]) + "\n")
+        text = "".join(f"{line}\n" for line in [*lines, *missing])
+        replace_file(ignore.resolve(), text.encode("utf-8", "surrogateescape"))
     say(f"Wrote {target}.")
     enter = (f"cd {shlex.quote(str(directory))}", "bold") if directory.resolve() != Path.cwd() else None
     steps = [*((enter, ", then ") if enter else ()), ("gpas plan", "bold"), ", then ", ("gpas run grid", "bold"), "."]
