@@ -1,6 +1,6 @@
 """The command line.
 
-    app            the `gpas` command: it imports the module of the command that is asked for
+    app            the `gpas` command: it imports the module of the command that runs
     commands/      one module per command: it parses, calls one function and prints
     views/         what several commands print: text for a terminal, and JSON; a view imports no command
 

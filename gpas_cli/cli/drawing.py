@@ -32,7 +32,7 @@ class Output:
     size: tuple[float, float] | None = None
 
     def places(self, usual: Path) -> list[Path]:
-        """Return the files or folders that were asked for, by default `usual`."""
+        """Return the requested files or folders, by default `usual`."""
         return list(self.out or ([] if self.as_json or self.terminal else [usual]))
 
     def files(self, usual: Path) -> list[Path]:
@@ -46,7 +46,7 @@ class Output:
         return files
 
     def print(self, plots: Sequence[Figure]) -> None:
-        """Print plots as text, if that was asked for."""
+        """Print plots as text, if requested."""
         for one in plots if self.terminal else ():
             if not one.drawn:
                 raise GpasError(f"{one.title}: no such curve has been recorded")

@@ -255,7 +255,7 @@ class _Composer:
             raise _invalid(mark, f"the alias '*{anchor}' has no anchor '&{anchor}' before it")
         node = self.anchors[anchor]
         if node is None:
-            raise _invalid(mark, f"the alias '*{anchor}' stands inside its own anchor")
+            raise _invalid(mark, f"the alias '*{anchor}' is inside its own anchor")
         return node
 
     def content(self, event: Any, mark: Mark) -> Node:

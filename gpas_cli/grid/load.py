@@ -121,7 +121,7 @@ def _check_version(part: Part, root: Node) -> None:
 def _named(cls: type[_T], entries: Mapping[str, Part], known: Mapping[str, _T]) -> dict[str, _T]:
     """Return the sizes or corpora of this file. Built-in names cannot be redefined: published results refer to them."""
     found: dict[str, _T] = {}
-    # A mixture names other corpora, wherever they stand.
+    # A mixture may name corpora that follow it.
     for name, child in sorted(entries.items(), key=lambda item: "mixture" in children(item[1].node)):
         if name in known:
             child.report("is built in; choose another name", child.key)

@@ -25,7 +25,7 @@ RowKey = tuple[Label | None, ...]
 NO_MATCH = "-"  # the label of a setting that no paper has
 # Axes whose labels are clear without the axis's name; other labels are shown with it.
 _SPEAKING_AXES = ("network", "norm", "gate", "family", "size", "task", "data", "objective", "activation", "site")
-_ADDED = "gate"  # the axis whose labels are added to what stands before them: "Pre-LN + GPAS"
+_ADDED = "gate"  # the axis whose labels are added to the text before them: "Pre-LN + GPAS"
 _DEPTH_LABELS = ("stages", "full_steps", "fixed", "scale")
 _PROPER_NAMES = {"gpas": "GPAS"}
 

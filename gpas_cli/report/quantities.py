@@ -30,7 +30,7 @@ def metric(name: str, kinds: Iterable[StageKind] = ()) -> Metric:
 
 
 def recorded_metric(name: str, kinds: Iterable[StageKind], results: Mapping[str, Result]) -> Metric:
-    """Return the metric called `name`: one of `metric`, or any number that `results` have, of which none is better.
+    """Return the metric called `name`: one of `metric`, or any number that `results` have, without a better direction.
 
     Raises GpasError with the nearest name.
     """

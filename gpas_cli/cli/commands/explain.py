@@ -172,7 +172,7 @@ def _print(entry: Entry) -> None:
         if site := _site(entry, stage):
             places = ", ".join(f"{name} ({place})" for name, place in site.items())
             say_fact("of the site", places, width=14)
-    width = min(110, console().width - 28)  # YAML breaks a line behind the first entry that passes it
+    width = min(110, console().width - 28)  # YAML breaks a line after the first entry that passes it
     text = yaml.safe_dump(_settings(entry.cell), sort_keys=False, default_flow_style=None, width=width)
     say("\n".join("    " + line for line in text.splitlines()), style="dim")
 

@@ -132,7 +132,7 @@ class Campaign:
     def _planned(self, found: Sequence[Candidate]) -> list[Candidate]:
         """Return the parts with the cells that their next seeds need, and their cost, without adding the seeds.
 
-        Parts with a cell that does not match `where` are left out, and so are those without a cell to run.
+        Parts with a cell that does not match `where`, and parts without a cell to run, are left out.
         """
         if not found:
             return []

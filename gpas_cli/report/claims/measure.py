@@ -94,7 +94,7 @@ def _points(
     if known.engine is None:
         return {}
     updates = {"last": LAST, "all": None}.get(str(feature.updates), feature.updates)
-    # What is counted, such as spikes, lies at any update; "last" would leave one point of it.
+    # Counted events, such as spikes, are at any update; "last" would leave one of them.
     until = updates if isinstance(updates, int) and feature.take != "count" else None
     if drawn.by_layer or drawn.per_layer:
         layered = layer_curves(known.engine, keys, drawn.recorded_as, until=until)

@@ -24,7 +24,7 @@ def envelope(known: Recorded, axis: str, value: str, over: str, title: str) -> t
     """Return the plot of the metric `value` over `axis`, and the ids of the cells that have no number yet.
 
     over: the axis that is averaged. A run that diverged has no point. Raises GpasError for an axis with other labels
-    than numbers, or fewer than two, and for a metric of which neither lower nor higher is better.
+    than numbers, or fewer than two, and for a metric without a better direction.
     """
     entries = known.entries
     what = metric(value, stage_kinds(entries))

@@ -306,7 +306,7 @@ def log_axis(axis: Any, name: str) -> None:
 
 
 def layer_axis(axes: Any, figure: Figure, beyond: float) -> None:
-    """Label layers with integers, and the final norm, behind a vertical line at `beyond`, with its name."""
+    """Label layers with integers, and the final norm, after a vertical line at `beyond`, with its name."""
     step = math.ceil(figure.layers / _MOST_LAYERS)
     ticks: list[float] = list(range(1, figure.layers + 1, step))
     labels = [f"{tick:g}" for tick in ticks]

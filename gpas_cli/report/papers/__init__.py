@@ -18,13 +18,13 @@ The tables of a source as it prints them have its order of rows and columns, its
 A part has
     corner, headings   the heading of the row titles, and the headings of the columns
     columns            the published tables that have the numbers: TABLE for all of its columns, or TABLE@LABEL for one;
-                       with +N behind it, the numbers are N published rows further down
+                       with +N after it, the numbers are N published rows further down
     rows               titles of the rows, in the order of the published tables; or `bands`, each with a `title` above
                        its rows and with `first`, the published row that they start at
     transposed         true: the published columns are the rows
     digits             after the point, for all columns or one for each; g: as many as the number has
-    absent             what stands where a number is missing
-    suffix             by row or column: what stands behind numbers without a printed standard deviation
+    absent             the text where a number is missing
+    suffix             by row or column: the text after numbers without a printed standard deviation
     as_printed         by row and column: text that follows no rule
     underlined         by row: columns of underlined numbers
     texts              by row: the texts of all columns, in place of `columns` and `rows`

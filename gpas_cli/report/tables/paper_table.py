@@ -292,7 +292,7 @@ def _cell(
         every.append(as_averaged(status, printed.batches, what))
     statuses, others = best_variant(every, spec.over, what)
     beside = {}
-    if printed.value is not None or printed.text:  # N/A and a dash stand there, too
+    if printed.value is not None or printed.text:  # also N/A and a dash
         unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
         deviating = deviations(entries, table) if entries else ()
         # Beside our numbers, underlining marks ours alone.
@@ -351,7 +351,7 @@ _QUANTITIES: Mapping[str, Callable[[Entry], str]] = {
 
 
 def with_ours(part: PrintedPart, entries: Sequence[Entry], results: Results) -> PrintedPart:
-    """Return a table of settings by size with the settings of `entries` behind the paper's where they differ."""
+    """Return a table of settings by size with the settings of `entries` after the paper's where they differ."""
     return replace(part, lines=tuple(_settings(part, line, entries, results) for line in part.lines))
 
 

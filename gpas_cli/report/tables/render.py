@@ -313,7 +313,7 @@ class _ExternalRowJson(TypedDict):
 
 
 class _ColumnJson(TypedDict):
-    """One column; `sources` are the papers whose numbers stand beside it."""
+    """One column; `sources` are the papers whose numbers are beside it."""
 
     label: Any
     title: str

@@ -61,7 +61,7 @@ class Note:
 class Style:
     """How an output format writes text, emphasis and signs. `escape` also makes text printable.
 
-    unfinished: what stands for a number that a run does not have yet, by default the state of the run.
+    unfinished: the text for a number that a run does not have yet, by default the state of the run.
     """
 
     escape: Callable[[str], str]

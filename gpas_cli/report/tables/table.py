@@ -126,7 +126,7 @@ class TableCell:
 class Row:
     """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
 
-    full: the title with what the row has in common with its base, if that stands above: "Pre-LN + GPAS" of "+ GPAS".
+    full: the title with what the row has in common with its base, if that is above: "Pre-LN + GPAS" of "+ GPAS".
     section: the heading above the row and its neighbours, if the table has such headings.
     """
 
@@ -145,7 +145,7 @@ class Row:
 
     @property
     def whole_title(self) -> str:
-        """The full title behind the heading above the row: "LLaMA-1B, Post-LN"."""
+        """The full title after the heading above the row: "LLaMA-1B, Post-LN"."""
         return f"{self.section}, {self.full_title}" if self.section else self.full_title
 
     @property
@@ -384,7 +384,7 @@ def marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:
     """Return "best", "second" or "" for each number of a column; None and nan are not ranked.
 
     Numbers equal in the displayed digits tie; after a tie for best there is no second. One number alone has no mark,
-    and neither have numbers of a metric of which neither lower nor higher is better.
+    and neither have numbers of a metric without a better direction.
     """
     shown = [None if n is None or math.isnan(n) else round(n, metric.digits) for n in numbers]
     ranked = sorted((n for n in shown if n is not None), reverse=metric.better == "higher")
