@@ -247,7 +247,9 @@ def activation_bytes(model: Model, precision: str, *, recompute: bool = False, d
     saved = [wide * model.size.hidden * model.copies] * layers
     if not recompute:
         saved = [_layer_bytes(model, precision, layer, dropout) for layer in range(1, layers + 1)]
-    ends = 2 * wide + dropout  # the inputs of the final norm and of the head, and the embedding's mask
+    # The inputs of the final norm, of the head and of the embedding's norms, and the embedding's mask.
+    norms = model.family.input_norm + sum("norm" in stage for stage in model.embed.stages)
+    ends = 2 * wide + norms * _WEIGHT_BYTES[precision] + dropout
     return sum(saved) // (2 if model.family.encoder else 1) + ends * model.size.hidden
 
 
@@ -321,8 +323,8 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     tokens = rows * cell.data.length
     table = model.size.vocab * model.size.hidden
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
-    inner = 5 if model.family.ffn == "swiglu" else 2
-    computed = inner * narrow * model.size.ffn + (weight - 3 * narrow) * model.size.hidden
+    inner, gone = (5, narrow) if model.family.ffn == "swiglu" else (2, 3 * narrow - weight)
+    computed = inner * narrow * model.size.ffn - gone * model.size.hidden
     if in_float8(precision, model.size.ffn):  # a gradient, also in float32 on its way to float8
         computed = (narrow + 4) * model.size.ffn + weight * model.size.hidden
     if model.copies > 1:  # a product with each of them, before they are summed
