@@ -320,20 +320,17 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     """Return `gathered`, `activations` and `working` of `DeviceMemory`."""
     model, precision, dropout = cell.model, cell.precision, cell.dropout > 0
     weight, stream, narrow = _WEIGHT_BYTES[precision], _STREAM_BYTES[precision], _PRODUCT_BYTES[precision]
-    tokens = rows * cell.data.length
-    table = model.size.vocab * model.size.hidden
+    tokens, hidden = rows * cell.data.length, model.size.hidden
+    table = model.size.vocab * hidden
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
     inner, gone = (5, narrow) if model.family.ffn == "swiglu" else (2, 3 * narrow - weight)
-    computed = inner * narrow * model.size.ffn - gone * model.size.hidden
+    computed = inner * narrow * model.size.ffn - gone * hidden
     if in_float8(precision, model.size.ffn):  # a gradient, also in float32 on its way to float8
-        computed = (narrow + 4) * model.size.ffn + weight * model.size.hidden
+        computed = (narrow + 4) * model.size.ffn + weight * hidden
     if model.copies > 1:  # a product with each of them, before they are summed
-        computed += model.copies * weight * model.size.hidden
+        computed += model.copies * weight * hidden
     if recompute:  # the layer's input is saved anyway
-        computed += (
-            _layer_bytes(model, precision, model.encoder_layers + 1, dropout)
-            - stream * model.size.hidden * model.copies
-        )
+        computed += _layer_bytes(model, precision, model.encoder_layers + 1, dropout) - stream * hidden * model.copies
     backward = tokens * computed
     if recompute and strategy not in SHARDED:
         backward += _copies(cell) // model.size.layers
