@@ -296,11 +296,8 @@ def recorded(project: Project, entries: Sequence[Entry], *, database: bool = Tru
         return
     keys = stage_keys(entries)
     seen, stored = _stored(project, keys)
-    if seen is not None and stored is not None and not database:
-        # As good as the journal's own evidence: the database read it to its end, and it has not changed since. What is
-        # read again from the run directories takes as long as all the rest of a table of 10,000 cells.
-        ended = {key: (outcome, None) for key, outcome in seen.outcomes.items() if outcome in RESULTS}
-        yield Recorded(tuple(entries), ended | _states(project.runs, [key for key in keys if key not in ended]), stored)
+    if stored is not None and not database:
+        yield Recorded(tuple(entries), _states(project.runs, keys), stored)
         return
     with results_of(project, None if database else keys) as (engine, problem):
         # Results first: a cell that ends meanwhile is then done but not yet ingested, never a result without a done

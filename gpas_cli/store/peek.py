@@ -6,7 +6,7 @@ they have. Whatever is wrong with the file, the caller does both and reports it.
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import quote
 from gpas_cli.errors import StoreError
 from gpas_cli.project import Project
 from gpas_cli.store.records import ProjectRecord
-from gpas_cli.store.rundir import JOURNAL, look_in, read_record, stage_dir
+from gpas_cli.store.rundir import JOURNAL, attempt_names, read_record, stage_dir
 from gpas_cli.words import count
 
 HEAD = "0003"  # the last script in migrations/versions, whose names sort by age; checked by a test
@@ -38,19 +38,14 @@ class Journal(NamedTuple):
     offset: int
     mtime: int | None
     gone: float | None
-    outcome: str | None = None
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the database knows of some stages: whether their journals have nothing new, and which of them have rows.
-
-    outcomes: that of the newest attempt, of each stage whose folder has nothing but attempts.
-    """
+    """What the database knows of some stages: whether their journals have nothing new, and which of them have rows."""
 
     current: bool
     known: frozenset[str]
-    outcomes: Mapping[str, str | None]
 
 
 def may_write(path: Path) -> bool:
@@ -113,26 +108,20 @@ def is_unchanged(journal_path: str, known: Journal) -> bool:
 def survey(rows: Rows, runs: Path, keys: Collection[str]) -> Survey:
     """Compare the rows of the stages `keys` with their run directories: each attempt costs a `stat`."""
     known: dict[str, dict[int, Journal]] = {}
-    columns = "stage_key, number, id, directory, journal_offset, journal_mtime, gone, outcome"
+    columns = "stage_key, number, id, directory, journal_offset, journal_mtime, gone"
     for row in rows_in(rows, f"SELECT {columns} FROM attempt WHERE stage_key IN ({{}})", keys):
-        key, number, *recorded = row.values()
-        known.setdefault(key, {})[number] = Journal(*recorded)
+        key, number, *others = row.values()
+        known.setdefault(key, {})[number] = Journal(*others)
+    skipped: list[str] = []
     current = True
-    outcomes = {}
     for key in keys:
-        folder = stage_dir(runs, key)
+        folder = str(stage_dir(runs, key))
         before = known.get(key, {})
-        try:
-            names, others = look_in(folder)
-        except OSError:
-            current = False
-            continue
+        names = attempt_names(folder, skipped)
         current = current and {int(name) for name in names} == before.keys() and all(
             is_unchanged(f"{folder}/{name}/{JOURNAL}", before[int(name)]) for name in names
         )  # fmt: skip
-        if current and names and not others:
-            outcomes[key] = before[int(names[-1])].outcome
-    return Survey(current, frozenset(known), outcomes)
+    return Survey(current and not skipped, frozenset(known))
 
 
 def rows_in(rows: Rows, statement: str, values: Iterable[Any]) -> list[dict[str, Any]]:

@@ -98,24 +98,6 @@ def test_sqlalchemy_is_not_needed_where_nothing_is_new(project: Project) -> None
     assert [second.states[one.key][0] for one in CELLS] == ["done", "failed", "missing"]
 
 
-def test_a_result_that_the_database_has_is_not_observed_again(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look(project)
-    observed: list[str] = []
-
-    def noted(runs: Path, key: str, alive: Any) -> Any:
-        observed.append(key)
-        return observe.observe(runs, key, alive)
-
-    monkeypatch.setattr("gpas_cli.report.recorded.observe", noted)
-    assert look(project).states[KEY] == ("done", None)
-    assert observed == [FAILED.key, MISSING.key]
-    rerun.request(project.runs, KEY)
-    look(project)
-    assert KEY in observed
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_run_directories_is_seen(project: Project, change: str) -> None:
     look(project)
