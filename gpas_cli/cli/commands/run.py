@@ -152,7 +152,7 @@ def run_entries(
     say(f"{choice_note}\n{headline(planned)}" if choice_note else headline(planned))
     confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
     started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
-    submitted, summary = _run(scheduler, here, chosen, options, retry, started if planned.jobs else None)
+    submitted, summary = _run(scheduler, here, chosen, options, retry, started if planned.jobs else None, words)
     if summary:
         _conclude(summary, words)
     finish(summary, options.notify, submitted)
@@ -197,9 +197,10 @@ def _run(
     options: shared.RunOptions,
     retry: Collection[str],
     started: Callable[[], None] | None = None,
+    words: Sequence[str] = (),
 ) -> tuple[Submitted | None, RunSummary | None]:
     """Submit the cells, and wait for them if the scheduler needs this process or if asked to. `started` is called when
-    they have been submitted.
+    they have been submitted. `words` selected the cells.
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
@@ -213,7 +214,7 @@ def _run(
             started()
         submitted = None if scheduler.foreground else run.submitted
         if submitted:
-            progress.print_submitted(submitted, chosen)
+            progress.print_submitted(submitted, chosen, words)
         if not waits:
             return submitted, None
         with schedulers.stop_on_signals(run):

@@ -26,6 +26,7 @@ from gpas_cli.documents import From
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
@@ -313,8 +314,8 @@ class Notices(Reporter):
         say(message)
 
 
-def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
-    """Print what was submitted and why the rest was not."""
+def print_submitted(done: Submitted, chosen: Sequence[Entry], words: Sequence[str] = ()) -> None:
+    """Print what was submitted and why the rest was not. `words` selected cells with settings of the command line."""
     for text in (*(f"submitted {batch.text}" for batch in done.batches), *done.notes):
         say(text)
     parts = [f"{count(done.jobs, 'job')} submitted"]
@@ -324,8 +325,10 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry]) -> None:
     parts += [f"{ended} failed or cancelled earlier (gpas retry)"] if ended else []
     parts += [f"{done.unknown} in an unknown state (gpas status shows why)"] if done.unknown else []
     parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
-    grids = shlex.join(dict.fromkeys(entry.grid for entry in chosen))
-    say(Text.assemble((", ".join(parts), "bold"), ". Watch: ", (f"gpas status {grids} --watch", "bold")))
+    varied = any(SEPARATOR in entry.name for entry in chosen)
+    named = shlex.join(words if varied else dict.fromkeys(entry.grid for entry in chosen))
+    watch = (". Watch: ", (f"gpas status {named} --watch", "bold")) if named else (".",)
+    say(Text.assemble((", ".join(parts), "bold"), *watch))
 
 
 MOST_CELLS = 200  # a larger table does not fit a screen and takes longer to compute
