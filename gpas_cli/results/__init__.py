@@ -137,7 +137,9 @@ class Results:
         delta_low to delta_high and the p of the paired t test. published_SOURCE: the number that the source prints.
         """
         name = grid or self.experiments.default
-        with self._recorded([name] if name in self.grids else name, where) as known:
+        if name not in self.grids:
+            raise GpasError(f"no grid '{name}' in {self.project.config.name}; {nearest(name, self.grids)}")
+        with self._recorded(name, where) as known:
             spec = self.experiments.grids[name].table_spec
             made = build(known.entries, known.states, known.results, spec)
         return _table_frame(made)

@@ -116,6 +116,8 @@ def test_unknown_names_get_the_nearest() -> None:
         results.cells("quickstart", where="nrm=pre")
     with pytest.raises(GpasError, match="it has no grid"):
         results.cells(results.cells().drop(columns="grid"))
+    with pytest.raises(GpasError, match="no grid 'quickstart/pre-s2' in experiments.yaml; did you mean 'quickstart'"):
+        results.table("quickstart/pre-s2")
 
 
 def test_another_project_is_opened_by_its_folder_or_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
