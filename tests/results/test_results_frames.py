@@ -116,7 +116,7 @@ def test_unknown_names_get_the_nearest() -> None:
         results.cells("quickstart", where="nrm=pre")
     with pytest.raises(GpasError, match="it has no grid"):
         results.cells(results.cells().drop(columns="grid"))
-    with pytest.raises(GpasError, match="no grid 'quickstart/pre-s2' in experiments.yaml; did you mean 'quickstart'"):
+    with pytest.raises(GpasError, match=r"no grid 'quickstart/pre-s2' in experiments\.yaml; did you mean 'quickstart'"):
         results.table("quickstart/pre-s2")
 
 

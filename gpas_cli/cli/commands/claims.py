@@ -70,7 +70,7 @@ def claims(
     if as_json:
         print_json(ClaimsJson(schema=1, claims=[claim_json(verdict) for verdict in verdicts]))
         return
-    shown = _detailed(verdicts) if names else overview(verdicts, undeclared_claims(experiments()))
+    shown = _detailed(verdicts) if names and verdicts else overview(verdicts, undeclared_claims(experiments()))
     for part in shown:
         say(part)
 

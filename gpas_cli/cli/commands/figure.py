@@ -244,8 +244,11 @@ def _plot(
 def _selection(what: str, at: str, layers: str, start: float, heat_map: bool) -> Selection:
     if sum(map(bool, (at, layers, heat_map))) > 1:
         raise GpasError("--at, --layers and --map exclude each other")
+    drawn = quantity(what)
+    if start and drawn.by_layer and not (layers or heat_map):
+        raise GpasError(f"--from: {drawn.name} is drawn over layers; --layers draws it over updates")
     return Selection(
-        quantity(what),
+        drawn,
         at=tuple(int(update) for update in _numbers("--at", at)),
         layers=(() if layers == "all" else _numbers("--layers", layers)) if layers else None,
         start=max(start, 1.0) if start else 0.0,

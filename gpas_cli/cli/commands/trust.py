@@ -7,6 +7,7 @@ import typer
 
 from gpas_cli import trust as room
 from gpas_cli.cli.console import say
+from gpas_cli.errors import GpasError
 
 
 def trust(
@@ -22,6 +23,8 @@ def trust(
     """
     if not folders and not show:
         raise typer.BadParameter("name the folder to trust, or add --list")
+    if missing := [folder for folder in folders or [] if not remove and not folder.is_dir()]:
+        raise GpasError(f"{missing[0]} is not a folder")
     for folder in folders or []:
         (room.distrust if remove else room.trust)(folder)
     if show:

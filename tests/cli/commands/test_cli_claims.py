@@ -181,6 +181,7 @@ def test_the_overview_and_a_claim_in_detail(project: Face) -> None:
 
 def test_nothing_selected_and_an_unknown_name(project: Face) -> None:
     assert "No claim matches these grids" in project("claims", "--toy").out
+    assert "No claim matches these grids" in project("claims", "signs", "--toy").out
     said = project("claims", "sings", expect=2).err
     assert said.strip() == "gpas: no claim 'sings'; did you mean 'signs'?"
 

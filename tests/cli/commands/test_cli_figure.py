@@ -122,6 +122,7 @@ def test_each_run_is_a_line_and_cells_without_gates_are_not_missing(tmp_path: Pa
         (("--layers", "one"), "--layers one: 'one' is not a number"),
         (("--layers", "1"), "'loss' is not recorded by layer over updates"),
         (("--at", "1", "--map"), "--at, --layers and --map exclude each other"),
+        (("--what", "gate", "--from", "5"), "--from: gate is drawn over layers; --layers draws it over updates"),
         (("--against", "gate"), "--against gate is not AXIS=LABEL"),
         (("--paper", "gpas-9"), "no paper has a figure 'gpas-9'"),
         (("--paper", "gpas-2", "--grid", "h"), "no grid 'h'"),

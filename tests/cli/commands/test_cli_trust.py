@@ -65,6 +65,10 @@ def test_trust_allows_it_until_it_is_taken_back(stranger: Stranger) -> None:
     stranger.gpas("trust", expect=2)
 
 
+def test_a_folder_that_is_not_there_is_not_trusted(stranger: Stranger) -> None:
+    assert "nowhere is not a folder" in stranger.gpas("trust", "nowhere", expect=2).err
+
+
 def test_completion_offers_its_cells_and_does_not_run_it(stranger: Stranger) -> None:
     asked = {"_GPAS_COMPLETE": "complete_bash", "COMP_WORDS": "gpas\nexplain\nfad", "COMP_CWORD": "2"}
     assert stranger.gpas(**asked).out.split() == ["faded-s1", "faded-s2"]
