@@ -16,6 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from gpas_cli.words import listed
+
+_MOST_VALID = 24  # names in a hint
+
 
 class Exit(IntEnum):
     """The exit codes of all commands and their meanings."""
@@ -90,11 +94,11 @@ class InvalidExperiments(GpasError):
 
 
 def nearest(given: object, valid: Iterable[str]) -> str:
-    """Return a hint with the valid name closest to `given`, or with all valid names if none is close."""
+    """Return a hint with the valid name closest to `given`, or with the first _MOST_VALID names if none is close."""
     valid = [str(v) for v in valid]
     if close := closest(given, valid):
         return f"did you mean '{close}'?"
-    return f"valid: {', '.join(valid)}" if valid else "none is declared"
+    return f"valid: {listed(valid, _MOST_VALID)}" if valid else "none is declared"
 
 
 def closest(given: object, valid: Iterable[str]) -> str:

@@ -41,8 +41,8 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1_006, 100),
-    "cli": (6_187, 240),
+    "": (1_008, 100),
+    "cli": (6_190, 240),
     "data": (3_190, 157),
     "doctor": (157, 1),
     "evaluate": (4_370, 164),

@@ -29,8 +29,10 @@ def test_results_that_no_grid_declares_are_listed(project: Face) -> None:
     said = project("status", "--undeclared").out
     assert "4 cells in runs/ that no grid declares: 4 done" in said
     assert project.old["gpas-s1"][:8] in said
-    assert "no grid declares" not in project("status").out  # nothing of it is under way
+    hint = "4 cells that no grid declares: 4 done; `gpas status --undeclared` lists them\n"
+    assert all(project(*words).out.endswith(hint) for words in (["status"], ["status", "tiny", "--where", "seed=1"]))
     project.edit("steps: 60", "steps: 40")
+    assert "no grid declares" not in project("status").out
     assert "0 cells in runs/ that no grid declares" in project("status", "--undeclared").out
 
 
@@ -74,7 +76,8 @@ def test_an_undeclared_running_cell_is_shown_and_can_be_cancelled(project: Face)
     try:
         write_claim(project.runs, cell.key, submitter)
         said = project("status").out
-        assert "1 cell that no grid declares any more: 1 queued; `gpas status --undeclared` lists them" in said
+        hint = "5 cells that no grid declares: 4 done, 1 queued; `gpas status --undeclared` lists them, `gpas cancel"
+        assert hint in said
         states = {
             c["key"]: c["state"] for c in project("status", "--undeclared", "--state", "queued", "--json").json["cells"]
         }

@@ -159,8 +159,7 @@ def status(
         view = replace(view, brief=brief or (len(cells) > _LISTED_WHOLE and not (names or every)))
         for part in view.parts(cells):
             say(part)
-        if not names:
-            _remark_undeclared()
+        _remark_undeclared(cells, everywhere=not names)
 
 
 def _rest(hidden: Sequence[CellStatus]) -> str:
@@ -201,13 +200,21 @@ def _changed() -> list[tuple[int, int]]:
     return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
-def _remark_undeclared() -> None:
-    """Print how many running or queued cells no grid declares, because no other command shows them."""
-    lively = [state for state in _undeclared(claimed=True) if state.state in _ALIVE]
-    if lively:
-        remark = f"{count(len(lively), 'cell')} that no grid declares any more: {totals(lively)}"
-        remedy = "`gpas status --undeclared` lists them, `gpas cancel KEY` cancels one"
-        say(Text.from_markup(f"{remark}; {remedy}"))
+def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None:
+    """Print how many cells no grid declares, because no other command shows them.
+
+    They are those that are running or queued, of the grids of `cells` or `everywhere`, and those that have run for a
+    grid of which `cells` has missing ones, because its settings may have changed.
+    """
+    grids = {cell.entry.grid for cell in cells}
+    changed = {cell.entry.grid for cell in cells if cell.state == "missing"}
+    found = _undeclared(claimed=not changed)
+    lively = [one for one in found if one.state in _ALIVE and (everywhere or one.entry.grid in grids)]
+    ended = [one for one in found if one.state not in (*_ALIVE, "missing") and one.entry.grid in changed]
+    if shown := [*lively, *ended]:
+        remark = f"{count(len(shown), 'cell')} that no grid declares: {totals(shown)}"
+        cancel = ", `gpas cancel KEY` cancels one" if lively else ""
+        say(Text.from_markup(f"{remark}; `gpas status --undeclared` lists them{cancel}"))
 
 
 def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
