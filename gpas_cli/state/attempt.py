@@ -117,8 +117,8 @@ def resumable(runs: Path, key: str) -> int | None:
 
 def _from_outcome(event: Outcome | Malformed, attempt: AttemptDir, raw: Sequence[bytes]) -> StageStatus:
     """Return the status that the last event of an attempt's journal gives; `raw` are the last lines."""
-    where: dict[str, Any] = {"journal_end": raw, "attempt": attempt.number, "directory": attempt.path}
-    where["age"] = _age(_newest_first(raw), None)
+    age = _age(_newest_first(raw), None)
+    where: dict[str, Any] = {"age": age, "attempt": attempt.number, "directory": attempt.path, "journal_end": raw}
     if isinstance(event, Malformed):
         evidence = f"the journal ends in a malformed outcome: {event.problem}"
         return StageStatus(state="unknown", evidence=evidence, **where)
@@ -142,7 +142,7 @@ def _from_process(attempt: AttemptDir, asked: AttemptRecord, raw: Sequence[bytes
         return _from_exit(attempt, asked, attempt.read_exit())
     held = locks.probe(alive_path(attempt))
     if held is Lock.HELD:
-        doing = "" if lines_in(raw) else ", no event yet"
+        doing = "" if next(_newest_first(raw), None) else ", no event yet"
         evidence = f"its process holds alive.lock{doing}"
         return StageStatus(state="running", evidence=evidence, source="lock", age=_since_created(asked))
     here = _host(asked, raw) == socket.gethostname() or locks.seen_from_here(alive_path(attempt), _boot(attempt))

@@ -37,7 +37,7 @@ from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.select import select
 from gpas_cli.state.observe import cell_statuses
-from gpas_cli.state.status import CellStatus, by_run, started_grids
+from gpas_cli.state.status import ALIVE, CellStatus, by_run, started_grids
 from gpas_cli.words import count, verb
 
 if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to import than most projects to list
@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # the estimates and the tokenising, which take longer to impo
 _LISTED_WHOLE = 200  # cells of a single grid up to which `gpas status` without names lists all
 _LISTED = 20  # cells that `gpas status` without names lists, unless --limit is given
 _LIVELY = ("running", "queued", "failed", "unknown", "interrupted", "cancelled")  # states of the cells that it lists
-_ALIVE = ("running", "queued")
 _OTHER_LINES = 10  # of `gpas status` on a screen: headings, blank lines, totals, the prompt
 _LEAST = 3  # cells that --watch shows even on a small screen
 _REFRESH_SECONDS = 2.0
@@ -209,8 +208,8 @@ def _remark_undeclared(cells: Sequence[CellStatus], *, everywhere: bool) -> None
     grids = {cell.entry.grid for cell in cells}
     changed = {cell.entry.grid for cell in cells if cell.state == "missing"}
     found = _undeclared(claimed=not changed)
-    lively = [one for one in found if one.state in _ALIVE and (everywhere or one.entry.grid in grids)]
-    ended = [one for one in found if one.state not in (*_ALIVE, "missing") and one.entry.grid in changed]
+    lively = [one for one in found if one.state in ALIVE and (everywhere or one.entry.grid in grids)]
+    ended = [one for one in found if one.state not in (*ALIVE, "missing") and one.entry.grid in changed]
     if shown := [*lively, *ended]:
         remark = f"{count(len(shown), 'cell')} that no grid declares: {totals(shown)}"
         cancel = ", `gpas cancel KEY` cancels one" if lively else ""
