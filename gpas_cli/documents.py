@@ -67,7 +67,7 @@ class ScoreJson(TypedDict):
     examples: Annotated[int, "how many questions were scored"]
     shots: Annotated[int, "answered examples before each question"]
     task_version: str
-    harness: Annotated[str, "the program that scored the task, and its version"]
+    harness: Annotated[str, "the program that scored the task, its version and, of a text, how"]
 
 
 def plain(value: Any, text: Callable[[str], str] = str) -> Any:

@@ -86,7 +86,7 @@ def encode_in_workers(
 
     Raises DataError for an invalid record, and if workers are killed again and again.
     """
-    settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local}
+    settings = {"vocab": tokenizer.vocab, "origin": tokenizer.origin, "local": tokenizer.local, "eos": tokenizer.eos_id}
     encoder = (tokenizer.backend.to_str(), settings, parser, limit)
     unfinished: deque[_Group] = deque()
     deaths = 0

@@ -71,8 +71,12 @@ class Files(Source):
         return skip_to((r for r in self._read(self.files()["train"]) if side(r.id) == split), after)
 
     def everything(self) -> Iterator[Document]:
-        """Yield the documents of `pattern` in order, whatever their split. Raises DataError as `records` does."""
-        return parsed(self._read(self.files()["train"]), self.parser)
+        """Yield the documents of `pattern` in order, whatever their split: a .txt is one, since nothing is held out.
+
+        Raises DataError as `records` does.
+        """
+        named = self.files()["train"].items()
+        return parsed((one for name, path in named for one in records_of(name, path, self.text_field)), self.parser)
 
     def survey(self) -> Survey:
         if self.separate:

@@ -34,6 +34,7 @@ _TRAINING_BYTES = 64_000_000
 # Tokenizers of the Hugging Face hub, by the name of the setting: the repository that has their definition.
 _HUB_REPOSITORIES = {"t5": "google-t5/t5-base", "gpt2": "openai-community/gpt2"}
 _HUB_FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
 TOKENIZERS = ("bpe", *_HUB_REPOSITORIES)  # the settings that are no path
 _RECIPE = "byte-bpe-1"
 # Learning merges takes time quadratic in the length of a word: longer ones (encoded data) are divided.
@@ -57,11 +58,23 @@ class Tokenizer:
 
     `identity` is the sha256 of its definition; `eos_id` ends every document; `pad_id` fills short rows, and may be any
     id, as padding is masked by length. Ids not below the vocabulary size become `unk_id`. `start`: ids that stand
-    before every text that the network is asked about; networks that are trained here have none.
+    before every text that the network is asked about; networks that are trained here have none. `first_id` stands
+    before a text that has nothing else before it: `bos`, or without one the end token, as in lm-evaluation-harness.
     """
 
-    def __init__(self, backend: Backend, vocab: int, *, origin: str, local: bool = False, start: tuple[int, ...] = ()):
-        """`local`: cutting the text after a word does not change the tokens before the cut.
+    def __init__(
+        self,
+        backend: Backend,
+        vocab: int,
+        *,
+        origin: str,
+        local: bool = False,
+        start: tuple[int, ...] = (),
+        bos: int | None = None,
+        eos: int | None = None,
+    ):
+        """`local`: cutting the text after a word does not change the tokens before the cut. `bos`, `eos`: the first and
+        the end token that its files declare; without `eos`, the end token is known by its name, or is `bos`.
 
         Raises DataError if the tokenizer has no end token, or ids that neither fit `vocab` nor can be replaced.
         """
@@ -75,7 +88,17 @@ class Tokenizer:
         self.identity = hashlib.sha256(backend.to_str().encode()).hexdigest()
         # A setting of this program, not part of the definition: special tokens in the text are ordinary text.
         backend.encode_special_tokens = True
-        self.eos_id = self._end_token()
+        by_name = next((one for one in map(self.id_of, (EOS, *_OTHER_EOS)) if one is not None), None)
+        end = next((one for one in (eos, by_name, bos) if one is not None), None)
+        if end is None:
+            raise DataError(
+                f"{origin} declares no end token, and has none of {', '.join((EOS, *_OTHER_EOS))} below {vocab}; "
+                f'name it in {CONFIG} beside it: {{"eos_token": "..."}}'
+            )
+        self.eos_id = end
+        self.first_id = end if bos is None else bos
+        if end != by_name:
+            self.identity = hashlib.sha256(f"{self.identity} {self.eos_id}".encode()).hexdigest()
         self.pad_id = self.id_of(PAD) or 0
         self.unk_id = self.id_of(UNK)
         size = backend.get_vocab_size(with_added_tokens=True)
@@ -113,6 +136,11 @@ class Tokenizer:
         identity = self.backend.token_to_id(token)
         return identity if identity is not None and identity < self.vocab else None
 
+    @property
+    def first(self) -> str:
+        """The token `first_id` and its id as text: "<s> (1)"."""
+        return f"{self.backend.id_to_token(self.first_id)} ({self.first_id})"
+
     def special_ids(self) -> dict[str, int]:
         """Return the special ids by their names in `transformers`; without a padding token, the end token is used."""
         pad = self.id_of(PAD)
@@ -134,7 +162,7 @@ class Tokenizer:
         }
         return {
             "tokenizer.json": self.backend.to_str(pretty=True),
-            "tokenizer_config.json": json.dumps(config, indent=2),
+            CONFIG: json.dumps(config, indent=2),
         }
 
     def _whole(self, encoding: Encoding, text: str) -> _EncodedDocument:
@@ -154,13 +182,6 @@ class Tokenizer:
     @cached_property
     def _all_fit(self) -> bool:
         return max(self.backend.get_vocab(with_added_tokens=True).values()) < self.vocab
-
-    def _end_token(self) -> int:
-        for token in (EOS, *_OTHER_EOS):
-            if (identity := self.id_of(token)) is not None:
-                return identity
-        wanted = ", ".join((EOS, *_OTHER_EOS))
-        raise DataError(f"{self.origin} has no end-of-text token below {self.vocab}; it needs one of {wanted}")
 
 
 def make_tokenizer(
@@ -182,7 +203,28 @@ def make_tokenizer(
     if not path.is_file():
         hint = nearest(setting, TOKENIZERS)
         raise DataError(f"data.tokenizer: '{setting}' is not one of {', '.join(TOKENIZERS)}, nor a file {path}; {hint}")
-    return Tokenizer(_parse(path.read_bytes(), str(path)), vocab, origin=str(path))
+    backend = _parse(path.read_bytes(), str(path))
+    return Tokenizer(backend, vocab, origin=str(path), eos=_declared_end(backend, vocab, path.with_name(CONFIG)))
+
+
+def _declared_end(backend: Backend, vocab: int, config: Path) -> int | None:
+    """Return the id of the `eos_token` of a tokenizer_config.json, None if it declares none or is not there.
+
+    Raises DataError if the file cannot be read, or if the tokenizer does not have the token below `vocab`.
+    """
+    try:
+        found = parse_json(config.read_bytes().decode()).get("eos_token")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{config}: not the configuration of a tokenizer: {error}") from error
+    name = found.get("content") if isinstance(found, dict) else found
+    if name is None:
+        return None
+    identity = backend.token_to_id(name) if isinstance(name, str) else None
+    if identity is None or identity >= vocab:
+        raise DataError(f"{config}: eos_token: the tokenizer has no token {name!r} below {vocab}")
+    return identity
 
 
 def tokenizer_path(setting: str, vocab: int, source: Source, survey: Survey, cache: Path) -> Path | None:

@@ -196,7 +196,7 @@ def generate(
             f"the network is given {scorer.max_length} tokens at once, which leaves no room for a question before an "
             f"answer of {most} tokens"
         )
-    rows = [(*tokenizer.start, *tokenizer.encode(prompt)) or (tokenizer.eos_id,) for prompt in prompts]
+    rows = [(*tokenizer.start, *tokenizer.encode(prompt)) or (tokenizer.first_id,) for prompt in prompts]
     scorer.truncated += sum(len(row) > room for row in rows)
     rows = [row[-room:] for row in rows]
     lengths = [len(row) + scorer.frame.overhead + most for row in rows]

@@ -6,7 +6,7 @@ the choice. Tasks with generated answers are scored in `evaluate.answers`, all o
 (`evaluate.harness`).
 
 Texts have perplexities by word and by token, and bits per byte. Documents longer than the network is given at once are
-divided into windows: every token is predicted once, the first of a document after the end token, as in training, the
+divided into windows: every token is predicted once, the first of a document after the tokenizer's first token, the
 first of a later window after the last token before it, and the tokens of the last window with as much context as fits.
 lm-evaluation-harness divides documents in the same way.
 """
@@ -198,6 +198,12 @@ def _scores_of_text(
     tokens = sum(len(request.continuation) for own in by_document for request in own)
     words = sum(document.words for document in text.documents)
     size = sum(document.size for document in text.documents)
+    how = "by the last word of each document"
+    if not any(document.context for document in text.documents):
+        how = (
+            f"in windows of {scorer.max_length} tokens, the first of a document after {tokenizer.first}, "
+            "later ones after the token before them"
+        )
     values = {
         "text_loss": nats / max(1, tokens),
         "text_bits_per_byte": nats / math.log(2) / size,
@@ -206,7 +212,7 @@ def _scores_of_text(
     return [
         Score(
             task=name, metric=metric, value=value, stderr=None, examples=len(text.documents),
-            task_version=text.digest, harness=f"gpas-cli {__version__}",
+            task_version=text.digest, harness=f"gpas_cli {__version__} {how}",
         )
         for metric, value in values.items()
     ]  # fmt: skip
@@ -217,8 +223,7 @@ def requests(document: TextDocument, tokenizer: Tokenizer, max_length: int) -> I
     if document.context:
         yield Request.of_text(tokenizer, document.context, document.text)
         return
-    first = (tokenizer.start or (tokenizer.eos_id,))[-1:]
-    yield from windows((*first, *tokenizer.encode(document.text)), max_length)
+    yield from windows((tokenizer.first_id, *tokenizer.encode(document.text)), max_length)
 
 
 def windows(tokens: Sequence[int], max_length: int) -> Iterator[Request]:

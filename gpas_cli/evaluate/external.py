@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,7 +25,7 @@ from gpas_cli.data import disk
 from gpas_cli.data.hub import offline_if_unreachable, unavailable
 from gpas_cli.data.loader import Batches
 from gpas_cli.data.prepare import Corpus, prepare
-from gpas_cli.data.tokenizer import EOS, Tokenizer
+from gpas_cli.data.tokenizer import CONFIG, EOS, Tokenizer
 from gpas_cli.errors import DataError, GpasError, first_line
 from gpas_cli.evaluate.transformers_network import CausalNetwork, Encoder, TransformersNetwork
 from gpas_cli.files import parse_json
@@ -124,13 +125,21 @@ class ExternalModel:
     @property
     def config(self) -> dict[str, Any]:
         """The content of config.json. Raises GpasError if it is not a JSON object."""
-        path = self.folder / "config.json"
+        return self._read("config.json", "a network")
+
+    @property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The content of tokenizer_config.json, if it is there. Raises GpasError if it is not a JSON object."""
+        return self._read(CONFIG, "a tokenizer") if (self.folder / CONFIG).exists() else {}
+
+    def _read(self, name: str, of: str) -> dict[str, Any]:
+        path = self.folder / name
         try:
             found = parse_json(path.read_bytes().decode())
         except (OSError, ValueError) as error:
-            raise GpasError(f"{path}: not the configuration of a network: {error}") from error
+            raise GpasError(f"{path}: not the configuration of {of}: {error}") from error
         if not isinstance(found, dict):
-            raise GpasError(f"{path}: not the configuration of a network but a {type(found).__name__}")
+            raise GpasError(f"{path}: not the configuration of {of} but a {type(found).__name__}")
         return found
 
     @property
@@ -155,8 +164,8 @@ class ExternalModel:
 
     @property
     def has_code(self) -> bool:
-        """Whether the network consists of code in the folder."""
-        return bool(self.config.get("auto_map"))
+        """Whether the network or its tokenizer consists of code in the folder."""
+        return bool(self.config.get("auto_map") or self.tokenizer_config.get("auto_map"))
 
     def provenance(self) -> dict[str, str]:
         """Return where the network comes from, and digests of its content."""
@@ -276,7 +285,7 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
     """
     if model.has_code and not trust_code:
         raise GpasError(
-            f"{model.source} contains the network's code; --trust-code, or trust_code: true in experiments.yaml, runs "
+            f"{model.source} contains code; --trust-code, or trust_code: true in experiments.yaml, runs "
             "it (read it first)"
         )
     if model.config.get("is_encoder_decoder"):
@@ -297,12 +306,12 @@ def open_model(model: ExternalModel, *, trust_code: bool = False, dtype: str = "
         loaded, found = kind.from_pretrained(model.folder, output_loading_info=True, **options)
         if found["missing_keys"]:
             raise GpasError(f"{model.source}: its weights lack {', '.join(sorted(found['missing_keys'])[:3])}")
-        words = transformers.AutoTokenizer.from_pretrained(model.folder, **options)
+        words = _words(model, options)
         half = next(loaded.parameters()).dtype == torch.bfloat16 if dtype == "stored" else dtype == "bf16"
         precision = Precision("pure_bf16" if half else "fp32", choose_device())
         placed = loaded.to(dtype=precision.weights, device=precision.device)
         network = Encoder(placed, model.source) if encoder else CausalNetwork(placed, model.source)
-        tokenizer = _tokenizer(words, network.vocab, model.source)
+        tokenizer = _tokenizer(words, network.vocab, model)
     except GpasError:
         raise
     except Exception as error:
@@ -330,12 +339,64 @@ def _require_memory(model: ExternalModel, dtype: str) -> None:
         )
 
 
-def _tokenizer(words: Any, vocab: int, source: str) -> Tokenizer:
-    """Return a tokenizer of transformers as ours. Raises GpasError if it has no counterpart."""
-    if not getattr(words, "is_fast", False):
-        raise GpasError(f"{source} has no tokenizer.json, and only those of the `tokenizers` library are read")
-    begins = words("a").input_ids[:1] == [words.bos_token_id]
+def _words(model: ExternalModel, options: Mapping[str, Any]) -> Any:
+    """Return the tokenizer of transformers in the network's folder. Raises GpasError if it cannot be loaded."""
+    import transformers
+
     try:
-        return Tokenizer(words.backend_tokenizer, vocab, origin=source, start=(words.bos_token_id,) if begins else ())
+        return transformers.AutoTokenizer.from_pretrained(model.folder, **options)
+    except Exception as error:  # as in `open_model`
+        raise GpasError(
+            f"transformers cannot load the tokenizer of {model.source}: {type(error).__name__}: {first_line(error)}; "
+            "it reads tokenizer.json, with sentencepiece and protobuf also tokenizer.model, with tiktoken *.tiktoken: "
+            "pip install 'gpas-cli[export]'"
+        ) from error
+
+
+def _tokenizer(words: Any, vocab: int, model: ExternalModel) -> Tokenizer:
+    """Return a tokenizer of transformers as ours. Raises GpasError if it has no end token."""
+    declared = (words.bos_token_id, words.eos_token_id)
+    bos, eos = (one if one is not None and one < vocab else None for one in declared)
+    # transformers 5 does not apply this where it replaces the class that the file names.
+    added = model.tokenizer_config.get("add_bos_token")
+    backend: Any = words.backend_tokenizer if words.is_fast else _PythonBackend(words)
+    start = (bos,) if bos is not None and (added or words("a").input_ids[:1] == [bos]) else ()
+    try:
+        return Tokenizer(backend, vocab, origin=model.source, start=start, bos=bos, eos=eos)
     except DataError as error:
         raise GpasError(f"the tokenizer of {error}") from error
+
+
+class _PythonBackend:
+    """A tokenizer of transformers that is Python code, such as one over tiktoken, with the methods of `tokenizers` that
+    `Tokenizer` calls. Special tokens in a text are what its own code makes of them.
+    """
+
+    def __init__(self, words: Any):
+        self._words = words
+
+    def no_truncation(self) -> None: ...
+
+    def no_padding(self) -> None: ...
+
+    def to_str(self) -> str:
+        return f"{type(self._words).__name__} {sorted(self.get_vocab().values())}"
+
+    def token_to_id(self, token: str) -> int | None:
+        found: int | None = self._words.convert_tokens_to_ids(token)  # that of the unknown token, for some
+        return found if found is not None and self._words.convert_ids_to_tokens(found) == token else None
+
+    def id_to_token(self, identity: int) -> str:
+        return str(self._words.convert_ids_to_tokens(identity))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        return SimpleNamespace(ids=self._words.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._words.decode(ids, skip_special_tokens=True))
+
+    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[Any, int]:
+        return dict(self._words.get_vocab())
+
+    def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
+        return len(self._words)

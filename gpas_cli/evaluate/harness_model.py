@@ -65,7 +65,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        return (self._tokens.start or (self._tokens.eos_id,))[-1]
+        return self._tokens.first_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_rest: Any) -> list[int]:
         start = () if add_special_tokens is False else self._tokens.start

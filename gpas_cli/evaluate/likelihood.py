@@ -41,13 +41,13 @@ class Request:
         """Return the request for texts, divided into ids as lm-evaluation-harness does.
 
         White space at the end of the context belongs to the continuation. The two are encoded together and divided
-        after as many ids as the context alone has. No special tokens are added but the tokenizer's `start`. Without
-        one, the end token stands for an empty context, since it stands before every document in training.
+        after as many ids as the context alone has. No special tokens are added but the tokenizer's `start`. Its
+        `first_id` stands for an empty context.
         """
         bare = context.rstrip()
         continuation = context[len(bare) :] + continuation
         if not bare:
-            return cls(tokenizer.start or (tokenizer.eos_id,), tuple(tokenizer.encode(continuation)))
+            return cls((tokenizer.first_id,), tuple(tokenizer.encode(continuation)))
         known = tokenizer.encode(bare)
         return cls((*tokenizer.start, *known), tuple(tokenizer.encode(bare + continuation)[len(known) :]))
 

@@ -139,7 +139,6 @@ def text_batches(text: ScoredText, tokenizer: Tokenizer, length: int, most: int)
     Documents are joined with the end token between them. Every token is predicted once; a row begins with the
     tokenizer's start token, or with the end token if it has none. Raises DataError if no token is left.
     """
-    first = (tokenizer.start or (tokenizer.eos_id,))[-1]
     tokens: list[int] = []
     size = 0
     for document in text.documents:
@@ -148,7 +147,7 @@ def text_batches(text: ScoredText, tokenizer: Tokenizer, length: int, most: int)
         if len(tokens) >= most:
             break
     bytes_per_token = size / len(tokens)
-    rows = [[first, *tokens[start : start + length]] for start in range(0, min(len(tokens), most), length)]
+    rows = [[tokenizer.first_id, *tokens[start : start + length]] for start in range(0, min(len(tokens), most), length)]
     sequences = [np.array([row], np.int64) for row in rows]
     return [Batch(one[:, :-1], one[:, 1:]) for one in sequences], bytes_per_token
 

@@ -21,7 +21,7 @@ from gpas_cli.spec.cost import MOST_SEED
 from gpas_cli.spec.parse import setting
 
 WEIGHTS = (".safetensors", ".bin")
-OTHERS = (".json", ".py", ".model", ".txt", ".jinja")  # configuration, code and tokenizer
+OTHERS = (".json", ".py", ".model", ".spm", ".tiktoken", ".txt", ".jinja")  # configuration, code and tokenizer
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # What the configurations of transformers call the numbers of a shape.

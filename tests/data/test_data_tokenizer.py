@@ -119,9 +119,33 @@ def test_ids_beyond_the_vocabulary_become_unknown():
 def test_ids_beyond_the_vocabulary_need_an_unknown_token():
     with pytest.raises(DataError, match=r"x\.json has 3 ids and the model's vocabulary only 2.*set size\.vocab to 3"):
         Tokenizer(words(["</s>", "a", "b"]), 2, origin="x.json")
-    with pytest.raises(DataError, match=r"x\.json has no end-of-text token below 9"):
+    with pytest.raises(DataError, match=r"declares no end token, .* below 9; name it in tokenizer_config\.json"):
         Tokenizer(words(["a", "b"]), 9, origin="x.json")
     assert Tokenizer(words(["a", "<|endoftext|>"]), 9, origin="x.json").eos_id == 1
+
+
+@pytest.mark.parametrize("declared", ["<stop>", {"__type": "AddedToken", "content": "<stop>"}])
+def test_the_declared_end_token_comes_before_those_known_by_name(source: Files, tmp_path: Path, declared: object):
+    def made() -> Tokenizer:
+        return make_tokenizer("own/tokenizer.json", 9, source, SURVEY, tmp_path, root=tmp_path, notify=print)
+
+    (tmp_path / "own").mkdir()
+    words(["</s>", "a", "<stop>"]).save(str(tmp_path / "own/tokenizer.json"))
+    by_name = made()
+    (tmp_path / "own/tokenizer_config.json").write_text(json.dumps({"eos_token": declared}))
+    own = made()
+    assert (by_name.eos_id, own.eos_id, own.first_id) == (0, 2, 2)
+    assert own.identity != by_name.identity  # a network that ended its texts with another token does not continue
+    assert own.encode_documents(["a a"])[0].ids == [1, 1, 2]
+    (tmp_path / "own/tokenizer_config.json").write_text('{"eos_token": null}')
+    assert made().identity == by_name.identity
+    for text, message in (
+        ('{"eos_token": "<end>"}', "eos_token: the tokenizer has no token '<end>' below 9"),
+        ("[]", "not the configuration of a tokenizer"),
+    ):
+        (tmp_path / "own/tokenizer_config.json").write_text(text)
+        with pytest.raises(DataError, match=rf"tokenizer_config\.json: {message}"):
+            made()
 
 
 def test_bpe_is_trained_once_on_training_text_alone(source: Files, tmp_path: Path):
@@ -207,7 +231,7 @@ def test_gpt2_is_fetched_once_and_ends_documents_with_its_own_token(source, tmp_
     cut = tokenizer.encode_documents([TEXTS[0] * 20], limit=8)[0]
     assert cut.ids == [*tokenizer.encode(TEXTS[0] * 20)[:7], size - 1]
     assert size - 1 not in tokenizer.encode("<|endoftext|>")
-    with pytest.raises(DataError, match="no end-of-text token below 256"):
+    with pytest.raises(DataError, match=r"gpt2 declares no end token, .* below 256"):
         make(256)
 
 

@@ -17,6 +17,7 @@ from local_documents import score_local, write
 from test_evaluate_harness import DOCUMENTS
 from torch import Tensor
 
+from gpas_cli import __version__
 from gpas_cli.data.questions import Question
 from gpas_cli.data.text_documents import ScoredText, TextDocument, read_text
 from gpas_cli.data.tokenizer import Tokenizer, train_bpe
@@ -442,6 +443,35 @@ def test_scores_are_the_networks_loss_by_token_byte_and_word(
     assert "no file" in missing.reason
     (again,) = score_texts(section, scorer(network, 4096), tokenizer, tmp_path, skip=["own"])
     assert again == missing
+
+
+def test_a_text_file_is_one_document_whatever_its_size_and_beside_others(
+    tmp_path: Path, network: Llama, tokenizer: Tokenizer
+) -> None:
+    """As a training corpus a file of this size is divided at blank lines, so that a part can be held out."""
+    text = "\n\n".join([TEXT] * 600)
+    (tmp_path / "own.txt").write_text(text)
+    (alone,) = score_texts(Texts(texts=("own=*.txt",)), scorer(network, 64), tokenizer, tmp_path)
+    assert isinstance(alone, list)
+    ids = [tokenizer.eos_id, *tokenizer.encode(text)]
+    nats = 0.0
+    for window in windows(ids, 64):
+        row = torch.tensor([[*window.context, *window.continuation]])
+        count = len(window.continuation)
+        with torch.no_grad():
+            logs = torch.log_softmax(network(row[:, :-1])[0, -count:], -1)
+        nats -= float(logs.gather(1, row[0, -count:, None]).sum())
+    assert alone[-1].value == pytest.approx(math.exp(nats / len(text.split())), rel=1e-9)
+    assert {(one.examples, one.harness) for one in alone} == {
+        (1, f"gpas_cli {__version__} in windows of 64 tokens, the first of a document after </s> (1), "
+            "later ones after the token before them")
+    }  # fmt: skip
+    (tmp_path / "second.txt").write_text(text)
+    (both,) = score_texts(Texts(texts=("own=*.txt",)), scorer(network, 64), tokenizer, tmp_path)
+    assert isinstance(both, list)
+    assert [one.value for one in both] == pytest.approx([one.value for one in alone], rel=1e-12)
+    assert both[0].examples == 2
+    assert read_text("own.txt", tmp_path).digest == read_text("./own.txt", tmp_path).digest
 
 
 def test_short_rows_predict_the_same_tokens_with_less_context(network: Llama, tokenizer: Tokenizer) -> None:

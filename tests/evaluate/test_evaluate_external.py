@@ -1,5 +1,6 @@
 """Networks of transformers as the scorer sees them: the same likelihoods as their own logits."""
 
+import base64
 import importlib.util
 import json
 import random
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from exporting import Room, needs_transformers
+from tokenizers import Tokenizer as Backend
 
+from gpas_cli.data.text_documents import TextDocument
 from gpas_cli.data.tokenizer import train_bpe
 from gpas_cli.errors import GpasError
+from gpas_cli.evaluate.downstream import requests as text_requests
 from gpas_cli.evaluate.external import OpenedModel, find_model, find_network, open_model
 from gpas_cli.evaluate.likelihood import Request, Scorer
 from gpas_cli.model.llama import build
@@ -128,6 +132,115 @@ def test_a_start_token_stands_before_every_text(tmp_path: Path) -> None:
     assert opened.tokenizer.start == (start,)
     assert Request.of_text(opened.tokenizer, "the cat", " sat").context == (start, *ids)
     assert Request.of_text(opened.tokenizer, "", "the cat") == Request((start,), tuple(ids))
+
+
+# A stranger's names, and the token that is known by its name, which is neither.
+@pytest.mark.parametrize(("begin", "end"), [("<|im_start|>", "<|im_end|>"), (None, "<end_of_sentence>"), ("<a>", None)])
+def test_first_and_end_token_are_those_that_the_files_declare(
+    tmp_path: Path, begin: str | None, end: str | None
+) -> None:
+    folder = saved(tmp_path / "model", configuration())
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens([one for one in (begin, end) if one])
+    backend.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    declared = {"bos_token": begin, "eos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | declared))
+    tokenizer = open_model(find_model(str(folder))).tokenizer
+    eos = backend.token_to_id(end or "</s>")
+    first = backend.token_to_id(begin) if begin else eos
+    assert (tokenizer.first_id, tokenizer.eos_id, tokenizer.start) == (first, eos, ())
+    assert Request.of_text(tokenizer, "", "the cat").context == (first,)
+    document = TextDocument("", "the cat", 2, 7)
+    assert [one.context for one in text_requests(document, tokenizer, 64)] == [(first,)]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | declared | {"add_bos_token": True}))
+    assert open_model(find_model(str(folder))).tokenizer.start == ((first,) if begin else ())
+
+
+def test_a_tokenizer_without_first_and_end_token_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", configuration())
+    definition = (folder / "tokenizer.json").read_text().replace("</s>", "<over>")
+    (folder / "tokenizer.json").write_text(definition)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(GpasError, match=r'declares no end token, .*: \{"eos_token": "\.\.\."\}'):
+        open_model(find_model(str(folder)))
+
+
+def without_tokenizer(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    return folder
+
+
+def test_a_tokenizer_of_sentencepiece_is_read(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("google.protobuf")
+    folder = without_tokenizer(saved(tmp_path / "model", configuration()))
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog lay on the rug\n" * 9)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(folder / "tokenizer"), vocab_size=290, model_type="bpe", byte_fallback=True,
+        minloglevel=2,
+    )  # fmt: skip
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = open_model(find_model(str(folder))).tokenizer
+    own = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+    assert tokenizer.encode("the cat lay here") == own.encode("the cat lay here")
+    assert (tokenizer.first_id, tokenizer.eos_id) == (own.bos_id(), own.eos_id())
+
+
+# As Qwen-7B's: ranks in a file of tiktoken, code of its own, and no token in tokenizer_config.json.
+TIKTOKEN = """
+import base64, tiktoken
+from transformers import PreTrainedTokenizer
+
+class WordTokenizer(PreTrainedTokenizer):
+    vocab_files_names = {"vocab_file": "own.tiktoken"}
+
+    def __init__(self, vocab_file, **more):
+        with open(vocab_file, "rb") as file:
+            self.ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, file)}
+        special = {"<|endoftext|>": 260}
+        self.own = tiktoken.Encoding("own", pat_str=r" ?\\S+", mergeable_ranks=self.ranks, special_tokens=special)
+        super().__init__(**more)
+
+    def __len__(self): return self.own.n_vocab
+    @property
+    def vocab_size(self): return self.own.n_vocab
+    def get_vocab(self): return dict(self.ranks)
+    def _tokenize(self, text, **more): return [self.own.decode_single_token_bytes(i) for i in self.own.encode(text)]
+    def _convert_token_to_id(self, token): return 260 if token == "<|endoftext|>" else self.ranks.get(token, 0)
+    def _convert_id_to_token(self, i): return "<|endoftext|>" if i == 260 else self.own.decode_single_token_bytes(i)
+    def convert_tokens_to_string(self, tokens): return b"".join(tokens).decode()
+"""
+
+
+def test_a_tokenizer_of_python_code_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("tiktoken")
+    folder = without_tokenizer(saved(tmp_path / "model", configuration()))
+    pieces = [*(bytes([i]) for i in range(256)), b"th", b"the", b" c", b" ca"]
+    ranks = "".join(f"{base64.b64encode(piece).decode()} {rank}\n" for rank, piece in enumerate(pieces))
+    (folder / "own.tiktoken").write_text(ranks)
+    (folder / "own_words.py").write_text(TIKTOKEN)
+    config = {"tokenizer_class": "WordTokenizer", "auto_map": {"AutoTokenizer": ["own_words.WordTokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    found = find_model(str(folder))
+    with pytest.raises(GpasError, match="--trust-code"):
+        open_model(found)
+    tokenizer = open_model(found, trust_code=True).tokenizer
+    assert tokenizer.encode("the cat") == [257, 259, ord("t")]
+    assert tokenizer.decode([257, 259, ord("t")]) == "the cat"
+    assert (tokenizer.first, tokenizer.eos_id, tokenizer.start) == ("<|endoftext|> (260)", 260, ())
+    before = found.files
+    (folder / "own.tiktoken").write_text(ranks.replace(" 0", " 0 "))
+    assert find_model(str(folder)).files != before  # a pin covers the ranks
+
+
+def test_a_folder_without_a_tokenizer_says_what_is_read(tmp_path: Path) -> None:
+    folder = without_tokenizer(saved(tmp_path / "model", configuration()))
+    with pytest.raises(GpasError, match=r"cannot load the tokenizer of .*; it reads tokenizer\.json, with "):
+        open_model(find_model(str(folder)))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")

@@ -126,7 +126,10 @@ def test_tasks_and_texts_are_scored(tmp_path: Path, kind: str) -> None:
     outcome = project.go(project.cell(downstream={"tasks": ["embedded"], "limit": 4}))
     assert set(outcome.metrics) >= {"accuracy/indent", "accuracy/bracket", "accuracy/average"}
     texts = project.cell(texts={"texts": ["notes=notes.txt"]})
-    assert project.go(texts).metrics["text_loss/notes"] > 0
+    found = project.go(texts).metrics
+    assert found["text_loss/notes"] > 0
+    tokens = {name: value for name, value in outcome.metrics.items() if name.endswith("_token")}
+    assert tokens == {"first_token": 1.0, "end_token": 1.0} == {name: found[name] for name in tokens}
     assert {score.checkpoint for score in project.events(texts, Score)} == {project.network.name}
 
 

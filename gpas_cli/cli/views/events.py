@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpas_cli import events
+from gpas_cli.spec.downstream import BY_TEXT
 from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress
 from gpas_cli.words import count
@@ -112,8 +113,9 @@ def _removal_score(event: events.RemovalScore) -> str:
 
 
 def _score(event: events.Score) -> str:
+    noun = "document" if event.metric in BY_TEXT else "question"
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
-    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, 'question')})"
+    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, noun)})"
 
 
 def _checkpoint(event: events.Checkpoint) -> str:

@@ -14,7 +14,7 @@ from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, Seed
 from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
-from gpas_cli.spec.downstream import SKIPPED, skipped_note
+from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
 from gpas_cli.state.usage import HoursJson, Spent
 from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, listed
@@ -221,7 +221,8 @@ def scores_table(scores: Sequence[Score], averages: Mapping[str, float] | None =
         for one in scores
     ]  # fmt: skip
     rows += [(name, "acc", f"{percent:.2f} %", *[""] * 5) for name, percent in (averages or {}).items()]
-    headers = ("task", "score", "value", "±", "questions", "shots", "version", "scored by")
+    examples = "documents" if any(one.metric in BY_TEXT for one in scores) else "questions"
+    headers = ("task", "score", "value", "±", examples, "shots", "version", "scored by")
     return Columns(headers, rows, title, right=frozenset(headers[2:5]))
 
 

@@ -226,7 +226,9 @@ def _scores(table: Table) -> Iterator[Note]:
     others = [score for row in table.externals.rows for score in row.scores]
     for by in dict.fromkeys((score.harness, score.shots) for score in found):
         mine = [score for score in found if (score.harness, score.shots) == by]
-        titles = ", ".join(task_title(task) for task in tasks if any(score.task == task for score in mine))
+        sizes = {score.task: score.examples for score in mine}
+        documents = {task: f" ({count(sizes[task], 'document')})" for task in sizes if table.metric.name in BY_TEXT}
+        titles = ", ".join(task_title(task) + documents.get(task, "") for task in tasks if task in sizes)
         shots = f", {by[1]}-shot" if table.metric.name in BY_TASK else ""
         yield Note("scores", f"{titles}: scored by {by[0]}{shots}")
     sections = [s.entry.cell.parameters(table.metric.stage) for s in table.statuses if found]

@@ -126,7 +126,16 @@ def run_downstream(stage: StageContext) -> Outcome:
     sheet = _sheet(stage, "task", section.tasks, measure_of, name)
     _take_over(stage, sheet)
     found = score_tasks(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
-    return sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
+    outcome = sheet.record(found, scorer, lambda values: metrics_of(values, section.tasks))
+    return _with_tokens(stage, outcome, tokenizer)
+
+
+def _with_tokens(stage: StageContext, outcome: Outcome, tokenizer: Tokenizer) -> Outcome:
+    """Return the outcome with the ids of the first and the end token of a network that was not trained here."""
+    if not stage.cell.network:
+        return outcome
+    tokens = {"first_token": float(tokenizer.first_id), "end_token": float(tokenizer.eos_id)}
+    return replace(outcome, metrics={**outcome.metrics, **tokens})
 
 
 def _sheet(
@@ -173,7 +182,8 @@ def open_network(stage: StageContext) -> OpenedModel:
     facts = found.provenance()
     what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
     files = f"weights {facts['weights'][:12]}, other files {facts['files'][:12]}"
-    stage.emit(Phase("opened the network", f"{what}, {files}"))
+    tokens = f"texts begin with {opened.tokenizer.first}"
+    stage.emit(Phase("opened the network", f"{what}, {files}; {tokens}"))
     return opened
 
 
@@ -220,9 +230,10 @@ def run_texts(stage: StageContext) -> Outcome:
     name, tokenizer, scorer = _opened(stage, section.max_length or usual, section.names)
     sheet = _sheet(stage, "text", section.names, lambda _: _LAST_METRIC, name)
     found = score_texts(section, scorer, tokenizer, stage.root, skip=sheet.scored(), progress=sheet.report)
-    return sheet.record(
+    outcome = sheet.record(
         found, scorer, lambda scores: {f"{metric}/{text}": float(value) for (text, metric), value in scores.items()}
     )
+    return _with_tokens(stage, outcome, tokenizer)
 
 
 def run_importance(stage: StageContext) -> Outcome:
@@ -235,7 +246,8 @@ def run_importance(stage: StageContext) -> Outcome:
     if stage.world.leads:
         known = recorded_events(stage.runs, stage.attempt.key, Removal, RemovalScore)
     subject, section = _subject(stage), stage.parameters
-    return importance.measure(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
+    outcome = importance.measure(subject, section, stage.root, stage.emit, stage.stop, stage.world, known)
+    return _with_tokens(stage, outcome, subject.tokenizer)
 
 
 def run_quantised(stage: StageContext) -> Outcome:
@@ -246,7 +258,8 @@ def run_quantised(stage: StageContext) -> Outcome:
 
 def run_layers(stage: StageContext) -> Outcome:
     """Measure the statistics of the layers, anew in each attempt: they take one pass over a few tokens."""
-    return layer_statistics.measure(_subject(stage), stage.emit, stage.stop)
+    subject = _subject(stage)
+    return _with_tokens(stage, layer_statistics.measure(subject, stage.emit, stage.stop), subject.tokenizer)
 
 
 def _subject(stage: StageContext) -> Subject:

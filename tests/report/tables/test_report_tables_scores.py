@@ -178,7 +178,7 @@ def test_every_text_has_a_column_and_those_of_the_paper_its_numbers() -> None:
         {"spike_no_more": 30.03}, {"spike_no_more": 24.73}, {},
     ]  # fmt: skip
     assert [note.text for note in notes(made) if note.kind == "scores"] == [
-        "WikiText, LAMBADA, notes: scored by gpas-cli 1"
+        "WikiText (500 documents), LAMBADA (500 documents), notes (500 documents): scored by gpas-cli 1"
     ]
     assert find_place(made, place_name("demo[pre,lambada]")).column == 1
 
