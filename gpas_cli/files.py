@@ -21,8 +21,8 @@ def replace_file(
     Raises OSError, and then leaves `path` as it was.
     """
     aside = path.with_name(f"{prefix or f'.{path.name}.'}{os.urandom(8).hex()}")
-    try:
-        with aside.open("xb") as file:
+    try:  # whoever opens a file before `fchmod` could read it later
+        with open(aside, "xb", opener=lambda name, flags: os.open(name, flags, mode or 0o666)) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(content.encode() if isinstance(content, str) else content)

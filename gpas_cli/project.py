@@ -14,7 +14,7 @@ CONFIG_NAME = "experiments.yaml"
 # What GPAS_DB may hold besides a path: a URL, also a damaged one, or the words with which libpq names a server. Such a
 # text may have a password, so it is not taken for the name of a file, which is created and printed.
 _ADDRESS = re.compile(
-    r"://|:[^/]*@|^(postgres|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:"
+    r"://|:[^/]*@|^(\w+:)?(postgres|mysql|mariadb|mssql|oracle|sqlite)[\w+]*(:|//)"
     r"|^\s*(host|port|user|dbname|service)\w*\s*=|\bpass\w*\s*=",
     re.IGNORECASE,
 )

@@ -43,7 +43,7 @@ def test_an_error_names_the_file_where_nothing_can_be_removed(tmp_path: Path, mo
     def read_only(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(Path, "open", read_only)
+    monkeypatch.setattr(os, "open", read_only)
     monkeypatch.setattr(Path, "unlink", read_only)
     with pytest.raises(OSError, match=f"Read-only file system: '{tmp_path}/a'"):
         replace_file(tmp_path / "a", "text")
@@ -69,6 +69,19 @@ def test_permissions_do_not_depend_on_the_umask(tmp_path: Path, mode: int) -> No
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "usual").stat().st_mode) == 0o640
     assert stat.S_IMODE((tmp_path / "asked").stat().st_mode) == mode
+
+
+def test_nobody_else_can_open_a_private_file_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = list[int]()
+    monkeypatch.setattr(os, "fchmod", lambda file, mode: created.append(os.fstat(file).st_mode & 0o777))
+    before = os.umask(0)
+    try:
+        replace_file(tmp_path / "a", "x", mode=0o600)
+    finally:
+        os.umask(before)
+    assert created == [0o600]
 
 
 def test_a_missing_folder_is_not_created(tmp_path: Path) -> None:

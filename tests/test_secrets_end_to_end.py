@@ -1,6 +1,10 @@
-"""The database password stays in the environment: no file below runs/, no job and no output contains it."""
+"""The database password stays in the environment: no file below runs/, no job and no output contains it. Values of
+resources, which may be secrets, are in no record, output and archive, and in no file that others can read.
+"""
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -111,3 +115,85 @@ def test_the_question_names_the_database_without_its_password(tmp_path: Path) ->
     toy = Secretive(tmp_path / "project")
     said = " ".join(toy("db", "rebuild", expect=2).err.replace("│", " ").split())
     assert "gpas:***@127.0.0.1:1/results" in said
+
+
+TOKEN = "S3CRETTOK"
+VALUES = (TOKEN, "/home/ann/env.sh", "/home/ann/bin/python", "ann@uni.edu")
+RESOURCES = f"""\
+resources:
+  all:
+    environment: [HF_TOKEN={TOKEN}]
+    setup: ['export AWS_SECRET={TOKEN}', source /home/ann/env.sh]
+    python: /home/ann/bin/python
+    sbatch: [--mail-user=ann@uni.edu]
+    account: annslab
+"""
+
+
+class Private(Secretive):
+    """A project whose resources have values that may be secrets."""
+
+    url = ""
+
+    def __init__(self, folder: Path, gates: str):
+        super().__init__(folder, gates=gates)
+        self.declare((folder / "experiments.yaml").read_text() + RESOURCES)
+
+    def shown(self) -> list[Path]:
+        """Return the files with such a value that other users can read, without the experiments file."""
+        files = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "experiments.yaml"]
+        open_to_others = [path for path in files if path.stat().st_mode & 0o077]
+        assert any(path.name in ("attempt.json", "elements.jsonl") for path in open_to_others)
+        return [path for path in open_to_others if any(value.encode() in path.read_bytes() for value in VALUES)]
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """Create files that everybody can read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_values_of_resources_are_in_no_record_output_or_archive(tmp_path: Path) -> None:
+    toy = Private(tmp_path / "project", gates="none")
+    toy("run", "grid")
+    toy("rerun", "pre-s1", "--yes")
+    commands = (
+        *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
+        *(("explain", "pre-s1"), ("diff", "pre-s1", "pre-s1"), ("history",), ("logs", "pre-s1"), ("top", "small")),
+        *(("table", "small"), ("doctor",), ("db", "check"), ("report", "-o", "report.html")),
+        *(("export", "--archive", "small.tar", "small"), ("db", "export", "parquet")),
+    )
+    for words in commands:
+        for said in (toy.said(*words), toy.said(*words, "--json")):
+            assert said, words
+            assert not [value for value in VALUES if value in said], words
+    (record,) = toy.runs.glob("??/*/001/attempt.json")
+    asked = json.loads(record.read_text())["resources"]
+    assert {name: asked[name] for name in ("environment", "setup", "python", "sbatch", "account")} == {
+        "environment": ["HF_TOKEN=***"], "setup": ["***", "***"], "python": "***", "sbatch": ["--mail-user=***"],
+        "account": "annslab",
+    }  # fmt: skip
+    assert (toy.folder / "report.html").exists()
+    assert (toy.folder / "small.tar").exists()
+    assert toy.shown() == []
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_values_of_resources_are_only_in_files_of_a_submission_that_nobody_else_can_read(tmp_path: Path) -> None:
+    toy = Private(tmp_path / "project", gates="none, gpas")
+    toy.add_slurm()
+    toy.said("run", "grid", "--executor", "slurm", "--yes")
+    (script,) = (path for path in toy.runs.glob(".slurm/*/submission.sh") if "0-1" in path.read_text())
+    assert all(value in script.read_text() for value in VALUES)
+    assert toy.shown() == []
+    said = toy.said("status", "--json") + toy.said("logs", "pre-s1") + toy.said("explain", "pre-s1", "--json")
+    assert not [value for value in VALUES if value in said]
+    words = ("--set", f"resources.environment=[HF_TOKEN={TOKEN}]", "--set", "resources.mem=2G")
+    toy("run", "grid", "--where", "gate=none")
+    toy.recorded(toy.entry("pre-gpas-s1"), ("outcome", {"outcome": "failed", "step": 1, "cause": "", "metrics": {}}))
+    toy.said("retry", "pre-gpas-s1", *words, "--executor", "local", "--yes")
+    assert "resources.environment=***, resources.mem=2G" in toy("history").out
+    assert toy.shown() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from gpas_cli.grid.resources import site_path
 from gpas_cli.grid.select import find, find_preferring, select
 from gpas_cli.grid.variant import SEPARATOR, vary
 from gpas_cli.project import Project
+from gpas_cli.spec.run import PRIVATE
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
@@ -90,7 +92,15 @@ def _find(declared: Sequence[Entry], name: str) -> Entry:
             raise UnknownCell(f"'{name}' is a grid; name one of its cells: {listed(cells, 4)}") from None
         if not recorded:
             raise
-        return find(recorded, name)
+        return _with_values(find(recorded, name), declared)
+
+
+def _with_values(entry: Entry, declared: Sequence[Entry]) -> Entry:
+    """Return a recorded cell with what records do not have of its resources, from the declared cells of its grid."""
+    place = (entry.grid, entry.axes.get("size"))
+    like = next((other for other in declared if (other.grid, other.axes.get("size")) == place), entry)
+    values = {name: getattr(like.resources, name) for name in PRIVATE}
+    return replace(entry, resources=replace(entry.resources, **values))
 
 
 def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:

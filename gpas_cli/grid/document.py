@@ -101,7 +101,8 @@ class Node:
     """A value and its place in the file.
 
     `key` is the place of the mapping key in front of the value. `depth` and `count` are the levels and the number of
-    nodes of the tree below, with every alias expanded.
+    nodes of the tree below, with every alias expanded. `span` is where a scalar, with its anchor, begins and ends in
+    the text, in characters.
     """
 
     value: _Scalar | tuple[Node, ...] | dict[str, Node]
@@ -109,6 +110,7 @@ class Node:
     key: Mark | None = None
     depth: int = 1
     count: int = 1
+    span: tuple[int, int] | None = None
 
     def plain(self) -> Any:
         """Return the value as dicts, lists and scalars, without places."""
@@ -260,7 +262,8 @@ class _Composer:
 
     def content(self, event: Any, mark: Mark) -> Node:
         if isinstance(event, yaml.ScalarEvent):
-            return Node(self.scalar(event, mark), mark)
+            first, last = event.start_mark, event.end_mark
+            return Node(self.scalar(event, mark), mark, span=(first.index, last.index) if first and last else None)
         if isinstance(event, yaml.SequenceStartEvent):
             items = tuple(self.items())
             return Node(items, mark, None, *_extent(items, mark))
@@ -297,7 +300,7 @@ class _Composer:
                 where = f"; first on line {first.line}{remedy}" if first else ""
                 self.duplicates.append(Problem((), f"the key '{name}' is given twice{where}", str(mark)))
             else:
-                own[name] = Node(value.value, value.mark, mark, value.depth, value.count)
+                own[name] = Node(value.value, value.mark, mark, value.depth, value.count, value.span)
         return {**merged, **own}
 
     def key(self, event: Any, mark: Mark) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from gpas_cli.spec.parse import setting
 
@@ -98,8 +99,22 @@ def _option_fault(text: str) -> str:
 
 def _variable_fault(text: str) -> str:
     """Check an environment variable: NCCL_DEBUG=WARN."""
-    name, equals, _ = text.partition("=")
-    return "" if equals and name.isidentifier() else f"'{text}' is not NAME=VALUE"
+    name, equals, _ = text.partition("=")  # the message does not quote the value, which may be a secret
+    return "" if equals and name.isidentifier() else f"'{name}' is not NAME=VALUE"
+
+
+# Settings whose values may be secrets, such as a token, and HIDDEN, which stands for these values in records.
+PRIVATE = ("environment", "setup", "python", "sbatch")
+HIDDEN = "***"
+
+
+def hidden(name: str, text: str) -> str:
+    """Return an entry of a setting of PRIVATE without its value: HF_TOKEN=***, --mail-user=***, --exclusive, ***."""
+    if name in ("setup", "python"):
+        return text and HIDDEN
+    before, equals, _ = text.partition("=")
+    kind = "gpu:" if before.endswith("gres") and _requests_gpus(text) else ""  # which `gpus_in_slurm` reads
+    return f"{before}={kind}{HIDDEN}" if equals else text
 
 
 SHARDED = ("fsdp", "hsdp")  # the strategies that leave each process a part of the network
@@ -270,6 +285,20 @@ class Resources:
             "time": _growth_fault("time", self.time, self.mem, self.retries),
         }
         return {name: fault for name, fault in found.items() if fault}
+
+    @cached_property
+    def recorded(self) -> Resources:
+        """The resources as records have them, which other users may read: without the values of PRIVATE settings."""
+        own = {name: value for name in PRIVATE if (value := getattr(self, name))}
+        made: dict[str, Any] = {n: tuple(hidden(n, text) for text in _listed(value)) for n, value in own.items()}
+        made |= {"python": HIDDEN} if self.python else {}
+        return replace(self, **made) if made else self
+
+    @property
+    def unrecorded(self) -> dict[str, str]:
+        """The settings of which only a record without their values is known, with what to do before they are used."""
+        remedy = "records do not have its values; write them in experiments.yaml, or with `gpas retry --set`"
+        return {n: remedy for n in PRIVATE if any(text.endswith(HIDDEN) for text in _listed(getattr(self, n)))}
 
     @property
     def growing(self) -> tuple[str, ...]:

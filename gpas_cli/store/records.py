@@ -42,6 +42,7 @@ class StageRecord(Record):
 
     `cell` is what `Cell.to_mapping` returns; `resolve_cell` revives it. `text` is the key of the job that tokenises
     what this one reads, "" if no such job is needed; `demand` is what such a job prepares.
+    `resources` never have the values of `spec.run.PRIVATE`, also when a file of an earlier version had them.
     `plugin` defines the cell's scheme and `stage_plugins` define its stages; `title` is the title of a plugin's stage.
     """
 
@@ -60,6 +61,9 @@ class StageRecord(Record):
     resources: Resources
     cadence: Cadence
     watch: Monitoring = field(default_factory=Monitoring)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "resources", self.resources.recorded)
 
     def resolve_cell(self) -> Cell:
         """Return the cell. Plugin files that it needs are executed from the text recorded here.

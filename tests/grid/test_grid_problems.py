@@ -111,6 +111,7 @@ MISTAKES = {
     "processes on nodes": (BASE + "resources: {gpus: 1, nodes: 2}", "6:33", "cannot be spread evenly over 2 nodes"),
     "sbatch option in short": (BASE + "resources: {sbatch: [-p gpu]}", "6:25", "write it as --name=value"),
     "environment": (BASE + "resources: {environment: [A]}", "6:30", "'A' is not NAME=VALUE"),
+    "environment with a value": (BASE + "resources: {environment: [A-B=c]}", "6:30", "'A-B' is not NAME=VALUE"),
     "ranks": (BASE + "resources: {gpus: 3}", "6:16", "16 rows cannot be shared evenly by 3 processes; nearest: 2"),
     "stage in resources": (BASE + "resources: {importanse: {cpus: 1}}", "6:17", "did you mean 'importance'?"),
     "resources key of a stage": (BASE + "resources: {importance: {cpu: 1}}", "6:30", "did you mean 'cpus'?"),

@@ -121,6 +121,8 @@ def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
         "postgresql:/user:secret@host/name",
         "postgresql:user@host?password=secret",
         "user:secret@host/name",
+        "jdbc:postgresql//user/secret",
+        "postgresql//user/secret",
         "sqlite://user:secret@host/name",
         "sqlite:///name?password=secret",
     ],

@@ -69,7 +69,7 @@ def test_missing_gpus_are_described(
 
 def test_a_job_without_its_requested_gpus_is_interrupted(tmp_path: Path) -> None:
     resources = Resources(sbatch=("--mail-type=END", "--gres=gpu:a100:1"))
-    assert resources.gpus_in_slurm == 1
+    assert resources.gpus_in_slurm == resources.recorded.gpus_in_slurm == 1
     facts = {"stage": "pretrain", "executor": "slurm", "resources": plain(resources)}
     made = make_attempt(tmp_path, "0123456789abcdef", facts)
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "SLURMD_NODENAME": "n7", "GPAS_GPUS": "1"}

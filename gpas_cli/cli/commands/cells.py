@@ -22,6 +22,7 @@ from gpas_cli.report.recorded import stage_keys
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
+from gpas_cli.spec.run import HIDDEN, PRIVATE
 from gpas_cli.spec.stage import main_result
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire
@@ -125,7 +126,9 @@ def retry(
     chosen = with_resources(chosen, settings or [])
     if cells:
         chosen += _waiting_for(chosen, asked)
-    run_entries(chosen, options, dry_run=dry_run, retry=RETRIED, how=", ".join(settings or []))
+    private = tuple(f"resources.{name}=" for name in PRIVATE)
+    how = [f"{word.partition('=')[0]}={HIDDEN}" if word.startswith(private) else word for word in settings or []]
+    run_entries(chosen, options, dry_run=dry_run, retry=RETRIED, how=", ".join(how))
 
 
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:

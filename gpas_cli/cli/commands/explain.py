@@ -110,7 +110,7 @@ def explain(
 def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
     cell, model = entry.cell, entry.cell.model
     stages = [
-        filled(_StageKeyJson, stage, resources=plain(entry.resources_of(stage)), site=_site(entry, stage))
+        filled(_StageKeyJson, stage, resources=plain(entry.resources_of(stage).recorded), site=_site(entry, stage))
         for stage in cell.stages
     ]
     shortcut: _ShortcutJson = {

@@ -20,14 +20,13 @@ from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.archive import Archive, write_archive
+from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.words import byte_size, count
+from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.export import ExportOptions
-
-_NAMED = 10  # the most names in the output that could not be removed
 
 
 class ExportedJson(DocumentJson):
@@ -64,13 +63,6 @@ def export(
             "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
         ),
     ] = None,
-    anonymous: Annotated[
-        bool,
-        typer.Option(
-            "--anonymous",
-            help="With --archive: replace names of hosts, users, jobs and folders; remove git commits and accounts.",
-        ),
-    ] = False,
     max_error: Annotated[
         float,
         typer.Option(
@@ -94,18 +86,16 @@ def export(
     Pre-LN and LNS with an encoder become a Pegasus; other schemes with one are refused.
 
     An archive has the grids' declaration, journals, records and code, without checkpoints, logs or text: whoever
-    unpacks it runs `gpas db rebuild` and prints the same tables. With --anonymous, for a double-blind review, records
-    do not name people and machines; where a name could not be removed, the command prints it.
+    unpacks it runs `gpas db rebuild` and prints the same tables. It has no value of resources.environment, setup,
+    python and sbatch, which may be secrets. Comments, titles and names of users and machines are published as they are.
 
     Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
 
-    Example: [bold]gpas export --archive table2.tar.gz table2 --anonymous[/bold]
+    Example: [bold]gpas export --archive table2.tar.gz table2[/bold]
     """
     if archive is not None:
-        _archive(archive, words, as_json, anonymous=anonymous)
+        _archive(archive, words, as_json)
         return
-    if anonymous:
-        raise GpasError("--anonymous is for archives: gpas export --archive FILE GRID --anonymous")
     if len(words) != 2:
         raise GpasError("name a cell and the folder to write, or grids with --archive FILE")
     from gpas_cli.evaluate.export import ExportOptions  # imports torch
@@ -114,9 +104,9 @@ def export(
     _network(words[0], options, as_json)
 
 
-def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool) -> None:
+def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
     chosen = {name: entries([name]) for name in dict.fromkeys(grids)}
-    made = write_archive(path, project(), experiments(), chosen, anonymous=anonymous)
+    made = write_archive(path, project(), experiments(), chosen)
     if as_json:
         print_json(ExportedJson(schema=1, archive=made))
         return
@@ -125,14 +115,11 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool, *, anonymous: bool
     say(f"  sha256 {made.digest}")
     for code in made.without_code:
         say(f"  the copy of code {code} is gone, so it is not in the archive", style="yellow")
-    for name in made.names_left[:_NAMED]:
-        say(f"  not removed: {name}", style="yellow")
-    if len(made.names_left) > _NAMED:
-        say(f"  and {count(len(made.names_left) - _NAMED, 'more name')} not removed", style="yellow")
-    if anonymous:
-        say("  README.md inside says what was removed; read experiments.yaml before you publish it")
-    else:
-        say("  README.md inside lists the content, which includes paths, host names and job ids")
+    if made.removed:
+        where = listed(made.removed, 5)
+        say(f"  removed, because they may be secrets: the values of resources.{', '.join(PRIVATE)} in {where}")
+    say("  published as they are: comments and titles, paths, names of hosts, users, accounts and partitions, job ids")
+    say("  README.md inside lists the content; read experiments.yaml before you publish it")
 
 
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:

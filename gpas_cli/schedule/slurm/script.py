@@ -31,11 +31,12 @@ _VARIABLES = {
     "requeue": ("REQUEUE", "NO_REQUEUE"),
     "output": ("OUTPUT", "ERROR"),
 }
-# A line of the setup that fails ends the job, as `set -e` does, and names itself. What fails inside a file that it
-# sources does not count, unless the file fails as a whole.
+# A line of the setup that fails ends the job, as `set -e` does, and gives its number, because its text may be a secret.
+# What fails inside a file that it sources does not count, unless the file fails as a whole. The shell's own messages
+# quote the setup and the path of Python, so the log is the user's alone.
 _CHECKED = (
-    "trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || "
-    '{ echo "resources.setup failed with exit $code: $BASH_COMMAND"; exit 1; }\' ERR'
+    "[ ! -f /dev/stdout ] || chmod 600 /dev/stdout; above=$LINENO; trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || "
+    '{ echo "resources.setup failed with exit $code in its line $((LINENO - above))"; exit 1; }\' ERR'
 )
 _UNCHECKED = "trap - ERR"
 # Compares the copy of the code with its name, a hash (`store.snapshot.digest`), when the job starts and has imported
@@ -70,7 +71,8 @@ def parameters(resources: Resources) -> dict[str, Any]:
     """
     problems: list[Problem] = []
     build(Resources, plain(resources), ("resources",), problems)
-    problems += [Problem(("resources", name), fault) for name, fault in resources.faults.items()]
+    faults = resources.faults | resources.unrecorded
+    problems += [Problem(("resources", name), fault) for name, fault in faults.items()]
     if problems:
         raise InvalidExperiments(problems)
     resources = resources.first
@@ -165,7 +167,7 @@ def _rendered(
             **profile["additional_parameters"],
         },
         "setup": [
-            *([_CHECKED, *profile["setup"], _UNCHECKED] if profile["setup"] else []),
+            *([_CHECKED, *profile["setup"], _UNCHECKED] if profile["setup"] or profile["python"] else []),
             *_exports(project, profile["environment"]),
             *setup,
         ],

@@ -358,7 +358,7 @@ class ArraySubmitter:
         made = submission.record(self.project, name, array.elements, code, claims.submitter, self._reduced)
         try:
             path = made.folder / "submission.sh"
-            replace_file(path, self._script(array, made.folder, code, seen))
+            replace_file(path, self._script(array, made.folder, code, seen), mode=0o600)
             for index, element in enumerate(array.elements):
                 for job in element:
                     write_claim(

@@ -51,6 +51,17 @@ def test_results_come_with_all_attempts_and_their_origin(face: Face) -> None:
     assert face("db", "merge", str(there / "runs")).out == "Copied before: 1 stage\n"
 
 
+def test_values_that_an_earlier_version_recorded_are_not_copied(face: Face) -> None:
+    done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
+    record = json.loads(done.attempt_path.read_text())
+    record["resources"] |= {"environment": ["HF_TOKEN=S3CRETTOK"], "setup": ["export A=S3CRETTOK"]}
+    done.attempt_path.write_text(json.dumps(record))
+    face("db", "merge", str(other_project(face)))
+    text = attempts(face.runs, done.key)[0].attempt_path.read_text()
+    assert "HF_TOKEN=***" in text
+    assert "S3CRETTOK" not in text
+
+
 def test_checkpoints_travel_on_request_and_a_dry_run_copies_nothing(face: Face) -> None:
     done = face.attempt("pre-s1", *TRAINED, IN_JOURNAL)
     (done.path / "checkpoints").mkdir()

@@ -3,19 +3,16 @@
 import hashlib
 import json
 import os
-import re
 import tarfile
 from pathlib import Path
 
 import faded_plugin
 import pytest
-from attempts import write_events
-from face import EXPERIMENTS, TRAINED, Face, gpas
+from face import EXPERIMENTS, Face, gpas
 from scored import finish_cells
 from test_cli_schema import check
 
 from gpas_cli.errors import Exit
-from gpas_cli.events import Outcome, Warned
 from gpas_cli.grid.companions import add_seeds, write_tuned
 from gpas_cli.store.snapshot import PACKAGE, snapshot_path
 
@@ -135,50 +132,135 @@ def test_a_plugin_outside_the_project_is_refused(finished: Face, tmp_path: Path,
     assert f"leads out of {finished.folder}" in said
 
 
-def test_an_anonymous_archive_names_nobody_and_prints_the_same_table(
-    finished: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+SECRET = "S3CRETTOK"
+# Resources as they may be written, and as an archive has them.
+SPELLINGS = {
+    "flow": (
+        "resources: {toy: {environment: [HF_TOKEN=S3CRETTOK, A=b], account: lab}}  # mine",
+        "resources: {toy: {environment: ['HF_TOKEN=***', 'A=***'], account: lab}}  # mine",
+    ),
+    "quotes": (
+        r"""resources: {all: {setup: ['export A="S3CRETTOK"', "é \"S3CRETTOK\""], python: /home/ann/S3CRETTOK}}""",
+        "resources: {all: {setup: ['***', '***'], python: '***'}}",
+    ),
+    "lines": (
+        """\
+resources:
+  all:
+    setup:
+    # first
+    - |
+      export A=S3CRETTOK
+
+      B=1
+    # second
+    - >-
+      S3CRETTOK
+      C
+    - D
+      S3CRETTOK  # third
+    cpus: 1
+# end""",
+        """\
+resources:
+  all:
+    setup:
+    # first
+    - '***'
+    # second
+    - '***'
+    - '***'  # third
+    cpus: 1
+# end""",
+    ),
+    "anchors": (
+        """\
+resources:
+  all: &all
+    sbatch: &s [--mail-user=S3CRETTOK, --exclusive, &g '--gres=gpu:S3CRETTOK']
+    setup: [&x S3CRETTOK, *x]
+  toy: {<<: *all, sbatch: *s}
+  tokenise: {<<: *all, sbatch: [*g], setup: [more]}""",
+        """\
+resources:
+  all: &all
+    sbatch: &s ['--mail-user=***', --exclusive, &g '--gres=gpu:***']
+    setup: [&x '***', *x]
+  toy: {<<: *all, sbatch: *s}
+  tokenise: {<<: *all, sbatch: [*g], setup: ['***']}""",
+    ),
+    "elsewhere": ("resources: {all: {setup: [*t]}}", "resources: {all: {setup: [*t]}}"),
+}
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_values_that_may_be_secret_are_removed_and_all_else_of_the_file_stays(
+    finished: Face, tmp_path: Path, spelling: str, newline: str
 ) -> None:
-    monkeypatch.setattr("gpas_cli.origin.archive.user_name", lambda _: "ada")
-    text = (finished.folder / "experiments.yaml").read_text()
-    resources = "resources: {toy: {partition: ada-lab, account: lovelace}}\n"
-    finished.declare(f"# ada@login7, {finished.folder}\n{text}{resources}")
-    place = {"submission": "s7", "index": 0, "job": "4711", "restart": 0, "nodes": "login7"}
-    for path in finished.runs.glob("??/*/001/attempt.json"):
-        record = json.loads(path.read_text())
-        record["resources"] |= {"partition": "ada-lab", "account": "lovelace"}
-        author = {"id": "login7-99", "host": "login7", "pid": 99}
-        path.write_text(json.dumps({**record, "submitter": author, "root": str(finished.folder), "slurm": place}))
-    warned = Warned(f"job 4711 on login7 of ada cannot write {finished.folder}/runs")
-    failed = Outcome("failed", step=4, cause=f"{Path.home()}/x is full")
-    write_events(finished.attempt("post-s2", *TRAINED), [warned, failed])
-    (snapshot_path(finished.runs, CODE) / PACKAGE / "loop.py").write_text("# by ada\n")
+    before, after = (
+        "# Ünï 😀\n"
+        + EXPERIMENTS.replace("title: Small", f"title: &t {value}\n    resources: {{setup: [{value}]}}")
+        + f"{resources}\n"
+        for value, resources in zip((SECRET, "'***'"), SPELLINGS[spelling], strict=True)
+    )
+    if spelling != "elsewhere":
+        before, after = (text.replace(f"&t {value}", "Small") for text, value in ((before, SECRET), (after, "'***'")))
+    (finished.folder / "experiments.yaml").write_text(before, newline=newline)
+    said = finished("export", "--archive", "small.tar", "small").out
+    assert "removed, because they may be secrets: the values of resources.environment, setup, python, sbatch" in said
+    folder = unpack(finished.folder / "small.tar", tmp_path / "reader")
+    with (folder / "experiments.yaml").open(newline="") as file:
+        assert file.read() == after.replace("\n", newline)
+    keys = {cell["key"] for cell in finished("plan", "small", "--json").json["cells"]}
+    assert {cell["key"] for cell in gpas(folder, "plan", "small", "--json").json["cells"]} == keys
+
+
+def test_values_that_a_cell_shares_are_refused(finished: Face) -> None:
+    finished.declare(EXPERIMENTS.replace('"text/*.txt"', '&path "text/*.txt"') + "resources: {all: {setup: [*path]}}\n")
+    said = finished("export", "--archive", "small.tar", "small", expect=Exit.USAGE).err
+    assert "experiments.yaml:6:32: these values may be secrets and cannot be removed: an alias shares one" in said
+    assert not (finished.folder / "small.tar").exists()
+
+
+def test_records_of_earlier_versions_are_archived_without_values(finished: Face, tmp_path: Path) -> None:
+    old = {
+        "environment": [f"HF_TOKEN={SECRET}"],
+        "setup": [f"A={SECRET}"],
+        "python": f"/{SECRET}",
+        "sbatch": [f"--x={SECRET}"],
+    }
+    (path, *others) = finished.runs.glob("??/*/001/attempt.json")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "resources": {**record["resources"], **old, "account": "lab"}, "later": 1}))
     shown = finished("table", "small", "--format", "csv").out
-    document = finished("export", "--archive", "a.tar", "small", "--anonymous", "--json").json
+    document = finished("export", "--archive", "small.tar", "small", "--json").json
     check("export", document)
-    assert document["archive"]["names_left"] == [f"runs/.code/{CODE}/gpas_cli/loop.py: ada"]
-    folder = unpack(finished.folder / "a.tar", tmp_path / "reader")
-    for path in folder.rglob("*"):
-        content = path.read_text() if path.is_file() and path.name != "loop.py" else ""
-        for name in ("ada", "login7", "4711", "lovelace", "aaaaaaaaaaaa", str(finished.folder), str(Path.home())):
-            assert not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", content), (path, name)
-    assert "# user-1@host-" in (folder / "experiments.yaml").read_text()
-    assert "6 attempts" in gpas(folder, "db", "rebuild", "--yes").out
-    gpas(folder, "db", "check")
+    name = f"runs/{path.relative_to(finished.runs)}"
+    assert document["archive"]["removed"] == [name]
+    folder = unpack(finished.folder / "small.tar", tmp_path / "reader")
+    assert not [found for found in folder.rglob("*") if found.is_file() and SECRET in found.read_text()]
+    public = {
+        "environment": ["HF_TOKEN=***"],
+        "setup": ["***"],
+        "python": "***",
+        "sbatch": ["--x=***"],
+        "account": "lab",
+    }
+    assert json.loads((folder / name).read_text()) == {
+        **record, "resources": {**record["resources"], **public}, "later": 1
+    }  # fmt: skip
+    assert all(
+        (folder / "runs" / other.relative_to(finished.runs)).read_bytes() == other.read_bytes() for other in others
+    )
+    assert "5 attempts" in gpas(folder, "db", "rebuild", "--yes").out
     assert gpas(folder, "table", "small", "--format", "csv").out == shown
-    said = gpas(folder, "why", "post-s2", "--json").json["stages"][0]["attempts"][0]
-    assert said["cause"] == "/home/user/x is full"
-    assert said["facts"]["host"].startswith("host-")
-    assert "What was removed" in (folder / "README.md").read_text()
 
 
-def test_cells_that_depend_on_a_personal_path_cannot_be_anonymous(finished: Face) -> None:
-    finished.edit('"text/*.txt"', f'"{finished.folder}/text/*.txt"')
-    for name in ("pre-s1", "pre-s2"):
-        finished.ended(name, "done", 5.0)
-    said = finished("export", "--archive", "a.tar", "small", "--anonymous", expect=Exit.USAGE).err
-    assert "cells depend on a path or a name that identifies its author" in said
-    assert not (finished.folder / "a.tar").exists()
-    assert "is for archives" in finished("export", "pre-s1", "x", "--anonymous", expect=Exit.USAGE).err
+def test_a_record_that_cannot_be_read_is_not_archived(finished: Face) -> None:
+    path = next(finished.runs.glob("??/*/001/attempt.json"))
+    path.write_text(path.read_text()[:-9])
+    assert f"{path}: not valid JSON" in finished("export", "--archive", "a.tar", "small", expect=None).err
 
 
 def test_what_cannot_be_archived_is_said(face: Face) -> None:

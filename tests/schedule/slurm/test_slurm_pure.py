@@ -199,13 +199,13 @@ def test_index_lists_have_the_form_of_sbatch() -> None:
 @pytest.mark.parametrize(
     ("setup", "wanted"),
     [
-        (["export A=1", "no-such-module load cuda"], "resources.setup failed with exit 127: no-such-module load cuda"),
+        (["export A=1", "no-such-module load cuda"], "resources.setup failed with exit 127 in its line 2"),
         (["if [ -e /no/such ]; then", "false", "fi", "false || true", "f() { false; true; }", "f"], ""),
         (["source {sourced}"], ""),
-        (["source /no/such/file"], "resources.setup failed with exit 1: source /no/such/file"),
+        (["source /no/such/file"], "resources.setup failed with exit 1 in its line 1"),
     ],
 )
-def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_named(
+def test_a_line_of_the_setup_that_fails_ends_the_job_and_is_numbered(
     tmp_path: Path, setup: list[str], wanted: str
 ) -> None:
     (tmp_path / "sourced").write_text("false\ntrue\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,33 @@ def test_site_and_user_defaults_for_slurm_programs_are_ignored(
     toy.until(
         lambda states: set(states.values()) == {"done", "cancelled"}, allowed=("queued", "running", "done", "cancelled")
     )
+
+
+def test_values_of_resources_are_in_no_file_that_other_users_can_read(cluster: Cluster, tmp_path: Path) -> None:
+    secret = "S3CRETTOK"
+    wrapper = tmp_path / f"{secret}-python"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    resources = f"environment: [A={secret}], setup: [export B=1, 'source {tmp_path}/{secret}'], python: {wrapper}"
+    toy = one_cell(cluster, tmp_path / "toy", steps=20, resources=resources)
+    before = os.umask(0o022)
+    toy.submit()
+    failed = toy.until(lambda states: "failed" in states.values(), allowed=("queued", "running", "failed"))
+    (name,) = failed
+    cause = toy.status()[name]["cause"]
+    assert "resources.setup failed with exit 1 in its line 2" in cause
+    assert secret not in cause
+    (tmp_path / secret).touch()
+    try:
+        toy("retry", "--executor", "slurm", "--yes")
+        toy.finish()
+    finally:
+        os.umask(before)
+    files = [path for path in toy.folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    names = {path.name for path in files if path.name != "experiments.yaml"}
+    assert {path.name.partition("_")[2] for path in files} >= {"0_0_log.out"}, names  # the shell names the missing file
+    assert "submission.sh" in names
+    assert [path for path in files if path.stat().st_mode & 0o077] == [toy.folder / "experiments.yaml"]
 
 
 def asked(toy: SlurmToy) -> dict[str, str]:

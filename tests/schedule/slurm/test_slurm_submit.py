@@ -209,6 +209,36 @@ def test_retry_sets_resources_of_the_next_jobs_alone(site: Site) -> None:
     assert "resources.mem=64G, resources.time=90" in site.gpas("history").out.splitlines()[-1]
 
 
+def test_a_cell_that_no_grid_declares_any_more_runs_with_the_setup_that_its_grid_declares_now(site: Site) -> None:
+    declare(site, "setup: [export A=old], mem: 2G")
+    site.gpas.ended("post-s1", "failed")
+    key = site.gpas.entry("post-s1").key
+    site.gpas.edit("norm: [pre, post]", "norm: [pre]")
+    site.gpas.edit("export A=old", "export A=new")
+    site.gpas("retry", key, "--executor", "slurm", "--yes")
+    text = (site.gpas.runs / ".slurm" / site.names()[-1] / "submission.sh").read_text()
+    assert "export A=new" in text
+    assert "export A=old" not in text
+    assert "--mem=2G" in text
+
+
+def test_a_recorded_setup_is_not_run_without_its_lines(site: Site) -> None:
+    declare(site, "setup: [export A=old]")
+    site.gpas.ended("post-s1", "failed")
+    key = site.gpas.entry("post-s1").key
+    site.gpas.edit("  small:", "  other:")
+    site.gpas.edit("grid: small", "grid: other")
+    site.gpas.edit("grids: [small]", "grids: [other]")
+    site.gpas.edit("default: small", "default: other")
+    site.gpas.edit("norm: [pre, post]", "norm: [pre]")
+    words = ("retry", key, "--executor", "slurm", "--yes")
+    said = site.gpas(*words, expect=2).err
+    assert "resources.setup: records do not have its values; write them in experiments.yaml" in said
+    assert not site.names()
+    site.gpas(*words, "--set", "resources.setup=[export A=new]")
+    assert "export A=new" in (site.gpas.runs / ".slurm" / site.names()[-1] / "submission.sh").read_text()
+
+
 def test_usage_compares_what_jobs_asked_for_with_what_they_used(site: Site) -> None:
     assert "no SLURM job of these cells has ended" in site.gpas("top", "small", "--usage").out
     declare(site, "mem: 1G")
