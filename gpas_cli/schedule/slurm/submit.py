@@ -397,10 +397,11 @@ class ArraySubmitter:
         try:
             output = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
         except SlurmError as error:
-            if error.answered:
+            job = _listed(made.name)  # also after a refusal: a site's plugin may fail when SLURM has the array
+            if error.answered and not job:
                 raise
             self.request.reporter.notice(f"{error}; looking for the array in the queue")
-            return _look_for(made.name)
+            return job or _look_for(made.name)
         # A site's wrapper around sbatch may print further lines before and after the job id.
         found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
@@ -431,11 +432,17 @@ def _look_for(name: str) -> str:
     """Return the job id of an array after sbatch did not answer, "" if the queue does not have it."""
     deadline = time.monotonic() + _LOOKUP_SECONDS
     while time.monotonic() < deadline:
-        with suppress(SlurmError):
-            ids = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
-            if ids:
-                return ids[0]
+        if job := _listed(name):
+            return job
         time.sleep(1.0)
+    return ""
+
+
+def _listed(name: str) -> str:
+    """Return the job id of the array of that name, "" if the queue does not have it or squeue does not answer."""
+    with suppress(SlurmError):
+        for job in client.squeue({name}).get(name, {}).values():
+            return job.id.partition("_")[0]
     return ""
 
 

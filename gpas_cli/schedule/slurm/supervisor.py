@@ -377,7 +377,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
 
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
-        state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
+        state = client.answer("STATE", "squeue", "-j", self.start.job, "-o", "%T")[-1]
         return client.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 
