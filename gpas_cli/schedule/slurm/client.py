@@ -110,7 +110,7 @@ def answer(head: str | tuple[str, ...], *words: str) -> list[str]:
     lines = run(*words).split("\n")
     first = next((i for i, line in enumerate(lines) if line.startswith(head)), None)
     if first is None or lines[-1]:
-        what = repr((lines[-1] or lines[0])[:60]) if any(lines) else "nothing"
+        what = repr((lines[-1] or lines[0])[:60].strip()) if any(lines) else "nothing"
         raise SlurmError(f"{words[0]} printed {what}, which is not the answer asked for", answered=False)
     return lines[first:-1]
 

@@ -384,7 +384,7 @@ def test_an_array_that_sbatch_submits_before_it_fails_is_found(site: Site) -> No
     """A site's plugin may fail when SLURM has accepted the array."""
     width = client._COLUMNS["Name"]
     line = row("", ArrayJobID="@")[width:].rstrip("\n").replace("@", "$id")
-    site.sbatch(f"printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says; echo plugin failed >&2; exit 1")
+    site.sbatch(f"printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says; echo failed >&2; exit 1")
     words = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
     said = site.submit(*words).out
     assert "as SLURM job 7:" in said
