@@ -15,9 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from gpas_cli import file_systems
+from gpas_cli import file_systems, files
 from gpas_cli.errors import GpasError
-from gpas_cli.files import read_regular
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.load import Check
 from gpas_cli.processor import usable_cores
@@ -196,7 +195,7 @@ def _secrets(project: Project) -> Iterator[Finding]:
     exposed = []
     for record in project.runs.glob(".slurm/*/submission.json"):
         with suppress(OSError):
-            if _PASSWORD.search(read_regular(record)[0]):
+            if _PASSWORD.search(files.read_regular(record)[0]):
                 exposed.append(str(record.parent))
     if exposed:
         where = listed(exposed, 1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.files import append_regular, open_regular, read_regular
+from gpas_cli.files import append_regular, read_regular
 from gpas_cli.permissions import user_name
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
@@ -40,12 +40,6 @@ def note(runs: Path, what: str, cells: Iterable[str], how: str = "") -> None:
         runs.mkdir(parents=True, exist_ok=True)
         with append_regular(runs / FILE) as file:
             file.write(line.encode())  # one write, so that lines of several users stay whole
-
-
-def require(runs: Path) -> None:
-    """Raise OSError if the history is a link or no file. Call it before a command carries anything out."""
-    with suppress(FileNotFoundError, PermissionError):
-        open_regular(runs / FILE).close()
 
 
 def read(runs: Path) -> list[_Deed]:

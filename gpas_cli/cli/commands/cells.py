@@ -28,7 +28,7 @@ from gpas_cli.state.cleanup import forget as retire
 from gpas_cli.state.cleanup import restore
 from gpas_cli.state.observe import cell_statuses, observe, statuses
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus
-from gpas_cli.store.history import note, require
+from gpas_cli.store.history import note
 from gpas_cli.store.refresh import ingest, results_of
 from gpas_cli.store.rundir import AttemptDir, attempts
 from gpas_cli.words import count, listed
@@ -62,7 +62,6 @@ def cancel(words: CellsOrGrids = None, where: Where = None, yes: Yes = False, as
 
     Example: [bold]gpas cancel table2 --where size=1b --yes[/bold]
     """
-    require(project().runs)
     states = cell_statuses(project().runs, chosen_cells(words, where))
     alive = [state for state in once(states) if state.state in ALIVE]
     if not alive:
@@ -158,7 +157,6 @@ def rerun(
 
     Example: [bold]gpas rerun quickstart --where norm=lns --yes[/bold]
     """
-    require(project().runs)
     states = cell_statuses(project().runs, chosen_cells(words, where))
     if undo:
         _undo([state.entry for state in states])
@@ -232,7 +230,6 @@ def forget(
 
     Example: [bold]gpas forget pre-gpas-s1 --undo[/bold]
     """
-    require(project().runs)
     chosen = chosen_cells(words, where)
     named = {_key(entry, stage): entry.id for entry in chosen}
     folders = _restore(named) if undo else _forget(named, why, yes)

@@ -139,9 +139,13 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
                 jobs.setdefault(name, {})[index] = job
     gone = {name: made for name in names if (made := _incomplete(runs, name, jobs))}
     if hidden := {name: id for name, made in gone.items() if name not in alive and (id := made.job())}:
-        jobs |= (found := _by_id(hidden))
-        alive |= set(found)
-        gone = {name: made for name, made in gone.items() if _incomplete(runs, name, jobs)}
+        try:
+            jobs |= (found := client.renamed(hidden))
+            alive |= set(found)
+            gone = {name: made for name, made in gone.items() if _incomplete(runs, name, jobs)}
+        except SlurmError as error:
+            if not error.answered:  # else the only id is unknown, or squeue is refused
+                raise
     if not gone:
         return jobs
     answered = False
@@ -165,16 +169,6 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
             why = client.REMOVED if state == client.CANCELLED else ""
             jobs[name][index] = Job(f"{array}_{index}", state, why)
     return jobs
-
-
-def _by_id(ids: Mapping[str, str]) -> Jobs:
-    """Return what `client.renamed` does, {} if SLURM says that it has none of the jobs, or that squeue is refused."""
-    try:
-        return client.renamed(ids)
-    except SlurmError as error:
-        if error.answered:
-            return {}
-        raise
 
 
 def _incomplete(runs: Path, name: str, jobs: Jobs) -> Submission | None:
