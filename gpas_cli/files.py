@@ -1,13 +1,18 @@
-"""Replace files atomically, open files where the path may be a FIFO or a device, parse JSON. Standard library only."""
+"""Replace files atomically, open files where the path may be a link, a FIFO or a device, parse JSON. Standard library
+only.
+"""
 
 import errno
 import json
 import os
 import stat
 from contextlib import suppress
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
+
+_NOT_REGULAR = "not a regular file"
+_LINK = "a link, and gpas follows no link to a file here; put the file itself there"
 
 
 def replace_file(
@@ -56,19 +61,24 @@ def fsync(path: Path) -> None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading bytes.
+    """Open a regular file for reading bytes. Raises OSError like `open_descriptor`."""
+    return os.fdopen(open_descriptor(path), "rb")
 
-    Raises OSError when it cannot be opened, and for anything else of that name: reading a FIFO or a device could block
-    forever.
+
+def append_regular(path: Path) -> FileIO:
+    """Open a regular file, created if it is absent, for appending bytes: what is written in one call stays whole.
+
+    Raises OSError like `open_descriptor`.
     """
-    return os.fdopen(_open(path)[0], "rb")
+    return os.fdopen(open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
 
 
 def read_regular(path: Path, last: int | None = None) -> tuple[bytes, int]:
     """Return the content of a regular file, or its `last` bytes, and the offset of the first of them. Takes a third of
     the time of a file object, which counts where a command reads thousands of small files. Raises OSError."""
-    fd, size = _open(path)
+    fd = open_descriptor(path)
     try:
+        size = os.fstat(fd).st_size
         start = 0 if last is None else max(0, size - last)
         data = os.pread(fd, size - start, start)
         while start + len(data) < size and (more := os.pread(fd, size - start - len(data), start + len(data))):
@@ -78,13 +88,21 @@ def read_regular(path: Path, last: int | None = None) -> tuple[bytes, int]:
         os.close(fd)
 
 
-def _open(path: Path) -> tuple[int, int]:
-    """Return the descriptor and the size of a regular file. Raises OSError like `open_regular`."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode):
-        return fd, found.st_size
+def open_descriptor(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    """Return a descriptor of a regular file, which `flags` may create with the permissions `mode`.
+
+    Raises OSError when it cannot be opened, and for anything else of that name: a FIFO or a device could block forever,
+    and through a link, whoever can write to the folder could make this user read or change a file elsewhere. Folders on
+    the way to the file may be links.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # the second from a FIFO that nobody reads
+            raise
+        raise OSError(error.errno, _LINK if path.is_symlink() else _NOT_REGULAR, str(path)) from error
+    found = os.fstat(fd).st_mode
+    if stat.S_ISREG(found):
+        return fd
     os.close(fd)
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "not a regular file", str(path))
+    raise OSError(errno.EISDIR if stat.S_ISDIR(found) else errno.EINVAL, _NOT_REGULAR, str(path))

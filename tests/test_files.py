@@ -3,11 +3,12 @@
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpas_cli.files import fsync, open_regular, parse_json, replace_file
+from gpas_cli.files import append_regular, fsync, open_regular, parse_json, read_regular, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -109,6 +110,35 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         open_regular(tmp_path / "folder")
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("opened", [open_regular, append_regular, read_regular])
+@pytest.mark.parametrize("there", [b"theirs", None])
+def test_no_link_to_a_file_is_followed(tmp_path: Path, opened: Callable[[Path], object], there: bytes | None) -> None:
+    """Through a link, whoever can write to the folder could have this user append to a file, or create one."""
+    target = tmp_path / "target"
+    if there:
+        target.write_bytes(there)
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(OSError, match="a link, and gpas follows no link") as caught:
+        opened(tmp_path / "link")
+    assert caught.value.filename == str(tmp_path / "link")
+    assert (target.read_bytes() if target.exists() else None) == there
+
+
+def test_a_folder_on_the_way_to_a_file_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "runs").symlink_to("scratch")
+    for _ in range(2):
+        with append_regular(tmp_path / "runs/file") as file:
+            file.write(b"ab")
+    assert read_regular(tmp_path / "runs/file")[0] == b"abab"
+
+
+def test_nothing_waits_for_the_reader_of_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="not a regular file"):
+        append_regular(tmp_path / "fifo")
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, '{"a":' * 50_000, b"\xff\xfe{", "", "9" * 5000])

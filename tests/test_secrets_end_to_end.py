@@ -23,8 +23,8 @@ FORMS = {
 # Fake SLURM programs for submission; they record the input of sbatch and the environment it would pass to jobs.
 PROGRAMS = {
     "scontrol": 'echo "MaxArraySize = 1001"; echo "SLURM_VERSION = 23.11.4"',
-    "squeue": ":",
-    "sacct": ":",
+    "squeue": "printf '%-80s%-24sPARTITION\\n' NAME STATE",
+    "sacct": "echo 'JobID|JobName|State'",
     "srun": ":",
     "sinfo": ":",
     "scancel": ":",

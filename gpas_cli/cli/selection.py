@@ -19,6 +19,7 @@ from gpas_cli.grid.select import find, find_preferring, select
 from gpas_cli.grid.variant import SEPARATOR, vary
 from gpas_cli.project import Project
 from gpas_cli.spec.run import PRIVATE
+from gpas_cli.store.history import read
 from gpas_cli.words import listed
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def cells_or_grids(words: Sequence[str] | None, where: Sequence[str] | None = No
 
 
 def chosen_cells(words: Sequence[str] | None, where: Sequence[str] | None) -> list[Entry]:
-    """Return `cells_or_grids`, for commands that need a choice. Raises GpasError without words and conditions."""
+    """Return `cells_or_grids`, for commands that change cells. Raises GpasError without words and conditions."""
+    read(project().runs)  # an error if the history is a link or a FIFO, before anything is done
     if not words and not where:
         raise GpasError("name cells or a grid, or select cells with --where")
     return cells_or_grids(words, where)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from gpas_cli import file_systems
+from gpas_cli import file_systems, files
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry, counted
 from gpas_cli.grid.load import Check
@@ -195,7 +195,7 @@ def _secrets(project: Project) -> Iterator[Finding]:
     exposed = []
     for record in project.runs.glob(".slurm/*/submission.json"):
         with suppress(OSError):
-            if _PASSWORD.search(record.read_bytes()):
+            if _PASSWORD.search(files.read_regular(record)[0]):
                 exposed.append(str(record.parent))
     if exposed:
         where = listed(exposed, 1)

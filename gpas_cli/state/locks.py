@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
-from gpas_cli import file_systems
+from gpas_cli import file_systems, files
 from gpas_cli.errors import GpasError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # the last from some of FUSE
@@ -30,7 +30,7 @@ class Lock(Enum):
 def probe(path: Path) -> Lock:
     """Return whether a process holds a lock on `path`. Probes take shared locks, so they never block each other."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = files.open_descriptor(path)
     except FileNotFoundError:
         return Lock.ABSENT
     except OSError:
@@ -82,7 +82,7 @@ def hold(path: Path, *, patience: float = 5.0) -> int:
 
 def try_hold(path: Path) -> int | None:
     """Lock `path` like `hold` but without waiting. Return None if another process holds the lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = files.open_descriptor(path, os.O_RDWR | os.O_CREAT)
     try:
         taken = _try(fd, path)
     except BaseException:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import append_regular, read_regular
 from gpas_cli.permissions import user_name
 from gpas_cli.structure import Record, from_mapping, to_mapping
 
@@ -37,17 +38,14 @@ def note(runs: Path, what: str, cells: Iterable[str], how: str = "") -> None:
     line = json.dumps(to_mapping(deed), ensure_ascii=False) + "\n"
     with suppress(OSError):
         runs.mkdir(parents=True, exist_ok=True)
-        file = os.open(runs / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            os.write(file, line.encode())  # one write, so that lines of several users stay whole
-        finally:
-            os.close(file)
+        with append_regular(runs / FILE) as file:
+            file.write(line.encode())  # one write, so that lines of several users stay whole
 
 
 def read(runs: Path) -> list[_Deed]:
     """Return all lines, oldest first, without damaged ones. Raises OSError if there is a file that cannot be read."""
     try:
-        lines = (runs / FILE).read_text("utf-8", "replace").splitlines()
+        lines = read_regular(runs / FILE)[0].decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
     found = []

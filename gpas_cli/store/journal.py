@@ -40,7 +40,7 @@ from gpas_cli.events import (
     event_of,
     fields_of,
 )  # fmt: skip
-from gpas_cli.files import open_regular, read_regular
+from gpas_cli.files import open_descriptor, open_regular, read_regular
 
 PENDING_LIMIT = 10_000  # events kept in memory while the disk refuses writes: a few MB
 _EXPENDABLE = (Step, Layers)  # dropped first beyond the limit: frequent and least important
@@ -103,7 +103,7 @@ class Journal:
         self._warnings = 0
         self._lost: OSError | None = None
         self._n = _next_number(path)
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         # Closes the file of a journal that an error leaves behind, too.
         self._release = weakref.finalize(self, os.close, self._fd)
         self._torn = not _ends_in_newline(path)
@@ -350,7 +350,7 @@ def _next_number(path: Path) -> int:
 
 
 def _ends_in_newline(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.seek(0, os.SEEK_END) == 0:
             return True
         file.seek(-1, os.SEEK_END)

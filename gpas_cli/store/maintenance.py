@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, delete, inspect, select, text
 
 from gpas_cli.errors import StoreError
+from gpas_cli.files import open_descriptor
 from gpas_cli.store import journal, owner, rundir, session
 from gpas_cli.store.attempt_rows import STRETCH_BYTES, Unreadable, store_attempt, tail_of
 from gpas_cli.store.ingest import Ingested, counted
@@ -292,7 +293,7 @@ def _integrity(engine: Engine) -> Iterator[_Defect]:
 def _copy(path: Path, target: Path) -> None:
     """Copy a database into one file with its permissions, even while it is in use and whatever its journal mode."""
     mode = stat.S_IMODE(path.stat().st_mode)
-    os.close(os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
+    os.close(open_descriptor(target, os.O_RDWR | os.O_CREAT, mode))
     with (
         closing(sqlite3.connect(path, timeout=session.BUSY_SECONDS)) as source,
         closing(sqlite3.connect(target)) as copy,

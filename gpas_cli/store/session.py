@@ -55,6 +55,7 @@ def connect(url: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS
         if version is None and not create:
             raise StoreError(f"{driver_errors.name_of(engine.url)}: there are no results yet; `gpas run` produces them")
         if version is None:
+            _refuse_link(file_of(engine.url))
             migrate(engine)
         else:
             refuse_other_version(engine, version)
@@ -83,6 +84,8 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
         raise StoreError(f"{path}: there is no database yet; `gpas run` creates it, `gpas db rebuild` restores it")
     if path is not None and not path.parent.is_dir():
         raise StoreError(f"{path}: the folder {path.parent} does not exist; create it, or name another with GPAS_DB")
+    if path is not None and not path.exists():
+        _refuse_link(path)
     if path is not None and may_write(path):
         # SQLite would create the file without write permission for the group, whatever the umask. It reports errors.
         with contextlib.suppress(OSError):
@@ -92,6 +95,13 @@ def open_engine(url: str, *, create: bool = True, busy_seconds: float = BUSY_SEC
     if parsed.get_backend_name() == "sqlite":
         _prepare_sqlite(engine, busy_seconds)
     return engine
+
+
+def _refuse_link(path: Path | None) -> None:
+    """Raise StoreError for a link: whoever placed it could make this user create a file, or tables, elsewhere."""
+    if path is not None and path.is_symlink():
+        what = f"a link to {path.readlink()}, which is no database of gpas; gpas creates nothing through a link"
+        raise StoreError(f"{path}: {what}: delete the link, or name the file itself with GPAS_DB")
 
 
 def parse(url: str) -> URL:

@@ -32,7 +32,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gpas_cli.checkpoints import outdated, path_of
-from gpas_cli.files import fsync, parse_json, replace_file
+from gpas_cli.files import fsync, open_regular, parse_json, read_regular, replace_file
 from gpas_cli.model.dtensors import copy_of, first_row, is_shard, local
 from gpas_cli.model.llama import Llama
 from gpas_cli.spec.optim import ADAM, OptimizerKind, role
@@ -205,7 +205,7 @@ def read_manifest(path: Path) -> Manifest:
     if path.suffix == ".safetensors":
         raise DamagedCheckpoint(f"{path} is a checkpoint in one file, as older versions wrote them; it cannot be read")
     try:
-        content = parse_json((path / _MANIFEST).read_bytes())
+        content = parse_json(read_regular(path / _MANIFEST)[0])
         recorded = content.pop("sha256")
         if content["format"] != _FORMAT:
             raise DamagedCheckpoint(f"{path} has format {content['format']}, but this version reads format {_FORMAT}")
@@ -265,7 +265,7 @@ def _bytes(tensor: Tensor) -> Any:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

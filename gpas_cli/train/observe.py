@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from gpas_cli.events import Emit, Layers, Profile, Skipped, Spike, Step, Warned
-from gpas_cli.files import parse_json, replace_file
+from gpas_cli.files import parse_json, read_regular, replace_file
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import flops_per_token, peak_flops
 from gpas_cli.spec.run import Monitoring
@@ -169,7 +169,7 @@ def _read_state(folders: Iterable[Path], step: int) -> dict[str, Any] | None:
     """Return the state after update `step`, or None if no folder has a readable one."""
     for folder in folders:
         try:
-            state = parse_json(_path(folder, step).read_text())
+            state = parse_json(read_regular(_path(folder, step))[0])
             Health(Monitoring(), 2).restore(state)
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -377,6 +377,8 @@ def profiling(updates: int, folder: Path, emit: Emit) -> Iterator[Callable[[int]
 def _write(profiler: profile, folder: Path) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = {"trace": folder / "trace.json", "operators": folder / "operators.txt"}
+    for path in paths.values():
+        path.unlink(missing_ok=True)  # torch would follow a link
     profiler.export_chrome_trace(str(paths["trace"]))
     order = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
     paths["operators"].write_text(profiler.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS) + "\n")

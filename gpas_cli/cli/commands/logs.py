@@ -18,7 +18,7 @@ from gpas_cli.cli.options import Cell
 from gpas_cli.cli.selection import find_cells, project
 from gpas_cli.cli.views.events import line
 from gpas_cli.documents import Time
-from gpas_cli.files import open_regular
+from gpas_cli.files import open_regular, read_regular
 from gpas_cli.grid.declared import Entry
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.state.observe import cell_statuses
@@ -84,7 +84,7 @@ def _explain(entry: Entry, *, quiet: bool) -> None:
     say(f"{entry.id} has no attempt; it is {state.state} ({state.evidence}){why}", style="yellow")
     if not quiet and (path := log_of(SchedulerView(project().runs), state.key)):
         print(f"==> its SLURM job: {path}")
-        for text in path.read_text(errors="replace").splitlines():
+        for text in read_regular(path)[0].decode(errors="replace").splitlines():
             print(printable(f"| {text}"))
 
 

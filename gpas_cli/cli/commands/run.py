@@ -40,7 +40,7 @@ from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
-from gpas_cli.store.history import note
+from gpas_cli.store.history import note, read
 from gpas_cli.words import count, listed
 
 
@@ -150,6 +150,7 @@ def run_entries(
             say(text)
         return
     say(f"{choice_note}\n{headline(planned)}" if choice_note else headline(planned))
+    read(here.runs)  # an error if the history is a link or a FIFO, before anything is done
     confirm_start(planned, f"Start {count(len(planned.jobs), 'job')}?", options.yes)
     started = partial(note, here.runs, "retry" if retry else "run", [job.id for job in planned.jobs], how)
     submitted, summary = _run(scheduler, here, chosen, options, retry, started if planned.jobs else None, words)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpas_cli.files import append_regular
 from gpas_cli.permissions import advise
 from gpas_cli.plan.machine import THREAD_VARIABLES, ThisMachine
 from gpas_cli.plan.stage_jobs import StageJob
@@ -162,7 +163,7 @@ class Spawner:
         return Process(attempt, child)
 
     def _launch(self, attempt: AttemptDir, lease: Lease, alive: int) -> subprocess.Popen[bytes]:
-        with attempt.log_path.open("ab") as log:
+        with append_regular(attempt.log_path) as log:
             return subprocess.Popen(
                 [*self.command, str(attempt.path)],
                 cwd=self.project.config.parent,

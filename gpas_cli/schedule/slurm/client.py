@@ -101,6 +101,20 @@ def _failure(program: str, said: str) -> SlurmError:
     return SlurmError(f"{program}: {'; '.join(lines) or 'failed'}", answered=reached)
 
 
+def answer(head: str | tuple[str, ...], *words: str) -> list[str]:
+    """Return the lines that a command prints, from the first one that begins with `head`.
+
+    Every answer has this line, with however few jobs: an output without it is no evidence that SLURM has no jobs. What
+    a site prints before it is ignored. Raises SlurmError like `run`, and if there is no such line or the last is cut.
+    """
+    lines = run(*words).split("\n")
+    first = next((i for i, line in enumerate(lines) if line.startswith(head)), None)
+    if first is None or lines[-1]:
+        what = repr((lines[-1] or lines[0])[:60].strip()) if any(lines) else "nothing"
+        raise SlurmError(f"{words[0]} printed {what}, which is not the answer asked for", answered=False)
+    return lines[first:-1]
+
+
 def configuration() -> dict[str, str]:
     """Return the controller's settings by name, as text. Raises SlurmError."""
     lines = (line.partition("=") for line in run("scontrol", "show", "config").splitlines())
@@ -237,6 +251,7 @@ _COLUMNS = {
 }  # fmt: skip
 _ENDS = list(accumulate(_COLUMNS.values()))
 _LAYOUT = ",".join(f"{name}:{width}" for name, width in _COLUMNS.items())
+_TITLES = "".join(name.upper().ljust(_COLUMNS[name]) for name in ("Name", "State", "Partition")).rstrip()
 _HEAD = 7  # columns that are read for the jobs of all users
 _EXCLUDED = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # node lists have commas inside brackets as well
 _FIELD = re.compile(r"(?:^| )(\w+)=(\S*)")
@@ -250,10 +265,9 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
     """
     ours = f"--name={','.join(names)}" if names else f"--user={os.getuid()}"
     whose = () if everyone else (ours,)
-    output = run("squeue", "-h", "-r", "-a", "-t", "all", *whose, "-O", _LAYOUT)
     lines: _Lines = {}
     jobs: Jobs = {}
-    for text in output.splitlines():
+    for text in answer(_TITLES, "squeue", "-r", "-a", "-t", "all", *whose, "-O", _LAYOUT):
         if not (mine := text[: _ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", _ENDS[0])):
             continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, _HEAD)
@@ -266,14 +280,15 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
 
 
 def renamed(ids: Mapping[str, str]) -> Jobs:
-    """Return the elements of arrays that have another name by now. `ids`: the recorded name -> the job id.
+    """Return the elements of arrays that have another name by now, or that an answer left out. `ids`: the recorded
+    name -> the job id.
 
     Ids are reused after a crash of the controller, but the path of an array's script has its name.
     """
     layout = f"{_LAYOUT},Command:400"
-    output = run("squeue", "-h", "-r", "-a", "-t", "all", f"--jobs={','.join(ids.values())}", "-O", layout)
+    which = f"--jobs={','.join(ids.values())}"
     jobs: Jobs = {}
-    for text in output.splitlines():
+    for text in answer(_TITLES, "squeue", "-r", "-a", "-t", "all", which, "-O", layout):
         for name in (name for name in ids if f"/{name}/" in text[_ENDS[-1] :]):
             head = _cut(text, 0, _HEAD)
             _add(jobs, name, head[-1], [*head[1:], *_cut(text, _HEAD, len(_COLUMNS))])
@@ -283,7 +298,7 @@ def renamed(ids: Mapping[str, str]) -> Jobs:
 def scontrol(names: Collection[str]) -> Jobs:
     """Return the same from `scontrol show job`, for sites where users may not run squeue; no positions in line."""
     jobs: Jobs = {}
-    for text in run("scontrol", "-o", "-a", "show", "job").splitlines():
+    for text in answer(("JobId=", "No jobs in the system"), "scontrol", "-o", "-a", "show", "job"):
         shown = dict(_FIELD.findall(text))
         if (name := shown.get("JobName", "")) in names:
             fields = ("JobState", "Partition", "Priority", "Reason", "ArrayJobId", "ArrayTaskId", "NodeList",
@@ -298,7 +313,7 @@ def scontrol(names: Collection[str]) -> Jobs:
 
 def excluded(job: str) -> list[str]:
     """Return the nodes that a job excludes, in SLURM's notation (n1, n[3-5]). Raises SlurmError."""
-    shown = dict(_FIELD.findall(run("scontrol", "-o", "show", "job", job)))
+    shown = dict(_FIELD.findall(answer("JobId=", "scontrol", "-o", "show", "job", job)[0]))
     return [nodes for nodes in _EXCLUDED.findall(shown.get("ExcNodeList", "")) if nodes != "(null)"]
 
 
@@ -360,8 +375,8 @@ def _accounted(since: Mapping[str, float], fields: Sequence[str], *options: str)
     # Without states and an end, sacct leaves out jobs that were cancelled while they waited for others.
     when = ("-S", first, "-E", "now", "-s", "CA,CD,F,TO,NF,PR,OOM,DL,BF")
     which = () if any(word.startswith("--jobs") for word in options) else (f"--name={','.join(since)}",)
-    words = ("-n", "-a", "-P", *options, *when, *which, "-o", ",".join(fields))
-    rows = (line.split("|") for line in run("sacct", *words).splitlines())
+    words = ("-a", "-P", *options, *when, *which, "-o", ",".join(fields))
+    rows = (line.split("|") for line in answer("JobID|", "sacct", *words)[1:])
     return [row for row in rows if len(row) == len(fields)]
 
 

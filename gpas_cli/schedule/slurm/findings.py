@@ -107,8 +107,8 @@ def _look(probes: Sequence[_NodeProbe]) -> None:
             asked.answer = json.loads(answers[-1])
     with suppress(SlurmError):
         names = ",".join(asked.name for asked in probes)
-        queue = client.run("squeue", "-h", "-a", "-t", "all", f"--name={names}", "-o", "%j|%T|%r")
-        rows = {line.split("|")[0]: line.split("|")[1:] for line in queue.splitlines() if line.count("|") == 2}
+        queue = client.answer("NAME|", "squeue", "-a", "-t", "all", f"--name={names}", "-o", "%j|%T|%r")
+        rows = {line.split("|")[0]: line.split("|")[1:] for line in queue if line.count("|") == 2}
         for asked in (asked for asked in probes if asked.open):
             _record_state(asked, *rows.get(asked.name, ("COMPLETED", "")))
 

@@ -139,10 +139,13 @@ def _with_past(runs: Path, names: list[str], jobs: Jobs, known: Queue) -> Jobs:
                 jobs.setdefault(name, {})[index] = job
     gone = {name: made for name in names if (made := _incomplete(runs, name, jobs))}
     if hidden := {name: id for name, made in gone.items() if name not in alive and (id := made.job())}:
-        with suppress(SlurmError):  # such as that the only id is unknown
+        try:
             jobs |= (found := client.renamed(hidden))
             alive |= set(found)
             gone = {name: made for name, made in gone.items() if _incomplete(runs, name, jobs)}
+        except SlurmError as error:
+            if not error.answered:  # else the only id is unknown, or squeue is refused
+                raise
     if not gone:
         return jobs
     answered = False

@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
-from gpas_cli.files import parse_json, replace_file
+from gpas_cli.files import append_regular, open_regular, parse_json, replace_file
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.state.attempt import last_line
@@ -79,7 +79,7 @@ class Submission:
         """Return the stages of one array index. Raises GpasError if there is no such line, or it is damaged."""
         path = self.folder / "elements.jsonl"
         where = f"{path}, line {index + 1}"
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             for line in islice(file, index, index + 1):
                 try:
                     return [from_mapping(ElementRecord, each, where) for each in parse_json(line)]
@@ -178,7 +178,7 @@ def close_finished(runs: Path) -> None:
         if made is not None and time.time() - made.record.time > _SETTLED_SECONDS:
             claims = (read_claim(runs, key) for keys in made.record.keys for key in keys)
             if not any(claim and claim.submission == name for claim in claims):
-                (made.folder / "closed").touch()
+                append_regular(made.folder / "closed").close()
 
 
 _AVOID_NODE_SECONDS = 86400.0  # how long new submissions of a stage exclude a node that could not run it
@@ -230,7 +230,7 @@ def faulty_nodes(runs: Path, key: str) -> set[str]:
 def avoided(submission: Path, node: str, others: Collection[str]) -> list[str]:
     """Record that a node cannot run the jobs of a submission. Return all such nodes and `others`, sorted by name."""
     with suppress(OSError):
-        (submission / f"avoid-{node}.json").touch()
+        append_regular(submission / f"avoid-{node}.json").close()
     noted = {path.stem.removeprefix("avoid-") for path in submission.glob("avoid-*.json")}
     return sorted({node, *others, *noted})
 

@@ -397,10 +397,12 @@ class ArraySubmitter:
         try:
             output = client.run(*words, patience=90.0, drop=script.overriding(path.read_text()))
         except SlurmError as error:
-            if error.answered:
+            # Also after a refusal, but without waiting: a site's plugin may fail when SLURM has the array.
+            job = _look_for(made.name, 0.0 if error.answered else _LOOKUP_SECONDS)
+            if error.answered and not job:
                 raise
-            self.request.reporter.notice(f"{error}; looking for the array in the queue")
-            return _look_for(made.name)
+            self.request.reporter.notice(f"{error}; {'found' if job else 'did not find'} the array in the queue")
+            return job
         # A site's wrapper around sbatch may print further lines before and after the job id.
         found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
@@ -427,16 +429,16 @@ def _max_array_size() -> int:
     return max(1, int(size)) if size.isdigit() else _ASSUMED_ARRAY
 
 
-def _look_for(name: str) -> str:
-    """Return the job id of an array after sbatch did not answer, "" if the queue does not have it."""
-    deadline = time.monotonic() + _LOOKUP_SECONDS
-    while time.monotonic() < deadline:
+def _look_for(name: str, seconds: float = _LOOKUP_SECONDS) -> str:
+    """Return the job id of an array after sbatch did not name it, "" if the queue does not have it in this time."""
+    deadline = time.monotonic() + seconds
+    while True:
         with suppress(SlurmError):
-            ids = client.run("squeue", "-h", "-a", "-t", "all", f"--name={name}", "-o", "%F").split()
-            if ids:
-                return ids[0]
+            for job in client.squeue({name}).get(name, {}).values():
+                return job.id.partition("_")[0]
+        if time.monotonic() >= deadline:
+            return ""
         time.sleep(1.0)
-    return ""
 
 
 def _refused(error: SlurmError, array: Array, done: Submitted) -> GpasError:

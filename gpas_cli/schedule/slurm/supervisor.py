@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpas_cli.errors import GpasError
+from gpas_cli.files import append_regular
 from gpas_cli.plan.machine import THREAD_VARIABLES
 from gpas_cli.schedule.process import JOB, record_exit
 from gpas_cli.schedule.retry import (
@@ -201,7 +202,7 @@ class _TaskSupervisor:
             env["MASTER_PORT"] = str(place.port)
         self.memory.reset()
         try:
-            with log.open("ab") as file:
+            with append_regular(log) as file:
                 process = subprocess.Popen(
                     [*JOB, *arguments], env=env,
                     stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, pass_fds=(alive,),
@@ -377,7 +378,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
 
     def _preempted(self) -> bool:
         """Return whether a job that was sent TERM is preempted, not cancelled: it then still counts as running."""
-        state = client.run("squeue", "-h", "-j", self.start.job, "-o", "%T")
+        state = client.answer("STATE", "squeue", "-j", self.start.job, "-o", "%T")[-1]
         return client.plain(state.strip()) in ("RUNNING", "SIGNALING", "PREEMPTED", "TIMEOUT")
 
 

@@ -21,6 +21,7 @@ from gpas_cli.evaluate.removal import Subject, own_subject, text_batches
 from gpas_cli.evaluate.transformers_network import require_head
 from gpas_cli.evaluate.translation import Translations, bleu, read_test
 from gpas_cli.events import Emit, Outcome, Phase, Removal, RemovalScore, Score, Scoring, Stop, Warned
+from gpas_cli.files import replace_file
 from gpas_cli.model.seq2seq import Translator
 from gpas_cli.period import Period
 from gpas_cli.spec.downstream import SKIPPED, Downstream, Texts, measure_of, metrics_of, skipped_note, text_name
@@ -337,7 +338,7 @@ def run_translation(stage: StageContext) -> Outcome:
             return Outcome(stage.stop() or "interrupted", len(scores))
         file = stage.directory.path / _TRANSLATIONS / f"{label}.txt"
         file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(f"{text}\n" for text in texts), "utf-8")
+        replace_file(file, "".join(f"{text}\n" for text in texts), durable=False)
         scores[label], signature = bleu(texts, found)
         harness = f"sacrebleu {signature}"
         stage.emit(Score(label, BLEU, scores[label], len(texts), None, found.version, harness, checkpoint=name))

@@ -13,6 +13,21 @@ from gpas_cli.schedule.slurm import client
 NAME = "gpas-many-0123456789ab"
 
 
+def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
+    """Return one line of squeue output."""
+    usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
+             "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
+             "RestartCnt": "0"}  # fmt: skip
+    words = {**usual, **more}
+    return "".join(words.get(column, "").ljust(width) for column, width in client._COLUMNS.items()) + "\n"
+
+
+TITLES = {
+    "squeue": f"NAME|STATE|REASON\n{row('NAME', 'STATE', Partition='PARTITION')}",  # of both layouts that are asked for
+    "sacct": "JobID|JobName|State\n",
+}
+
+
 @dataclass
 class Programs:
     """SLURM programs on the PATH that print prepared text and count their calls."""
@@ -20,7 +35,8 @@ class Programs:
     folder: Path
 
     def put(self, program: str, says: str, *, code: int = 0) -> None:
-        (self.folder / f"{program}.says").write_text(says)
+        """Add a program that prints `says`, after the titles that it prints with each answer."""
+        (self.folder / f"{program}.says").write_text(TITLES.get(program, "") + says if code == 0 else says)
         self.script(program, f"cat $0.says >&{1 if code == 0 else 2}\nexit {code}")
 
     def script(self, program: str, text: str) -> None:
@@ -78,12 +94,3 @@ class Site:
         """Return the names of all submissions, oldest first."""
         found = sorted(self.gpas.runs.glob(".slurm/gpas-*/submission.sh"), key=lambda path: path.stat().st_mtime_ns)
         return [path.parent.name for path in found]
-
-
-def row(name: str = NAME, state: str = "PENDING", **more: str) -> str:
-    """Return one line of squeue output."""
-    usual = {"Name": name, "State": state, "Partition": "low", "PriorityLong": "10", "Reason": "Resources",
-             "ArrayJobID": "7", "ArrayTaskID": "0", "StartTime": "N/A", "EndTime": "N/A", "exit_code": "0",
-             "RestartCnt": "0"}  # fmt: skip
-    words = {**usual, **more}
-    return "".join(words.get(column, "").ljust(width) for column, width in client._COLUMNS.items()) + "\n"

@@ -1,12 +1,14 @@
 """`gpas` commands on jobs that users, SLURM or others have handled in unusual ways, with fake SLURM programs."""
 
 import os
+import random
 import time
+from collections.abc import Callable
 
 import pytest
 from attempts import make_attempt, write_events
 from face import end
-from fake_slurm import Programs, Site, row
+from fake_slurm import TITLES, Programs, Site, row
 
 from gpas_cli.events import event_of
 from gpas_cli.schedule.slurm import client, queue
@@ -171,7 +173,7 @@ def test_an_array_that_someone_renames_is_still_in_the_queue(site: Site) -> None
     (site.programs.folder / "renamed").write_text(
         "".join(f"{'mine'.ljust(width)}{line[width:]}{script}\n" for line in lines if line.startswith(name))
     )
-    site.programs.script("squeue", 'case "$*" in *--jobs=*) cat ${0%squeue}renamed;; esac')
+    site.programs.script("squeue", 'cat $0.says; case "$*" in *--jobs=*) cat ${0%squeue}renamed;; esac')
     assert set(states_of(site).values()) == {"queued"}
     queue_of(site, seen=1.0)
     (site.programs.folder / "renamed").write_text((site.programs.folder / "renamed").read_text().replace(name, "other"))
@@ -299,3 +301,92 @@ def test_stages_after_a_divergence_keep_their_reason_after_a_retry(site: Site) -
     said = site.gpas("retry", "--where", "norm=pre", "--executor", "slurm", "--yes", expect=None)
     assert "1 job submitted" not in said.out
     assert reason() == before
+
+
+NAMED = b"gpas-"
+ODD: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda queue: b"",
+    "rubbish": lambda queue: random.Random(1).randbytes(5000),
+    "a line": lambda queue: b"Scheduled maintenance on Monday\n",
+    "no titles": lambda queue: queue[queue.index(NAMED) :],
+    "cut at the end of a line": lambda queue: queue[: queue.rindex(b"\n", 0, -1)],
+    "cut in a name": lambda queue: queue[: queue.rindex(NAMED) + 9],
+    "another layout": lambda queue: b"             JOBID PARTITION     NAME     USER ST\n 8_0 low gpas-sma root PD\n",
+}
+
+
+@pytest.mark.parametrize("how", ODD)
+def test_a_squeue_that_gives_no_answer_is_no_evidence(site: Site, how: str) -> None:
+    site.submit()
+    listed = trainings(site, "PENDING")
+    site.programs.put("squeue", listed)
+    answer = (TITLES["squeue"] + listed).encode()
+    assert set(states_of(site).values()) == {"queued"}
+    queue_of(site, seen=1.0)
+    (site.programs.folder / "squeue.says").write_bytes(ODD[how](answer))
+    cells = site.gpas("status", "small", "--json").json["cells"]
+    assert {cell["state"] for cell in cells} == {"queued"}, cells
+    assert "which is not the answer asked for" in cells[0]["evidence"]
+    assert "nothing was submitted" in site.submit(expect=2).err
+    assert len(site.programs.calls("sbatch")) == 2
+    assert "nothing was cancelled" not in site.gpas("cancel", "small", "--yes").out
+    assert set(states_of(site).values()) == {"cancelled"}  # requested, and a job that starts reads the request
+
+
+def test_lines_of_a_site_around_an_answer_are_ignored(site: Site) -> None:
+    site.submit()
+    answer = TITLES["squeue"] + trainings(site, "PENDING")
+    (site.programs.folder / "squeue.says").write_text(f"Maintenance on Monday\n\n{answer}CLUSTER: other\n")
+    assert set(states_of(site).values()) == {"queued"}
+
+
+@pytest.mark.parametrize(
+    ("by_id", "wanted"),
+    [
+        ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", "missing"),
+        ("cat $0.says", "missing"),
+        ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", "queued"),
+        ("true", "queued"),
+    ],
+)
+def test_a_name_that_the_queue_no_longer_has_is_asked_for_by_id(site: Site, by_id: str, wanted: str) -> None:
+    site.submit()
+    site.programs.put("squeue", trainings(site, "PENDING"))
+    assert set(states_of(site).values()) == {"queued"}
+    queue_of(site, seen=1.0)
+    site.programs.put("squeue", "")
+    site.programs.script("squeue", f'case "$*" in *--jobs=*) {by_id};; *) cat $0.says;; esac')
+    assert set(states_of(site).values()) == {wanted}
+    queries = [call for call in site.programs.calls("squeue") if "--jobs=" in call]
+    assert 1 <= len(queries) <= 2  # for both arrays; once more after the submitter is known to have ended
+
+
+def test_an_accounting_that_gives_no_answer_is_no_evidence_of_a_cancellation(site: Site) -> None:
+    site.submit()
+    tokenised(site)
+    site.programs.put("squeue", without(trainings(site, "PENDING"), 2))
+    site.programs.script("sacct", "true")
+    assert site.gpas("status", "small", "--json").json["cells"][2]["state"] == "unknown"
+
+
+def test_a_scontrol_that_gives_no_answer_does_not_replace_a_refused_squeue(site: Site) -> None:
+    site.submit()
+    site.programs.put("squeue", "squeue: error: Access/permission denied", code=1)
+    site.programs.script("scontrol", "true")
+    assert set(states_of(site).values()) == {"queued"}
+    site.programs.script("scontrol", "echo No jobs in the system")
+    queue_of(site, seen=1.0)
+    (site.gpas.runs / f".slurm/.queue-{os.getuid()}.json").unlink()
+    assert set(states_of(site).values()) == {"missing"}
+
+
+def test_an_array_that_sbatch_submits_before_it_fails_is_found(site: Site) -> None:
+    """A site's plugin may fail when SLURM has accepted the array."""
+    width = client._COLUMNS["Name"]
+    line = row("", ArrayJobID="@")[width:].rstrip("\n").replace("@", "$id")
+    site.sbatch(f"printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says; echo failed >&2; exit 1")
+    words = ("--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
+    said = site.submit(*words).out
+    assert "as SLURM job 7:" in said
+    assert "as SLURM job 8:" in said
+    assert "0 jobs submitted" in site.submit(*words).out

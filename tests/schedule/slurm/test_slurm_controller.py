@@ -120,7 +120,7 @@ def test_an_array_is_found_by_name_when_the_answer_of_sbatch_is_lost(cluster: Cl
         said = toy.submit()
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert "looking for the array in the queue" in said
+    assert "found the array in the queue" in said
     assert "1 job submitted" in said
     program.unlink()
     toy.finish()

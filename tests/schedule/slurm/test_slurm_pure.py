@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from attempts import make_attempt, submission_facts
+from fake_slurm import TITLES
 
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome
@@ -355,7 +356,7 @@ def test_answers_are_shared_and_queries_of_a_dead_scheduler_back_off(
     assert queue.current(tmp_path).error == "down"
     assert asked == ["squeue"]
     monkeypatch.setattr(queue, "_BACK_OFF_SECONDS", 0.0)
-    monkeypatch.setattr(client, "run", lambda *words, **_more: asked.append(words[0]) or "")
+    monkeypatch.setattr(client, "run", lambda *words, **_more: asked.append(words[0]) or TITLES["squeue"])
     assert queue.current(tmp_path).error == ""
     assert queue.current(tmp_path).error == ""
     assert asked == ["squeue", "squeue"]

@@ -9,6 +9,7 @@ from face import end
 from fake_slurm import Site, row
 
 from gpas_cli.schedule.retry import reached_limit
+from gpas_cli.schedule.slurm import client
 from gpas_cli.spec.run import Resources
 from gpas_cli.store.records import ExitRecord
 from gpas_cli.store.rundir import AttemptDir, read_json, write_json, write_record
@@ -34,7 +35,9 @@ def test_the_job_id_is_found_in_the_output_of_a_wrapper(site: Site, says: str) -
 @pytest.mark.parametrize("says", ["true", "echo submitted", "echo 7; echo 8", "echo 'Submitted batch job 7'"])
 def test_a_missing_job_id_is_looked_up_by_name(site: Site, says: str) -> None:
     site.sbatch(says)
-    site.programs.put("squeue", "31\n")
+    listed = row("@", ArrayJobID="31").rstrip("\n").replace("@".ljust(width := client._COLUMNS["Name"]), "")
+    found = f"for word; do case $word in --name=*) printf '%-{width}s%s\\n' \"${{word#*=}}\" '{listed}';; esac; done"
+    site.programs.script("squeue", f"cat $0.says; {found}")
     said = site.submit().out
     assert "as SLURM job 31:" in said
     assert all(f"--name={name}" in " ".join(site.programs.calls("squeue")) for name in site.names())
@@ -261,7 +264,8 @@ def test_usage_has_the_jobs_of_an_array_that_was_renamed(site: Site) -> None:
     declare(site, "mem: 300M")
     submitted(site)
     used = "8_0|other|COMPLETED|300M|2|60|100|01:00|\\n8_0.0|sh|COMPLETED||2||100|01:00|100M\\n"
-    site.programs.script("sacct", f'case "$*" in *--jobs=8*) printf "{used}";; esac')
+    site.programs.put("sacct", "")
+    site.programs.script("sacct", f'cat $0.says; case "$*" in *--jobs=8*) printf "{used}";; esac')
     assert "300M" in site.gpas("top", "small", "--usage").out
 
 

@@ -115,7 +115,7 @@ def test_a_job_that_may_have_more_memory_is_left_to_the_next_submission(tmp_path
 
 def test_a_job_leaves_a_node_without_the_requested_gpus(tmp_path: Path, programs: Programs) -> None:
     shown = "JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=PENDING ExcNodeList=n[5-6],n9 Partition=low"
-    programs.put("scontrol", shown)
+    programs.put("scontrol", f"{shown}\n")
     code, said = supervise(tmp_path, "no-gpus", gpus=1)
     assert code == 75, said
     assert [call for call in programs.calls("scontrol") if "show" not in call] == [
