@@ -28,7 +28,7 @@ test: dev
 test-machine: dev
 	$(BIN)/python -m pytest -m 'machine and not long'
 
-# What takes long, most of it on real SLURM clusters, one for each worker: python3 tests/cluster.py install full
+# What takes long, most of it on real SLURM clusters, one for each worker: python3 tools/cluster.py install full
 # A cluster on a busy machine may be later than a test can wait, so a second try counts here.
 test-long: dev
 	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --durations 10 || { $(call AGAIN,-m long); }

@@ -1,6 +1,6 @@
 """Measure the time of submitting 1,000 SLURM jobs and of querying their state, on the cluster of SLURM_CONF.
 
-    python tests/cluster.py up /tmp/c && . /tmp/c/env.sh && python benchmarks/scheduler.py --json
+    python tools/cluster.py up /tmp/c && . /tmp/c/env.sh && python benchmarks/scheduler.py --json
 
 A round submits a grid of CELLS held cells as a user does (process start included), then a bare sbatch array of that
 size, then queries the state of all, as a table and as JSON, each time with a new query to the controller. Ratios are

@@ -1,8 +1,8 @@
 """Inject faults into a toy grid for some minutes, let everything finish, and check the result.
 
-    python tests/chaos.py --minutes 10 --seed 1                       on this machine, and on a SLURM where there is one
-    python tests/chaos.py --minutes 2 --seed 1 --executor local       slurm, or both
-    python tests/chaos.py --replay FOLDER/faults-local-1.jsonl        the same faults at the same seconds
+    python tools/chaos.py --minutes 10 --seed 1                       on this machine, and on a SLURM where there is one
+    python tools/chaos.py --minutes 2 --seed 1 --executor local       slurm, or both
+    python tools/chaos.py --replay FOLDER/faults-local-1.jsonl        the same faults at the same seconds
 
 Jobs, their children and commands are killed, interrupted and frozen; the disk fills up; clocks are wrong; SLURM
 requeues, cancels and preempts jobs, and loses its controller and nodes. Meanwhile many commands work on the same grid.
@@ -10,7 +10,7 @@ The seed determines everything random. Faults are printed as they happen and wri
 even in part.
 
 The last line is `0 lost, 0 doubled, 0 wrong` with exit code 0, or the violations and the folder with the evidence, with
-exit code 4. A private SLURM cluster needs the packages of `tests/cluster.py install`; a full disk needs root. Anything
+exit code 4. A private SLURM cluster needs the packages of `tools/cluster.py install`; a full disk needs root. Anything
 unavailable is left out, with a message. Changing the code during a run may break the run.
 """
 
@@ -27,6 +27,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))  # whose helpers make the projects
 
 NEEDED = ("gpas_cli", "torch", "sqlalchemy", "safetensors", "submitit", "typer", "yaml", "psutil", "pytest")
 DISK = 256  # size in megabytes of the file system that holds a project
@@ -228,7 +230,7 @@ def main() -> int:
     options = arguments()
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        print(f"{sys.executable} has no {', '.join(absent)}: `make dev`, then .venv/bin/python tests/chaos.py")
+        print(f"{sys.executable} has no {', '.join(absent)}: `make dev`, then .venv/bin/python tools/chaos.py")
         return EXIT_USAGE
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="gpas-chaos-", dir="/tmp"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)

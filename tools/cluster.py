@@ -1,9 +1,9 @@
 """A throw-away SLURM cluster on this machine, for tests: several nodes, fake GPUs, preemption; loopback only.
 
-    python tests/cluster.py up FOLDER [light|full]     again: starts whatever has died
+    python tools/cluster.py up FOLDER [light|full]     again: starts whatever has died
     . FOLDER/env.sh
-    python tests/cluster.py down FOLDER
-    python tests/cluster.py install [light|full]       Debian's packages, as root
+    python tools/cluster.py down FOLDER
+    python tools/cluster.py install [light|full]       Debian's packages, as root
 
 light has no accounting (slurmctld, slurmd, munge); full adds slurmdbd with a MariaDB of its own. Neither needs systemd
 or cgroups. Works as root, and as any user whose host name resolves to loopback. FOLDER must be short (unix sockets).
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cluster_conf import ACCOUNTING, CONF, DBD
@@ -37,7 +38,7 @@ def why_unavailable(kind: str) -> str:
     programs = [name for k in ("light", "full")[: 1 + (kind == "full")] for name in NEEDED[k]]
     absent = [name for name in programs if shutil.which(name, path=f"{os.environ['PATH']}:{SBIN}") is None]
     if absent:
-        return f"no {', '.join(absent)}; `python tests/cluster.py install {kind}` as root"
+        return f"no {', '.join(absent)}; `python tools/cluster.py install {kind}` as root"
     if not _on_loopback() and not os.access(HOSTS, os.W_OK):
         return f"{socket.gethostname()} does not resolve to loopback, and {HOSTS} cannot be written"
     return ""
@@ -97,7 +98,7 @@ class Cluster:
             self._start("slurmdbd", self._slurmdbd)
         self._start("slurmctld", self._slurmctld)
         for i in range(1, NODES + 1):
-            self._start(f"slurmd.n{i}", lambda i=i: self.run("slurmd", "-N", f"n{i}"))
+            self._start(f"slurmd.n{i}", partial(self.run, "slurmd", "-N", f"n{i}"))
         until(self._ready, 60, "the nodes")
 
     def tidy(self) -> None:

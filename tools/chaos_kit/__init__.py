@@ -9,5 +9,5 @@
         judge.py      the invariants: observations -> violations, without side effects
         storm.py      one round: inject faults, let everything finish, judge
 
-See `python tests/chaos.py --help` for how to start one.
+See `python tools/chaos.py --help` for how to start one.
 """

@@ -2,7 +2,7 @@
 # Run README's two commands as a newcomer does: as an ordinary user of a bare Debian that has Python, make and a package
 # index, and no git, compiler, SLURM or PostgreSQL. Run it by hand before a release, as root (for debootstrap and chroot):
 #
-#   tests/newcomer.sh FOLDER [COMMAND ...]      COMMAND: what to run in the checkout; default: both, quickstart first
+#   tools/newcomer.sh FOLDER [COMMAND ...]      COMMAND: what to run in the checkout; default: both, quickstart first
 #
 # FOLDER is made once and can be used again (about 2 GB). What is committed in this checkout is what is tried.
 # Environment: SUITE (bookworm), MIRROR, TORCH_INDEX as in the Makefile, BIND (folders to show read-only inside, such as a
