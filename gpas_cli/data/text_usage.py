@@ -17,6 +17,7 @@ from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, Data
+from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
     from gpas_cli.data.shards import Totals
@@ -175,6 +176,27 @@ def _sample(source: Source) -> Iterator[Document]:
         left -= len(document.text)
         if left < 0:
             return
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """The files on this machine that a corpus is read from, and their bytes as they are stored."""
+
+    name: str
+    files: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {count(self.files, 'file')}, {byte_size(self.bytes)}"
+
+
+def local_files(data: Data, cache: Path, root: Path) -> Iterator[LocalFiles]:
+    """Yield the files of each corpus of `data` that is read from files. Opens none of them. Raises DataError."""
+    from gpas_cli.data.prepare import open_sources
+
+    for name, source in zip(data.names, open_sources(data, cache, root), strict=True):
+        if paths := source.paths():
+            yield LocalFiles(name, len(paths), sum(path.stat().st_size for path in paths))
 
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:

@@ -12,6 +12,7 @@ from launching import FOUR_CORES, entry
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.records import FinetuneRecord, prompt
 from gpas_cli.data.shards import Totals
+from gpas_cli.data.text_usage import LocalFiles
 from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
 from gpas_cli.grid import Entry
 from gpas_cli.plan.estimate import estimate
@@ -60,9 +61,9 @@ def test_a_local_test_set_without_references_is_refused_before_anything_runs(tmp
     size = {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300}
     whole = {"size": size, "family": "encoder-decoder", "objective": "translation", "data": {"source": "languages"}}
     cell = entry(**whole, translation={"tests": ["languages", "mine=t.{en,de}"]}).cell
-    (tmp_path / "t.en").touch()
+    (tmp_path / "t.en").write_text("a\n")
     assert "translation.tests: mine=t.{en,de}: there is no file" in Texts(project, [cell]).missing(cell)
-    (tmp_path / "t.de").touch()
+    (tmp_path / "t.de").write_text("b\n")
     assert Texts(project, [cell]).missing(cell) == ""
 
 
@@ -108,6 +109,8 @@ def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
     sized = texts.sized(job.cell)
     assert sized.data.eval_tokens == pytest.approx(held_out, rel=0.1)
     assert texts.untokenised([job.cell]) == ["text/*.txt"]
+    size = sum(path.stat().st_size for path in (tmp_path / "text").iterdir())
+    assert texts.files([job.cell]) == [LocalFiles("text/*.txt", 50, size)]
     pretrain, finetune = STAGE_KINDS["pretrain"].cost, STAGE_KINDS["finetune"].cost
     own = job.cell.optim
     assert pretrain(sized, job.cadence, 0) == own.steps * own.batch * 16 + sized.data.eval_tokens / 3

@@ -18,7 +18,7 @@ from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
-from gpas_cli.data.text_usage import TextRequirement, requirements
+from gpas_cli.data.text_usage import LocalFiles, TextRequirement, requirements
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, closest, nearest
 from gpas_cli.evaluate.tasks.forms import FORMS
@@ -55,6 +55,7 @@ class PreparedJson(DocumentJson):
     """`gpas data prepare --json`."""
 
     corpora: list[_PreparedCorpusJson]
+    text_files: Annotated[list[LocalFiles], "the local files of the corpora"]
 
 
 class _CacheJson(TypedDict):
@@ -123,15 +124,19 @@ def prepare(
         raise GpasError("\n".join(absent))
     wanted = requirements(cells)
     made: list[_PreparedCorpusJson] = []
+    files = texts.files(cells)
     for demand in wanted:
         with tokenise_view(console()) as view:
             made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view)
     if as_json:
-        print_json(PreparedJson(schema=1, corpora=made))
+        print_json(PreparedJson(schema=1, corpora=made, text_files=files))
         return
+    for found in files:
+        say(str(found))
     for one in made:
         for name, totals in one["splits"].items():
-            words = f"{totals['documents']:,} documents, {totals['tokens']:,} tokens"
+            size = byte_size(totals["bytes"])
+            words = f"{count(totals['documents'], 'document')} of {size}, {count(totals['tokens'], 'token')}"
             more = "" if totals["final"] else ", more in the source"
             say(f"{one['name']} {name}: {words}{more} in {one['folder']}")
 
