@@ -156,7 +156,8 @@ def skip_to(records: Iterator[SourceRecord], after: str) -> Iterator[SourceRecor
 def survey_of(documents: Iterator[tuple[str, Document]], title: str, *, separate: bool = False) -> Survey:
     """Return the fingerprints of (split, document) pairs: hashes over splits, ids and texts, in order.
 
-    title: how messages call the source. separate: the validation text has files of its own. Raises DataError if a split is empty.
+    title: how messages call the source. separate: the validation text has files of its own. Raises DataError if a split
+    is empty.
     """
     digests = {"": hashlib.sha256(), "validation": hashlib.sha256()}
     counts = dict.fromkeys(SPLITS, 0)

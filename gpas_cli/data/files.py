@@ -9,7 +9,6 @@ import glob
 import gzip
 import io
 import json
-import os
 import re
 import stat
 import zlib
@@ -168,7 +167,7 @@ def check_file(path: Path, setting: str = "") -> None:
     try:
         facts = path.stat()
     except OSError as error:
-        link = f"is a link to {os.readlink(path)}, which " if path.is_symlink() else ""
+        link = f"is a link to {path.readlink()}, which " if path.is_symlink() else ""
         raise DataError(f"{setting}{path} {link}cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(facts.st_mode):
         raise DataError(f"{setting}{path} is not a file that can be read, but a folder, pipe, socket or device")

@@ -166,8 +166,16 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
             problems.extend(Problem(path, fault) for one in each if (fault := _violation(one, bounds)))
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    quoted = f"; put it in quotes: '{value}'" if str in options and type(value) in (int, float) else ""
-    problems.append(Problem(path, f"{value!r} is not {wanted}{quoted}"))
+    numbers = [
+        str(one)
+        for one in (value if isinstance(value, list) else [value])
+        if str in options and type(one) in (int, float)
+    ]
+    fault = next(filter(None, (_violation(one, bounds) for one in numbers)), "")  # quotes alone would not do
+    hint = f"; put it in quotes: '{value}'" if numbers == [str(value)] else ""
+    if isinstance(value, str) and value.isdecimal() and {int, float} & set(options):
+        hint = "; remove the quotes"
+    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{hint}"))
     return None
 
 

@@ -176,8 +176,16 @@ def socket_at(path: Path) -> None:
 
 
 UNREADABLE = {
-    "a link to nothing": ("a.jsonl", link_to_nothing, r"a\.jsonl is a link to /nonexistent/a\.jsonl, which cannot be read"),
-    "a link to itself": ("a.jsonl", lambda path: path.symlink_to(path.name), r"a\.jsonl is a link .* Too many levels of symb"),
+    "a link to nothing": (
+        "a.jsonl",
+        link_to_nothing,
+        r"a\.jsonl is a link to /nonexistent/a\.jsonl, which cannot be read",
+    ),
+    "a link to itself": (
+        "a.jsonl",
+        lambda path: path.symlink_to(path.name),
+        r"a\.jsonl is a link .* Too many levels of symb",
+    ),
     "a folder": ("old", Path.mkdir, r"'t/\*' matches the folder .*/t/old, whose files are not read"),
     "a folder named as a file": ("a.jsonl", Path.mkdir, r"matches the folder .*/t/a\.jsonl, whose files are not read"),
     "a pipe": ("a.jsonl", os.mkfifo, r"a\.jsonl is not a file that can be read, but"),
