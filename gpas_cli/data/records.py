@@ -148,21 +148,20 @@ def files(setting: str, name: str, part: str, root: Path) -> list[Path]:
     Raises DataError, beginning with the name of the `setting`, if there is no file to train on.
     """
     path = root / Path(name).expanduser()
+    found = [path]
     if path.is_dir():
         files_of = (folder / f"{part}.json" for folder in path.iterdir())
         found = sorted(file for file in files_of if os.path.lexists(file))  # `glob` leaves out links to nothing
         if not found and part == "train":
             raise DataError(f"{setting}: {path} has no folder with a file {part}.json")
-        for file in found:
-            check_file(file, f"{setting}: ")
-        return found
-    if not path.exists():
+    elif not path.exists():
         hint = nearest(name, (COMMONSENSE, EMBEDDED))
         raise DataError(f"{setting}: there is no file or folder {path}; {hint}")
-    if path.suffix not in (".json", ".jsonl"):
+    elif path.suffix not in (".json", ".jsonl"):
         raise DataError(f"{setting}: {path} is neither a .json nor a .jsonl file")
-    check_file(path, f"{setting}: ")
-    return [path]
+    for file in found:
+        check_file(file, f"{setting}: ")
+    return found
 
 
 # Files

@@ -178,25 +178,15 @@ def _sample(source: Source) -> Iterator[Document]:
             return
 
 
-@dataclass(frozen=True)
-class LocalFiles:
-    """The files on this machine that a corpus is read from, and their bytes as they are stored."""
-
-    name: str
-    files: int
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.name}: {count(self.files, 'file')}, {byte_size(self.bytes)}"
-
-
-def local_files(data: Data, cache: Path, root: Path) -> Iterator[LocalFiles]:
-    """Yield the files of each corpus of `data` that is read from files. Opens none of them. Raises DataError."""
+def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:
+    """Yield how much each corpus of `data` that is in files here has: "notes/*.txt: 2 files, 1.2 MB". Opens none."""
     from gpas_cli.data.prepare import open_sources
 
-    for name, source in zip(data.names, open_sources(data, cache, root), strict=True):
-        if paths := source.paths():
-            yield LocalFiles(name, len(paths), sum(path.stat().st_size for path in paths))
+    with suppress(DataError, OSError):
+        for name, source in zip(data.names, open_sources(data, cache, root), strict=True):
+            if paths := source.paths():
+                size = byte_size(sum(path.stat().st_size for path in paths))
+                yield f"{name}: {count(len(paths), 'file')}, {size}"
 
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:

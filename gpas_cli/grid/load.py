@@ -3,6 +3,7 @@
 Rules across grids are checked here: includes form no cycle, and conditions and tables name axes and labels that exist.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -37,6 +38,8 @@ _TOP_LEVEL_KEYS = (
     *("recipes", "resources", "grids", "claims"),
 )
 _VERSION = 1
+# What is wrong with a value whatever the other settings are.
+_OF_A_VALUE = re.compile("unknown (?!key)|.*did you mean|.* is not an? |.* is too (small|large)")
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
@@ -74,7 +77,8 @@ def interpret(
     if not declared and isinstance(root.value, dict):
         parts["grids"].report("has no grid; declare at least one")
     stages = catalogue.later_stages
-    grids = valid_grids({name: read_grid(part, stages) for name, part in declared.items()}, problems)
+    read = {name: read_grid(part, stages) for name, part in declared.items()}
+    grids = valid_grids({name: grid if readable else None for name, (grid, readable) in read.items()}, problems)
     grids = {**grids, **read_tuned(tuned_path(path), grids, problems)}
     profile = read_site(site, problems)
     resources, kind_resources = read_resources(parts["resources"], catalogue.sizes, stages, profile)
@@ -95,10 +99,24 @@ def interpret(
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in expanded(experiments, grids)[1] if (p.where, p.message) not in known]
+        others = _of_values(experiments, {name: grid for name, (grid, _) in read.items() if name not in grids})
+        more += (problem for problem in others if all(problem.where != other.where for other in problems))
         faulty = {("size", name) for name in sizes} | {("data", name) for name in corpora}
         faulty |= {("network", name) for name in networks}
         raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
+
+
+def _of_values(experiments: Experiments, grids: Mapping[str, Grid]) -> list[Problem]:
+    """Return what is wrong with the values of cells and the names in tables of `grids`, which have mistakes of their
+    own: only what is wrong whatever those are. A condition may be one of them, so that no cell is excluded."""
+    grids = {name: replace(grid, include=(), exclude=()) for name, grid in grids.items()}
+    small = [name for name, grid in grids.items() if _small_enough(grids, grid, [])]
+    found = expanded(replace(experiments, grids=grids), small)[1]
+    for name in small:
+        if grids[name].table is not None:
+            _check_table(grids[name], labels_of(grids, name), found)
+    return [problem for problem in found if _OF_A_VALUE.match(problem.message)]
 
 
 def _causes(problems: Iterable[Problem], faulty: Collection[tuple[str, str]], unloaded: bool) -> list[Problem]:

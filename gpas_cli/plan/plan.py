@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from gpas_cli.data.text_usage import LocalFiles
 from gpas_cli.errors import Exit
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan import machine as machines
@@ -82,7 +81,7 @@ class Plan:
     estimate: Estimate
     machine: Machine
     text_warnings: tuple[str, ...] = ()
-    text_files: tuple[LocalFiles, ...] = ()  # what the jobs to start read
+    text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read
     untokenised: tuple[str, ...] = ()  # the texts that the first job to read them tokenises
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none

@@ -166,16 +166,10 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
             problems.extend(Problem(path, fault) for one in each if (fault := _violation(one, bounds)))
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    numbers = [
-        str(one)
-        for one in (value if isinstance(value, list) else [value])
-        if str in options and type(one) in (int, float)
-    ]
-    fault = next(filter(None, (_violation(one, bounds) for one in numbers)), "")  # quotes alone would not do
-    hint = f"; put it in quotes: '{value}'" if numbers == [str(value)] else ""
-    if isinstance(value, str) and value.isdecimal() and {int, float} & set(options):
-        hint = "; remove the quotes"
-    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{hint}"))
+    numbers = [one for one in (value if isinstance(value, list) else [value]) if type(one) in (int, float)]
+    fault = next((fault for one in numbers if (fault := _violation(str(one), bounds))), "") if str in options else ""
+    quoted = f"; put it in quotes: '{value}'" if str in options and numbers == [value] else ""
+    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{quoted}"))
     return None
 
 

@@ -39,10 +39,8 @@ def _time_fault(text: str) -> str:
     if not text or _TIME.fullmatch(text):
         return ""
     if _TIME_OF_SBATCH.fullmatch(text):
-        seconds = time_seconds(text) or 0
-        read = f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        hours = f"{text}:00" if ":" in text else f"{text}:00:00"
-        return f"'{text}' has no unit; write {read}, as sbatch reads it, or {hours} for hours"
+        clock = text if ":" in text else f"{text}:00"
+        return f"'{text}' has no unit; write {clock}:00 for hours, or 0:{clock} for minutes"
     return f"'{text}' is not a time limit; write H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
 
 
@@ -103,8 +101,8 @@ def _option_fault(text: str) -> str:
     if not text.strip().startswith("--") or not name.replace("-", "").isalnum():
         return f"'{text}' is not an option; write it as --name=value or --name"
     if name not in _SET_BY_GPAS:
-        fault = _UNITS.get(name, lambda _: "")(str(value))
-        return f"--{name}: {fault}" if fault else ""
+        fault = _UNITS[name](str(value)) if name in _UNITS else ""
+        return fault and f"--{name}: {fault}"
     setting = _SET_BY_GPAS[name]
     return f"--{name} is set by gpas itself; {f'use resources.{setting}' if setting else 'remove it'}"
 
@@ -203,8 +201,7 @@ class Monitoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is H:MM:SS or
-    D-HH:MM:SS.
+    """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is H:MM:SS or D-HH:MM:SS.
 
     `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for
     trainings that take hours, if a C++ compiler is installed.

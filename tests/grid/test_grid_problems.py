@@ -96,20 +96,19 @@ MISTAKES = {
     "time without a unit": (
         BASE + "resources: {time: 90}",
         "6:23",
-        "'90' has no unit; write 1:30:00, as sbatch reads it, or 90:00:00 for hours",
+        "'90' has no unit; write 90:00:00 for hours, or 0:90:00 for minutes",
     ),
-    "quoted time without a unit": (BASE + "resources: {time: '90'}", "6:23", "'90' has no unit; write 1:30:00, as"),
+    "quoted time without a unit": (BASE + "resources: {time: '90'}", "6:23", "'90' has no unit; write 90:00:00 for"),
     "time of minutes and seconds": (
         BASE + "resources: {time: 4:00}",
         "6:23",
-        "'4:00' has no unit; write 0:04:00, as sbatch reads it, or 4:00:00 for hours",
+        "'4:00' has no unit; write 4:00:00 for hours, or 0:4:00 for minutes",
     ),
     "time of a stage without a unit": (
         BASE + STAGE + "resources: {importance: {time: [30, 60]}}",
         "7:36",
-        "'30' has no unit; write 0:30:00",
+        "'30' has no unit; write 30:00:00 for hours, or 0:30:00 for",
     ),
-    "cores in quotes": (BASE + "resources: {cpus: '8'}", "6:23", "'8' is not a whole number; remove the quotes"),
     "notice as long as the time limit": (
         BASE + "resources: {time: '0:03:00', notice: 180}",
         "6:42",
@@ -232,6 +231,41 @@ def test_a_mistake_in_a_grid_is_reported_once_at_its_position(case: str) -> None
     assert len(found) == 1 or case == "missing recipe", found
     assert found[0].startswith(f"e.yaml:{place}: "), found
     assert message in found[0]
+
+
+BAD_CELLS = "{norm: [prenorm], gate: [true], optim.lr: [-1]}"
+OWN_MISTAKES = {
+    "in base": "base: {size: quickstart, data: quickstart, lr: 1e-3}\naxes: CELLS",
+    "in another axis": BASE + "axes: CELLS\nwhen: [{where: {norm: prae}, axes: {seed: [1]}}]",
+    "in a list": BASE + "axes: CELLS\nstages: pretrain",
+    "in a condition": BASE + "axes: CELLS\nexclude: [{nrm: pre}]",
+    "in an override": BASE + "axes: CELLS\noverride: [{why: x}]",
+    "an unknown key": BASE + "axes: CELLS\nincluded: [h]",
+    "an include": BASE + "axes: CELLS\ninclude: [h]",
+}
+
+
+@pytest.mark.parametrize("case", OWN_MISTAKES)
+def test_a_mistake_of_a_grid_does_not_hide_those_of_its_cells(case: str) -> None:
+    said = "\n".join(complaints(whole(OWN_MISTAKES[case].replace("CELLS", BAD_CELLS) + "\ntable: {rows: [gte]}")))
+    own = complaints(whole(OWN_MISTAKES[case].replace("CELLS", "{norm: [pre]}")))
+    assert own
+    assert all(mistake.partition(": ")[2].partition(";")[0] in said for mistake in own)
+    for mistake in ("unknown scheme 'prenorm'", "unknown gate 'True'", "optim.lr: -1.0 is too small", "no axis 'gte'"):
+        assert said.count(mistake) == 1, said
+
+
+def test_a_mistake_of_a_grid_does_not_hide_those_of_the_grids_that_include_it() -> None:
+    text = whole(BASE + "axes: {norm: 3}") + "\n  h:\n    include: [g]\n    base: {size: quickstart, norm: prae}\n"
+    assert [problem.rpartition(": ")[2] for problem in complaints(text)] == [
+        "'3' is not a list; write [3]",
+        "unknown scheme 'prae'; did you mean 'pre'?",
+    ]
+
+
+def test_a_grid_with_a_mistake_and_too_many_cells_is_not_expanded() -> None:
+    many = BASE + "lr: 1\naxes: {seed: {range: [1, 9000]}, optim.lr: {linear: [0.1, 0.2], n: 9000}}"
+    assert len(complaints(whole(many))) == 1
 
 
 TOP = {

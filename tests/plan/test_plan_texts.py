@@ -12,7 +12,6 @@ from launching import FOUR_CORES, entry
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.records import FinetuneRecord, prompt
 from gpas_cli.data.shards import Totals
-from gpas_cli.data.text_usage import LocalFiles
 from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
 from gpas_cli.grid import Entry
 from gpas_cli.plan.estimate import estimate
@@ -24,6 +23,7 @@ from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal, encode
 from gpas_cli.structure import to_mapping
+from gpas_cli.words import byte_size
 from gpas_cli.worker import tokenise
 
 LOCAL = "arc_easy@0123456789ab"
@@ -110,7 +110,7 @@ def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
     assert sized.data.eval_tokens == pytest.approx(held_out, rel=0.1)
     assert texts.untokenised([job.cell]) == ["text/*.txt"]
     size = sum(path.stat().st_size for path in (tmp_path / "text").iterdir())
-    assert texts.files([job.cell]) == [LocalFiles("text/*.txt", 50, size)]
+    assert texts.files([job.cell]) == [f"text/*.txt: 50 files, {byte_size(size)}"]
     pretrain, finetune = STAGE_KINDS["pretrain"].cost, STAGE_KINDS["finetune"].cost
     own = job.cell.optim
     assert pretrain(sized, job.cadence, 0) == own.steps * own.batch * 16 + sized.data.eval_tokens / 3

@@ -18,7 +18,7 @@ from gpas_cli.cli.views.progress import TokeniseView, tokenise_view
 from gpas_cli.data.corpora import SPLITS, SurveyUnknown
 from gpas_cli.data.prepare import build, open_source, token_caches
 from gpas_cli.data.shards import CachedCorpus, damaged, discard_damaged, list_caches, sum_of, undescribed_caches
-from gpas_cli.data.text_usage import LocalFiles, TextRequirement, requirements
+from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, closest, nearest
 from gpas_cli.evaluate.tasks.forms import FORMS
@@ -55,7 +55,6 @@ class PreparedJson(DocumentJson):
     """`gpas data prepare --json`."""
 
     corpora: list[_PreparedCorpusJson]
-    text_files: Annotated[list[LocalFiles], "the local files of the corpora"]
 
 
 class _CacheJson(TypedDict):
@@ -124,15 +123,14 @@ def prepare(
         raise GpasError("\n".join(absent))
     wanted = requirements(cells)
     made: list[_PreparedCorpusJson] = []
-    files = texts.files(cells)
     for demand in wanted:
         with tokenise_view(console()) as view:
             made += _prepare(demand, here.cache, here.config.parent, splits, workers or len(usable_cores()), view)
     if as_json:
-        print_json(PreparedJson(schema=1, corpora=made, text_files=files))
+        print_json(PreparedJson(schema=1, corpora=made))
         return
-    for found in files:
-        say(str(found))
+    for line in texts.files(cells):
+        say(line)
     for one in made:
         for name, totals in one["splits"].items():
             size = byte_size(totals["bytes"])

@@ -12,7 +12,6 @@ from rich.text import Text
 from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import COLOURS
-from gpas_cli.data.text_usage import LocalFiles
 from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, StageCost, basis, described, size_label
@@ -102,7 +101,6 @@ class PlanJson(DocumentJson):
     cells: Annotated[list[_PlannedCellJson], From("rows")]
     jobs: Annotated[int, "jobs to start"]
     texts: Annotated[list[str], "corpora that a separate job tokenises first"]
-    text_files: Annotated[list[LocalFiles], "the local files of the corpora that the jobs read"]
     stages: Annotated[dict[str, int], "how many stages are in which state"]
     estimate: _EstimateJson
     warnings: NotRequired[list[str]]
@@ -146,7 +144,7 @@ def render(
     `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
     cells, for the commands that are proposed; by default the names of their grids.
     """
-    basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
+    basis = [*planned.estimate.basis, *planned.warnings, *planned.text_files, *_texts(planned)]
     parts: list[RenderableType] = [_hanging(line) for line in refusals(planned)]
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
@@ -246,8 +244,7 @@ def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
 def _texts(planned: Plan) -> list[str]:
     jobs = {job.name: f"in a job with {count(job.resources.cpus, 'core')}" for job in planned.texts}
     first = jobs or dict.fromkeys(planned.untokenised, "by the first job that reads it")
-    untimed = [f"{name} is tokenised first, {how}; its time is not estimated" for name, how in first.items()]
-    return [*map(str, planned.text_files), *untimed]
+    return [f"{name} is tokenised first, {how}; its time is not estimated" for name, how in first.items()]
 
 
 def headline(planned: Plan) -> str:

@@ -281,9 +281,8 @@ def _gains(table: Table) -> Iterator[Note]:
         ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
         signs = f"{same} of {len(found)} have the same sign as in {load(source)['short']}"
         digits = table.metric.digits
-        yield Note(
-            "gains", f"differences: {signs}; median {fixed(ours, digits, '+')} here, {fixed(theirs, digits, '+')} there"
-        )
+        here = fixed(ours, digits, "+")
+        yield Note("gains", f"differences: {signs}; median {here} here, {theirs:+.{digits}f} there")
 
 
 def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:
