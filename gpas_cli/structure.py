@@ -19,7 +19,7 @@ from gpas_cli.errors import StoreError
 _SHOWN_CHARACTERS = 60  # of a value that an error message quotes
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
 
-_R = TypeVar("_R", bound="Record")
+_R = TypeVar("_R")
 _Convert = Callable[[Any, str], Any]
 
 

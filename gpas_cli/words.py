@@ -3,6 +3,8 @@
 count(1200, "cell")            1,200 cells
 ordinal(22)                    22nd
 abbreviated(1_340_000_000)     1.34B
+fixed(33.486, 2)               33.49; from a million on 1.61e242
+significant(33.486, 3)         33.5; 1,390; from a million on 1.61e242
 byte_size(2_345_000_000)       2.3 GB
 duration(12_300)               3.4 h
 stopwatch(3723)                1:02:03
@@ -12,6 +14,7 @@ listed(["a", "b", "c"], 2)     a, b and 1 more
 printable(escape + "[1m")      \\x1b[1m
 """
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -41,6 +44,26 @@ def abbreviated(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g}{suffix}"
     return f"{number:g}"
+
+
+def fixed(number: float, digits: int, sign: str = "") -> str:
+    """Return a number with `digits` after the point, from a million on with an exponent: "33.49", "1.61e242".
+
+    Without `digits` it is a count, and whole up to 10^15. With `sign` "+", positive numbers get a plus. Infinities and
+    what is no number are "inf", "-inf" and "nan".
+    """
+    text = f"{number:{sign}.{digits}f}"
+    if abs(float(text)) < (1e6 if digits else 1e15) or not math.isfinite(number):
+        return text
+    factor, power = f"{number:{sign}.2e}".split("e")
+    return f"{factor}e{int(power)}"
+
+
+def significant(number: float, digits: int) -> str:
+    """Return a number with so many significant digits, or all before the point: "33.5", "1,390", "1.61e242"."""
+    if 10**digits <= abs(number) < 1e6:
+        return f"{number:,.0f}"
+    return fixed(number, digits) if abs(number) >= 1e6 else f"{number:.{digits}g}"
 
 
 def byte_size(number: float) -> str:

@@ -1,5 +1,6 @@
 """The formatting of numbers, sizes, times and lists."""
 
+import math
 import time
 
 import pytest
@@ -41,6 +42,35 @@ def test_bytes_are_in_decimal_units(number: float, text: str) -> None:
 )  # fmt: skip
 def test_durations_are_in_their_largest_unit(seconds: float, text: str) -> None:
     assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "signed", "short"),
+    [
+        (33.486, "33.49", "+33.49", "33.5"),
+        (-1390.2, "-1390.20", "-1390.20", "-1,390"),
+        (999_999.99, "999999.99", "+999999.99", "1,000,000"),
+        (999_999.999, "1.00e6", "+1.00e6", "1,000,000"),
+        (1.6151e242, "1.62e242", "+1.62e242", "1.62e242"),
+        (-2.5e21, "-2.50e21", "-2.50e21", "-2.50e21"),
+        (1.234e-7, "0.00", "+0.00", "1.23e-07"),
+        (math.inf, "inf", "+inf", "inf"),
+        (-math.inf, "-inf", "-inf", "-inf"),
+        (math.nan, "nan", "+nan", "nan"),
+    ],
+)
+def test_a_number_that_explodes_has_three_digits_and_an_exponent(
+    number: float, text: str, signed: str, short: str
+) -> None:
+    assert (words.fixed(number, 2), words.fixed(number, 2, "+"), words.significant(number, 3)) == (text, signed, short)
+
+
+def test_a_count_is_whole() -> None:
+    assert [words.fixed(number, 0) for number in (1e9, 123_456_789_012, 4.4e18)] == [
+        "1000000000",
+        "123456789012",
+        "4.40e18",
+    ]
 
 
 def test_a_stopwatch_has_hours_once_there_are_any() -> None:

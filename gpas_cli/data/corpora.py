@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.errors import DataError
+from gpas_cli.words import count
 
 Notify = Callable[[str], None]
 
@@ -110,7 +111,11 @@ class Source(ABC):
     def survey(self) -> Survey:
         """Compute the fingerprints from the text, which may read all of it. Raises DataError."""
         documents = ((split, document) for split in SPLITS for document in self.documents(split))
-        return survey_of(documents, separate=self.separate)
+        return survey_of(documents, self.title, separate=self.separate)
+
+    def paths(self) -> list[Path]:
+        """Return the local files that are read, none if they are not known before a download. Raises DataError."""
+        return []
 
     def stamp(self) -> Any:
         """Return JSON data that changes whenever the text does and is cheap to compute, or None if there is none."""
@@ -148,10 +153,11 @@ def skip_to(records: Iterator[SourceRecord], after: str) -> Iterator[SourceRecor
     return records
 
 
-def survey_of(documents: Iterator[tuple[str, Document]], *, separate: bool = False) -> Survey:
+def survey_of(documents: Iterator[tuple[str, Document]], title: str, *, separate: bool = False) -> Survey:
     """Return the fingerprints of (split, document) pairs: hashes over splits, ids and texts, in order.
 
-    separate: the validation text has files of its own. Raises DataError if a split is empty.
+    title: how messages call the source. separate: the validation text has files of its own. Raises DataError if a split
+    is empty.
     """
     digests = {"": hashlib.sha256(), "validation": hashlib.sha256()}
     counts = dict.fromkeys(SPLITS, 0)
@@ -162,21 +168,24 @@ def survey_of(documents: Iterator[tuple[str, Document]], *, separate: bool = Fal
         digests[""].update(line)
         if split == "validation":
             digests[split].update(line)
-    check_counts(counts, separate=separate)
+    check_counts(counts, title, separate=separate)
     return Survey(digests[""].hexdigest()[:16], digests["validation"].hexdigest()[:16])
 
 
-def check_counts(counts: Mapping[str, int], *, separate: bool = False) -> None:
-    """Raise DataError if a split has no document."""
+def check_counts(counts: Mapping[str, int], title: str, *, separate: bool = False) -> None:
+    """Raise DataError if a split has no document. title, separate: as for `survey_of`."""
+    total = sum(counts.values())
+    if not total and not separate:
+        raise DataError(f"no documents in {title}")
     for split in SPLITS:
         if not counts[split]:
             if separate:
                 setting = "data.path" if split == "train" else "data.validation"
                 raise DataError(f"{setting}: the files that it matches hold no text")
             raise DataError(
-                f"the corpus has {sum(counts.values())} documents, none of them in the {split} split (a hash of the id "
-                f"makes about {VALIDATION_PERCENT} % of documents validation text); provide more, smaller documents, "
-                "for example one per line of a .jsonl file, or separate validation text with data.validation"
+                f"the corpus has {count(total, 'document')}, and none is in the {split} split (a hash of the id makes "
+                f"about {VALIDATION_PERCENT} % of documents validation text); provide more documents, such as smaller "
+                "ones (a line of a .jsonl file is one), or separate validation text with data.validation"
             )
 
 

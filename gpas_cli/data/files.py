@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -81,7 +82,7 @@ class Files(Source):
     def survey(self) -> Survey:
         if self.separate:
             return super().survey()
-        return survey_of((side(d.id), d) for d in parsed(self._read(self.files()["train"]), self.parser))
+        return survey_of(((side(d.id), d) for d in self.everything()), self.title)
 
     def stamp(self) -> Any:
         files = self.files()
@@ -102,7 +103,7 @@ class Files(Source):
     def files(self) -> dict[str, dict[str, Path]]:
         """Return split -> name -> file, in order; only `train` if documents are split by their ids.
 
-        Raises DataError if a glob matches nothing or a file of an unknown kind, or if both globs match one file.
+        Raises DataError if a glob matches nothing or what cannot be read, or if both globs match one file.
         """
         found = {"train": self._named(self.pattern, "data.path")}
         if self.validation:
@@ -118,7 +119,10 @@ class Files(Source):
         """Raise DataError as `files` does, or if the names of the files alone show that a split has no document."""
         files = self.files()["train"]
         if not self.validation and all(name.endswith(".txt") and not _is_divided(files, name) for name in files):
-            check_counts(Counter(side(name) for name in files))
+            check_counts(Counter(side(name) for name in files), self.title)
+
+    def paths(self) -> list[Path]:
+        return [path for named in self.files().values() for path in named.values()]
 
     def _read(self, files: dict[str, Path]) -> Iterator[SourceRecord]:
         for name, path in files.items():
@@ -128,17 +132,27 @@ class Files(Source):
                 yield from records_of(name, path, self.text_field)
 
     def _named(self, words: str, setting: str) -> dict[str, Path]:
-        """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if one is of an
-        unknown kind."""
+        """Return the files that a glob matches, sorted by name. Raises DataError if there are none, or if it matches
+        what cannot be read."""
         pattern = Path(words).expanduser()
         found = [Path(p) for p in glob.glob(str(_rooted(self.root, pattern)), recursive=True)]  # noqa: PTH207
         base = _rooted_base(self.root, pattern)
-        files = {path.relative_to(base).as_posix(): path for path in found if path.is_file()}
+        folders = {path for path in found if path.is_dir()}
+        files = {path.relative_to(base).as_posix(): path for path in found if path not in folders}
+        if "**" in pattern.parts:  # it matches folders on the way to what is in them
+            passed = {folder for path in files.values() for folder in path.parents}
+            folders = {path for path in folders - passed if path.name.endswith(_SUFFIXES)}
+        if folders:
+            raise DataError(
+                f"{setting}: '{words}' matches the folder {min(folders)}, whose files are not read; move it "
+                "away, narrow the glob, or write **/* for the files of all folders"
+            )
         if not files:
             hint = _nearest(self.root, pattern) or _EXAMPLE
             raise DataError(f"{setting}: no file matches '{words}' in {self.root}; {hint}")
         for name, path in files.items():
             check_suffix(name, setting, path)
+            check_file(path, f"{setting}: ")
         return dict(sorted(files.items()))
 
 
@@ -149,6 +163,20 @@ def check_suffix(name: str, setting: str, path: object) -> None:
             f"{setting}: {path} does not end in {', '.join(_SUFFIXES)}; narrow the glob, or use data.source: hf for "
             ".json and .csv files"
         )
+
+
+def check_file(path: Path, setting: str = "") -> None:
+    """Raise DataError, beginning with `setting`, if a path is no file, or an empty one of another kind than .txt, whose
+    writing or download was cut off. Opens no file: a FIFO would wait for a writer."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        link = f"is a link to {path.readlink()}, which " if path.is_symlink() else ""
+        raise DataError(f"{setting}{path} {link}cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise DataError(f"{setting}{path} is not a file that can be read, but a folder, pipe, socket or device")
+    if not facts.st_size and path.suffix != ".txt":
+        raise DataError(f"{setting}{path} is empty (0 bytes): write it again, or remove it")
 
 
 def records_of(name: str, path: Path, field: str) -> Iterator[SourceRecord]:
@@ -193,9 +221,9 @@ def _whole(path: Path) -> str:
 
 
 def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each row of a Parquet file that has text.
+    """Yield the number, from 1, and the text of each row of a Parquet file.
 
-    Raises DataError if the file has no such column of text, or cannot be read.
+    Raises DataError if the file has no such column of text, a row without text, or cannot be read.
     """
     with opened_parquet(path) as file:
         _check_column(path, file.schema_arrow, field)
@@ -203,8 +231,9 @@ def _column(path: Path, field: str) -> Iterator[tuple[int, str]]:
         for batch in file.iter_batches(_BATCH_ROWS, columns=[field]):
             for text in batch.column(0).to_pylist():
                 number += 1
-                if text is not None:
-                    yield number, text
+                if text is None:
+                    raise DataError(f"{path}, row {number}: the column '{field}' is not text but null")
+                yield number, text
 
 
 @contextmanager
@@ -213,6 +242,7 @@ def opened_parquet(path: Path) -> Iterator[Any]:
     import pyarrow
     from pyarrow import parquet
 
+    check_file(path)
     try:
         with parquet.ParquetFile(path) as file:
             yield file
@@ -229,6 +259,7 @@ def _check_column(path: Path, schema: Any, field: str) -> None:
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, decompressed if it is a .gz or .zst. Raises DataError if it cannot be read."""
+    check_file(path)
     try:
         with _opened(path) as file:
             while line := file.readline(_MOST_LINE_BYTES):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify
-from gpas_cli.data.files import opened_parquet, text_of
+from gpas_cli.data.files import check_file, opened_parquet, text_of
 from gpas_cli.data.hub import download
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.data.records import json_values
@@ -144,6 +144,8 @@ def _files(task: GlueTask, split: str, folder: Path) -> list[Path]:
     """Return the files of a split: <task>/<split>.jsonl, or <task>/<split>*.parquet. Raises DataError without any."""
     for form in (f"{split}.jsonl", f"{split}*.parquet"):
         if found := sorted(folder.glob(f"{task.name}/{form}")):
+            for path in found:
+                check_file(path, f"{_SETTING}: ")
             return found
     if not folder.is_dir():
         raise DataError(f"{_SETTING}: there is no folder {folder}; name {GLUE_HUB} or a folder with its files")

@@ -32,7 +32,7 @@ from gpas_cli.data.corpora import (
     file_stamp,
     side,
 )
-from gpas_cli.data.files import TextField, check_suffix, records_of
+from gpas_cli.data.files import TextField, check_file, check_suffix, records_of
 from gpas_cli.errors import DataError, first_line, nearest
 
 # The record of a file at which the download of the next one starts, late enough that a short run needs only one file.
@@ -115,6 +115,8 @@ class HfDataset(Source):
             files = sorted(glob.glob(str(here), recursive=True))  # noqa: PTH207
             if not files:
                 raise DataError(f"data.path: no file matches '{self.path}' in {self.root}")
+            for file in files:
+                check_file(Path(file), "data.path: ")
             return datasets.load_dataset(kind, data_files=files)
         name, _, configuration = self.path.partition(":")
         with offline_if_unreachable():

@@ -12,6 +12,7 @@ sentence of one split is in another.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Source, SourceRecord, file_stamp, side, skip_to
-from gpas_cli.data.files import read_lines
+from gpas_cli.data.files import check_file, read_lines
 from gpas_cli.data.hub import HfDataset
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.spec.translation import Translation, both, languages, test_path
@@ -46,26 +47,27 @@ class FilePairs(Source):
     def __init__(self, path: str, root: Path, validation: str = ""):
         self.root = root
         self.separate = bool(validation)
-        self.paths = {"data.path": path} | ({"data.validation": validation} if validation else {})
+        self.settings = {"data.path": path} | ({"data.validation": validation} if validation else {})
 
     @property
     def title(self) -> str:
-        return self.paths["data.path"]
+        return self.settings["data.path"]
 
     def records(self, split: str, after: str = "") -> Iterator[SourceRecord]:
         found = self._read("data.validation" if self.separate and split == "validation" else "data.path")
         return skip_to((record for record in found if self.separate or side(record.id) == split), after)
 
     def stamp(self) -> Any:
-        files = [path for setting in self.paths for path in self._files(setting)]
-        return {"paths": self.paths, "files": file_stamp(files)}
+        return {"paths": self.settings, "files": file_stamp(self.paths())}
 
     def check(self) -> None:
-        for setting in self.paths:
-            self._files(setting)
+        self.paths()
+
+    def paths(self) -> list[Path]:
+        return [path for setting in self.settings for path in self._files(setting)]
 
     def _files(self, setting: str) -> list[Path]:
-        return existing(self.paths[setting], self.root, setting)
+        return existing(self.settings[setting], self.root, setting)
 
     def _read(self, setting: str) -> Iterator[SourceRecord]:
         first, second = self._files(setting)
@@ -75,12 +77,13 @@ class FilePairs(Source):
 
 
 def existing(path: str, root: Path, setting: str) -> list[Path]:
-    """Return both files that `path` names. Raises DataError, beginning with `setting`, for one that is not there."""
+    """Return both files that `path` names. Raises DataError, beginning with `setting`, for one that cannot be read."""
     files = [root / Path(one).expanduser() for one in both(path) or ()]
     for file in files:
-        if not file.is_file():
+        if not os.path.lexists(file):
             known = [one.name for one in file.parent.glob("*")] if file.parent.is_dir() else []
             raise DataError(f"{setting}: there is no file {file}; {nearest(file.name, sorted(known))}")
+        check_file(file, f"{setting}: ")
     return files
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from gpas_cli.data import disk
 from gpas_cli.data.corpora import Notify, cached_survey
-from gpas_cli.data.files import text_of
+from gpas_cli.data.files import check_file, text_of
 from gpas_cli.data.questions import KINDS, questions
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.data.tokenizer import bytes_per_token
@@ -147,17 +148,20 @@ def files(setting: str, name: str, part: str, root: Path) -> list[Path]:
     Raises DataError, beginning with the name of the `setting`, if there is no file to train on.
     """
     path = root / Path(name).expanduser()
+    found = [path]
     if path.is_dir():
-        found = sorted(path.glob(f"*/{part}.json"))
+        files_of = (folder / f"{part}.json" for folder in path.iterdir())
+        found = sorted(file for file in files_of if os.path.lexists(file))  # `glob` leaves out links to nothing
         if not found and part == "train":
             raise DataError(f"{setting}: {path} has no folder with a file {part}.json")
-        return found
-    if not path.is_file():
+    elif not path.exists():
         hint = nearest(name, (COMMONSENSE, EMBEDDED))
         raise DataError(f"{setting}: there is no file or folder {path}; {hint}")
-    if path.suffix not in (".json", ".jsonl"):
+    elif path.suffix not in (".json", ".jsonl"):
         raise DataError(f"{setting}: {path} is neither a .json nor a .jsonl file")
-    return [path]
+    for file in found:
+        check_file(file, f"{setting}: ")
+    return found
 
 
 # Files
@@ -184,6 +188,7 @@ def json_values(path: Path, *, listed: bool | None = None) -> Iterator[tuple[Whe
 
 
 def _content(path: Path) -> bytes:
+    check_file(path)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -55,7 +55,7 @@ class Stdlib(Source):
         return skip_to((SourceRecord(d.id, d.text) for d in self._all() if side(d.id) == split), after)
 
     def survey(self) -> Survey:
-        return survey_of((side(d.id), d) for d in self._all())
+        return survey_of(((side(d.id), d) for d in self._all()), self.title)
 
     def stamp(self) -> Any:
         """Return facts of the files, or None if the topics are not read from a file."""

@@ -17,6 +17,7 @@ from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, Data
+from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
     from gpas_cli.data.shards import Totals
@@ -175,6 +176,17 @@ def _sample(source: Source) -> Iterator[Document]:
         left -= len(document.text)
         if left < 0:
             return
+
+
+def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:
+    """Yield how much each corpus of `data` that is in files here has: "notes/*.txt: 2 files, 1.2 MB". Opens none."""
+    from gpas_cli.data.prepare import open_sources
+
+    with suppress(DataError, OSError):
+        for name, source in zip(data.names, open_sources(data, cache, root), strict=True):
+            if paths := source.paths():
+                size = byte_size(sum(path.stat().st_size for path in paths))
+                yield f"{name}: {count(len(paths), 'file')}, {size}"
 
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:

@@ -74,7 +74,8 @@ def interpret(
     if not declared and isinstance(root.value, dict):
         parts["grids"].report("has no grid; declare at least one")
     stages = catalogue.later_stages
-    grids = valid_grids({name: read_grid(part, stages) for name, part in declared.items()}, problems)
+    read = {name: read_grid(part, stages) for name, part in declared.items()}
+    grids = valid_grids({name: grid if readable else None for name, (grid, readable) in read.items()}, problems)
     grids = {**grids, **read_tuned(tuned_path(path), grids, problems)}
     profile = read_site(site, problems)
     resources, kind_resources = read_resources(parts["resources"], catalogue.sizes, stages, profile)
@@ -95,10 +96,24 @@ def interpret(
     if problems:
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in expanded(experiments, grids)[1] if (p.where, p.message) not in known]
+        others = _of_values(experiments, {name: grid for name, (grid, _) in read.items() if name not in grids})
+        more += (problem for problem in others if all(problem.where != other.where for other in problems))
         faulty = {("size", name) for name in sizes} | {("data", name) for name in corpora}
         faulty |= {("network", name) for name in networks}
         raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
+
+
+def _of_values(experiments: Experiments, grids: Mapping[str, Grid]) -> list[Problem]:
+    """Return what is wrong with the values of cells and the axes of tables of `grids`, which have mistakes of their
+    own: only what is wrong whatever those are. A condition may be one of them, so that no cell is excluded."""
+    grids = {name: replace(grid, include=(), exclude=()) for name, grid in grids.items()}
+    small = [name for name, grid in grids.items() if _small_enough(grids, grid, [])]
+    found = expanded(replace(experiments, grids=grids), small)[1]
+    for name in small:
+        if grids[name].table is not None:
+            _check_table(grids[name], labels_of(grids, name), found)
+    return [problem for problem in found if problem.alone]
 
 
 def _causes(problems: Iterable[Problem], faulty: Collection[tuple[str, str]], unloaded: bool) -> list[Problem]:
@@ -315,7 +330,7 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         valid = [*labels, *MEASURED_COLUMNS] if part == "columns" else list(labels)
         for name in names:
             if name not in valid and (message := _no_axis(grid, name, valid)):
-                problems.append(Problem((*path, part), message, str(_place(grid, part))))
+                problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))
     if table.best in (*table.rows, table.columns, table.over):
         message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"
         problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))

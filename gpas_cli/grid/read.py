@@ -45,8 +45,8 @@ _DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 AxisLabels = dict[str, tuple[Label, ...]]
 
 
-def read_grid(part: Part, stages: Sequence[str]) -> Grid | None:
-    """Return the grid declared by `part`, or None if what is wrong with it is also wrong with its cells.
+def read_grid(part: Part, stages: Sequence[str]) -> tuple[Grid, bool]:
+    """Return the grid declared by `part`, and whether nothing is wrong with it that is also wrong with its cells.
 
     Adds what is wrong to the problems. `stages` are the stages after pretraining.
     """
@@ -89,7 +89,7 @@ def read_grid(part: Part, stages: Sequence[str]) -> Grid | None:
         part.report("has no cells: it needs base, axes or include", grid.mark)
     readable = len(part.problems) == before
     part.problems.extend(aside)
-    return grid if readable else None
+    return grid, readable
 
 
 def _read_base(part: Part, listed: Part, stages: Sequence[str]) -> Node:

@@ -31,7 +31,7 @@ from gpas_cli.report.tables.table import build
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import main_result
 from gpas_cli.state.status import RESULTS, CellStatus
-from gpas_cli.words import count, listed
+from gpas_cli.words import count, listed, significant
 
 # The states in the order in which the page shows them.
 _STATES = ("done", "diverged", "running", "queued", "interrupted", "failed", "cancelled", "unknown", "missing")
@@ -324,7 +324,7 @@ def _effect(part: ClaimPartJson) -> str:
 
 
 def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+    return "" if value is None else significant(value, 3).replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True)

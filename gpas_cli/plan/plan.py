@@ -81,6 +81,7 @@ class Plan:
     estimate: Estimate
     machine: Machine
     text_warnings: tuple[str, ...] = ()
+    text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read
     untokenised: tuple[str, ...] = ()  # the texts that the first job to read them tokenises
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
@@ -179,6 +180,7 @@ def plan(
         startable=len(fitting) == len(needed),
         elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
         code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
+        text_files=tuple(texts.files(job.cell for job in fitting.values())),
         untokenised=tuple(texts.untokenised(job.cell for job in fitting.values())) if machine.here else (),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
-from gpas_cli.data import disk
+from gpas_cli.data import disk, text_usage
 from gpas_cli.data.text_usage import TextRequirement, TextUsage, estimate_usage, requirements, unreadable_reason
 from gpas_cli.data.tokenizer import MaskToken, absent_reason
 from gpas_cli.errors import DataError, GpasError
@@ -98,6 +98,12 @@ class Texts:
         """Return the texts of these cells that are not in the token cache, as far as that is known."""
         seen = ((cell.data, self._usage(cell)) for cell in distinct(cells) if cell.network is None)
         return list(dict.fromkeys(data.label for data, use in seen if use is None or use.estimated))
+
+    def files(self, cells: Iterable[Cell]) -> list[str]:
+        """Return how many files and bytes the texts of these cells have, as far as they are files here."""
+        here, read = self._project, dict.fromkeys(cell.data for cell in distinct(cells) if cell.network is None)
+        found = (text_usage.local_files(data, here.cache, here.config.parent) for data in read if here)
+        return list(dict.fromkeys(chain.from_iterable(found)))
 
     def sized(self, cell: Cell) -> Cell:
         """Return the cell with no more text to evaluate and to finetune on than there is, for its cost."""

@@ -10,18 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpas_cli.errors import GpasError, Problem, UnknownCell
+from gpas_cli.errors import GpasError, StoreError, UnknownCell
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.select import MIN_PREFIX_DIGITS
 from gpas_cli.plan.stage_jobs import stage_jobs, stage_keys
 from gpas_cli.project import Project
-from gpas_cli.spec.parse import build
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.spec.stage import EXTERNAL, TOKENISE
 from gpas_cli.state.claims import claim_path
 from gpas_cli.state.view import SchedulerView, facts_of
 from gpas_cli.store.rundir import all_keys
+from gpas_cli.structure import from_mapping
 
 _T = TypeVar("_T")
 
@@ -108,9 +108,10 @@ def _read(facts: Mapping[str, Any], key: str, catalogue: Catalogue) -> Entry:
 
 def _built(kind: type[_T], values: Any) -> _T:
     """Return the recorded instance, or one with default values if this version cannot read the record."""
-    problems: list[Problem] = []
-    made = build(kind, values, (), problems) if isinstance(values, Mapping) else None
-    return made or kind()
+    try:
+        return from_mapping(kind, values, "")
+    except StoreError:
+        return kind()
 
 
 def _distinct(entries: Iterable[Entry]) -> list[Entry]:

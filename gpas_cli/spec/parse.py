@@ -163,11 +163,13 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
         converted = _as(option, value)
         if converted is not _MISSING:
             each = converted if isinstance(converted, tuple) else (converted,)
-            problems.extend(Problem(path, fault) for one in each if (fault := _violation(one, bounds)))
+            problems.extend(Problem(path, fault, alone=True) for one in each if (fault := _violation(one, bounds)))
             return converted
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
-    quoted = f"; put it in quotes: '{value}'" if str in options and type(value) in (int, float) else ""
-    problems.append(Problem(path, f"{value!r} is not {wanted}{quoted}"))
+    numbers = [one for one in (value if isinstance(value, list) else [value]) if type(one) in (int, float)]
+    fault = next((fault for one in numbers if (fault := _violation(str(one), bounds))), "") if str in options else ""
+    quoted = f"; put it in quotes: '{value}'" if str in options and numbers == [value] else ""
+    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{quoted}", alone=True))
     return None
 
 

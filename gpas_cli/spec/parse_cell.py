@@ -206,7 +206,7 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
         like = values.pop("like", None)
         base = parse.plain(named[like]) if isinstance(like, str) and like in named else {}
         if like is not None and not base:
-            problems.append(Problem((name, "like"), f"unknown {name} '{like}'; {nearest(like, named)}"))
+            problems.append(Problem((name, "like"), f"unknown {name} '{like}'; {nearest(like, named)}", alone=True))
         found: list[Problem] = []
         values = {**base, **values}
         made = parse.build(cls, values, (), found, named)
@@ -215,7 +215,7 @@ def _section(cls: type, name: str, value: Any, named: Mapping[str, Any], problem
     if isinstance(value, str) and value in named:
         return named[value]
     message = f"unknown {name} {value!r}; {nearest(value, named)}"
-    problems.append(Problem((name,), message, undeclared=(name, str(value))))
+    problems.append(Problem((name,), message, undeclared=(name, str(value)), alone=True))
     return None
 
 
@@ -223,7 +223,7 @@ def _optional(cls: type, name: str, value: Any, problems: list[Problem]) -> Any:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        problems.append(Problem((name,), f"{value!r} is not a mapping of settings"))
+        problems.append(Problem((name,), f"{value!r} is not a mapping of settings", alone=True))
         return None
     return parse.build(cls, value, (name,), problems)
 
@@ -235,7 +235,7 @@ def _parse_norm(value: Any, catalogue: Catalogue, problems: list[Problem]) -> tu
     if not isinstance(scheme, str) or scheme not in catalogue.schemes:
         path = ("norm", "scheme") if isinstance(value, Mapping) and "scheme" in value else ("norm",)
         message = f"unknown scheme {scheme!r}; {nearest(scheme, catalogue.schemes)}"
-        problems.append(Problem(path, message, undeclared=("scheme", str(scheme))))
+        problems.append(Problem(path, message, undeclared=("scheme", str(scheme)), alone=True))
         return None, None
     cls = catalogue.schemes[scheme]
     digest = values.pop("wiring", None) if cls.origin else None
@@ -251,7 +251,8 @@ def _parse_gate(value: Any, problems: list[Problem]) -> Gate | None:
                 problems.append(Problem(("gate", name), "has no effect: gate is none"))
         return None
     if not isinstance(value, Mapping) and value != "gpas":
-        problems.append(Problem(("gate",), f"unknown gate '{value}'; {nearest(str(value), ('none', 'gpas'))}"))
+        message = f"unknown gate '{value}'; {nearest(str(value), ('none', 'gpas'))}"
+        problems.append(Problem(("gate",), message, alone=True))
         return None
     gate: Gate | None = _section(Gate, "gate", value, {"gpas": Gate()}, problems)
     return gate

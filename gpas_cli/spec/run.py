@@ -9,8 +9,10 @@ from typing import Any
 
 from gpas_cli.spec.parse import setting
 
-_MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
-_TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
+# 0 is all memory of a node, and no time limit. What else sbatch reads has no unit: 32 is MB, 60 and 1:30 are minutes.
+_MEMORY = re.compile(r"0|\d+[KMGT]B?", re.IGNORECASE)
+_TIME = re.compile(r"0|\d+:\d+:\d+|\d+-\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
+_TIME_OF_SBATCH = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")  # of records of earlier versions, too
 # Options of sbatch that gpas sets itself -> the setting to use instead, or "".
 _SET_BY_GPAS = {
     **dict.fromkeys(
@@ -27,20 +29,25 @@ def _memory_fault(text: str) -> str:
     """Check the memory of a node: 48G, 500M."""
     if not text or _MEMORY.fullmatch(text):
         return ""
+    if text.isdecimal():
+        return f"'{text}' has no unit; write {text}G, or {text}M for megabytes"
     digits = re.match(r"\d+", text)
     return f"'{text}' is not an amount of memory; write {digits[0] if digits else 48}G: a number with K, M, G or T"
 
 
 def _time_fault(text: str) -> str:
-    """Check a time limit: 90, 1:30:00, 2-12:00:00."""
+    """Check a time limit: 1:30:00, 2-12, 2-12:00:00."""
     if not text or _TIME.fullmatch(text):
         return ""
-    return f"'{text}' is not a time limit; write minutes, H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
+    if _TIME_OF_SBATCH.fullmatch(text):
+        clock = text if ":" in text else f"{text}:00"
+        return f"'{text}' has no unit; write {clock}:00 for hours, or 0:{clock} for minutes"
+    return f"'{text}' is not a time limit; write H:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
 
 
 def time_seconds(text: str) -> int | None:
     """Return a time limit as sbatch reads it, in seconds: 90 and 1:30:00 are 5400. None without a valid limit."""
-    if not re.fullmatch(r"[\d:-]+", text) or _time_fault(text):
+    if not _TIME_OF_SBATCH.fullmatch(text):
         return None
     days, dash, clock = text.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
@@ -86,13 +93,17 @@ def _requests_gpus(text: str) -> bool:
     return name.startswith("gpus") or (name == "gres" and str(value).partition(":")[0] == "gpu")
 
 
+_UNITS = {**dict.fromkeys(("mem-per-cpu", "mem-per-gpu", "tmp"), _memory_fault), "time-min": _time_fault}
+
+
 def _option_fault(text: str) -> str:
     """Check a further option of sbatch, which must not be one that gpas sets."""
-    name, _ = option(text)
+    name, value = option(text)
     if not text.strip().startswith("--") or not name.replace("-", "").isalnum():
         return f"'{text}' is not an option; write it as --name=value or --name"
     if name not in _SET_BY_GPAS:
-        return ""
+        fault = _UNITS[name](str(value)) if name in _UNITS else ""
+        return fault and f"--{name}: {fault}"
     setting = _SET_BY_GPAS[name]
     return f"--{name} is set by gpas itself; {f'use resources.{setting}' if setting else 'remove it'}"
 
@@ -205,7 +216,7 @@ class Monitoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is a SLURM time, D-HH:MM:SS.
+    """The resources of one job. With `micro_batch` 0 the trainer chooses; `time` is H:MM:SS or D-HH:MM:SS.
 
     `compile`: torch.compile for every layer. `auto` compiles on GPUs, where it pays off within minutes, and on CPUs for
     trainings that take hours, if a C++ compiler is installed.
@@ -220,7 +231,8 @@ class Resources:
     `resume`: whether a run may resume from a checkpoint of another version of the code or of torch (`any-code`, with a
     warning, and a note in tables about the code) or not (`same-code`).
 
-    The other settings are for SLURM only. mem, time: a list such as [32G, 64G] has an entry for the first attempt, and
+    The other settings are for SLURM only. mem: a number with K, M, G or T, or '0', all memory of the node. mem, time: a
+    list such as [32G, 64G] has an entry for the first attempt, and
     one for each that follows an attempt which ran out of memory, or reached its time limit. gpus and cpus count over
     all `nodes`, with one task per GPU. `sbatch`: more options of sbatch; `setup`: lines of shell to run before the job;
     `environment`: NAME=VALUE; `python`: the command that starts Python there. `pack`: the number of small cells in one

@@ -26,6 +26,7 @@ from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
 from gpas_cli.spec.translation import BLEU, Translation, translation_tokens
+from gpas_cli.words import fixed
 
 PRETRAIN = "pretrain"
 _PER_TARGET = "nats/target"  # the unit of losses that only some of the tokens have
@@ -78,7 +79,7 @@ class Metric:
 
     def shown(self, value: float) -> str:
         """Return a value with the metric's digits and unit: "51.20 %"."""
-        return f"{value:.{self.digits}f}{f' {self.unit}' if self.unit else ''}"
+        return f"{fixed(value, self.digits)}{f' {self.unit}' if self.unit else ''}"
 
     @property
     def family(self) -> str:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -139,7 +140,7 @@ def write_parquet(path: Path, column: str, values: list[object], groups: int = 7
 
 def test_parquet_is_read_row_by_row(tmp_path: Path):
     texts: list[object] = [f"text {n}" for n in range(40)]
-    texts[3] = None
+    texts[3] = ""
     texts[20] = " "
     write_parquet(tmp_path / "a.parquet", "body", texts)
     (tmp_path / "b.txt").write_text("a file beside it")
@@ -160,6 +161,69 @@ def test_parquet_without_text_is_refused(tmp_path: Path):
         Files("*.parquet", "bodi", tmp_path).survey()
     with pytest.raises(DataError, match=r"a\.parquet: the column 'n' is not text but int64"):
         Files("*.parquet", "n", tmp_path).survey()
+    write_parquet(tmp_path / "a.parquet", "body", ["a", None])
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: the column 'body' is not text but null"):
+        Files("*.parquet", "body", tmp_path).survey()
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("/nonexistent/a.jsonl")
+
+
+def socket_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+UNREADABLE = {
+    "a link to nothing": (
+        "a.jsonl",
+        link_to_nothing,
+        r"a\.jsonl is a link to /nonexistent/a\.jsonl, which cannot be read",
+    ),
+    "a link to itself": (
+        "a.jsonl",
+        lambda path: path.symlink_to(path.name),
+        r"a\.jsonl is a link .* Too many levels of symb",
+    ),
+    "a folder": ("old", Path.mkdir, r"'t/\*' matches the folder .*/t/old, whose files are not read"),
+    "a folder named as a file": ("a.jsonl", Path.mkdir, r"matches the folder .*/t/a\.jsonl, whose files are not read"),
+    "a pipe": ("a.jsonl", os.mkfifo, r"a\.jsonl is not a file that can be read, but"),
+    "a socket": ("a.jsonl", socket_at, r"a\.jsonl is not a file that can be read, but"),
+    **{
+        f"an empty {name}": (name, Path.touch, rf"/{name} is empty \(0 bytes\)")
+        for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet")
+    },
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("setting", ["data.path", "data.validation"])
+def test_what_a_glob_matches_and_cannot_be_read_is_named(tmp_path: Path, monkeypatch, name: str, setting: str):
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    write_jsonl(tmp_path / "t/b.jsonl", sentences(30))
+    write_jsonl(tmp_path / "c.jsonl", sentences(30))
+    file, make, message = UNREADABLE[name]
+    make(Path("t", file))
+    source = Files(*(("t/*", "text", tmp_path) if setting == "data.path" else ("c.jsonl", "text", tmp_path, "t/*")))
+    for look in (source.check, source.survey, source.stamp, source.paths):
+        with pytest.raises(DataError, match=rf"^{setting}: .*{message}"):
+            look()
+
+
+def test_a_glob_over_folders_reads_what_is_in_them(tmp_path: Path):
+    """A folder on the way is no mistake; one with the name of a file, none of whose files match, is."""
+    for path in ("t/b.jsonl", "t/deep/c.jsonl", "t/parts.jsonl/p.jsonl"):
+        write_jsonl(tmp_path / path, sentences(3))
+    (tmp_path / "t/none").mkdir()
+    (tmp_path / "t/empty.txt").touch()  # a document without text, like a blank line
+    for pattern in ("t/**", "t/**/*"):
+        assert len(Files(pattern, "text", tmp_path).paths()) == 4
+    source = Files("t/**/*.jsonl", "text", tmp_path)
+    assert [path.name for path in source.paths()] == ["b.jsonl", "c.jsonl", "p.jsonl"]
+    (tmp_path / "t/parts.jsonl/p.jsonl").rename(tmp_path / "t/parts.jsonl/p")
+    with pytest.raises(DataError, match=r"matches the folder .*/t/parts\.jsonl, whose files are not read"):
+        source.check()
 
 
 def test_ids_do_not_depend_on_the_location_of_the_corpus(root: Path, tmp_path: Path):
@@ -216,14 +280,17 @@ def test_no_file_and_no_validation_text_are_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r"data\.path: no file matches 'none/\*\.txt' in .*it is a glob"):
         Files("none/*.txt", "text", tmp_path).survey()
     (tmp_path / "book.txt").write_text("one long book")
-    with pytest.raises(DataError, match=r"has 1 documents, none of them in the \w+ split.*\.jsonl"):
+    with pytest.raises(DataError, match=r"has 1 document, and none is in the \w+ split.*\.jsonl"):
         Files("*.txt", "text", tmp_path).survey()
+    write_parquet(tmp_path / "a.parquet", "text", [""])
+    with pytest.raises(DataError, match=r"^no documents in a\.parquet$"):
+        Files("a.parquet", "text", tmp_path).survey()
 
 
 def test_a_split_without_text_is_refused_before_a_text_is_read(tmp_path: Path):
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("a short text")
-    with pytest.raises(DataError, match="has 3 documents, none of them in the validation split"):
+    with pytest.raises(DataError, match="has 3 documents, and none is in the validation split"):
         Files("?.txt", "text", tmp_path).check()
     (tmp_path / "empty.txt").touch()
     with pytest.raises(DataError, match=r"^data\.validation: the files that it matches hold no text$"):

@@ -1,6 +1,7 @@
 """Examples of GLUE's tasks: files as on the hub, labels, rows of tokens, and messages with file and place."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -181,7 +182,7 @@ def test_a_split_without_examples_and_a_label_without_examples_are_errors(folder
     write(folder / "glue", "qnli", "train", QNLI[:1])
     with pytest.raises(DataError, match="no example to train qnli on has the label 0, entailment"):
         prepared(folder, "qnli")
-    write(folder / "glue", "qnli", "validation", [])
+    (folder / "glue/qnli/validation.jsonl").write_text("\n")
     write(folder / "glue", "qnli", "train", QNLI)
     with pytest.raises(DataError, match="the split 'validation' of qnli has no example"):
         prepared(folder, "qnli")
@@ -195,6 +196,8 @@ def test_missing_files_are_found_without_opening_any(folder: Path) -> None:
     reason = unreadable_reason(Glue(data="glue"), folder)
     assert "qnli has no file validation.jsonl or validation*.parquet; the folder has train" in reason
     assert "there is no folder" in unreadable_reason(Glue(data="glu"), folder)
+    os.mkfifo(folder / "glue/qnli/validation.jsonl")
+    assert "validation.jsonl is not a file that can be read" in unreadable_reason(Glue(data="glue"), folder)
 
 
 def test_the_hub_is_read_at_a_fixed_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

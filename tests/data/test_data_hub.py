@@ -115,6 +115,13 @@ def test_an_unloadable_dataset_is_reported(tmp_path: Path, path: str, field: str
         HfDataset(path, field, tmp_path).survey()
 
 
+def test_a_local_file_that_cannot_be_read_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    os.mkfifo(tmp_path / "b.jsonl")
+    with pytest.raises(DataError, match=r"^data\.path: .*b\.jsonl is not a file that can be read"):
+        HfDataset("*.jsonl", "text", tmp_path).survey()
+
+
 def test_c4_is_read_file_by_file_in_order(c4: list[str], tmp_path: Path):
     source = C4(tmp_path / "cache")
     documents = source.documents("train")

@@ -44,6 +44,12 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "train", ["a"], ["b"])
     with pytest.raises(DataError, match=r"data\.path: there is no file .*train\.fr; did you mean 'train\."):
         FilePairs("train.{en,fr}", tmp_path).check()
+    (tmp_path / "train.fr").symlink_to("gone")
+    with pytest.raises(DataError, match=r"data\.path: .*train\.fr is a link to gone, which cannot be read"):
+        FilePairs("train.{en,fr}", tmp_path).check()
+    (tmp_path / "train.de").write_bytes(b"")
+    with pytest.raises(DataError, match=r"data\.path: .*train\.de is empty \(0 bytes\)"):
+        FilePairs("train.{en,de}", tmp_path).stamp()
     (tmp_path / "train.de").write_bytes(b"\xff\n")
     with pytest.raises(DataError, match=r"train\.de:1: not UTF-8 text"):
         list(FilePairs("train.{en,de}", tmp_path).documents("train"))

@@ -1,6 +1,7 @@
 """Records to finetune on, and questions: files, prompts, and messages with file and line."""
 
 import json
+import os
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -86,7 +87,8 @@ def test_records_are_read_from_lists_and_lines(tmp_path: Path, suffix: str) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a.json:1: not a list of records, [{...}, ...]"),
+        ("", "a.json is empty (0 bytes)"),
+        ("\n", "a.json:2: not a list of records, [{...}, ...]"),
         ('{"instruction": "a"}', "a.json:1: not a list of records"),
         ('[\n {"instruction": "a", "output": "b"},\n {"instruction": "a"}\n]', "a.json:3: no field 'output'"),
         (
@@ -147,6 +149,11 @@ def test_a_missing_file_is_reported_before_anything_starts(tmp_path: Path) -> No
     assert unreadable_reason(Finetune(), tmp_path, tmp_path) == ""
     missing = Finetune(data="embedded", validation="no.json")
     assert unreadable_reason(missing, tmp_path, tmp_path).startswith("finetune.validation: there is no file")
+    os.mkfifo(tmp_path / "pipe.json")
+    assert "pipe.json is not a file" in unreadable_reason(Finetune(data="pipe.json"), tmp_path, tmp_path)
+    (tmp_path / "empty/a").mkdir()
+    (tmp_path / "empty/a/train.json").symlink_to("gone.json")
+    assert "is a link to gone.json, which" in unreadable_reason(Finetune(data="empty"), tmp_path, tmp_path)
 
 
 def test_commonsense170k_is_read_from_the_cache_or_its_address_is_given(

@@ -79,13 +79,42 @@ MISTAKES = {
     "watch key": (BASE + "watch: {spikes: 4}", "6:13", "did you mean 'spike'?"),
     "resources": (BASE + "resources: {cpus: many}", "6:23", "'many' is not a whole number"),
     "memory": (BASE + "resources: {mem: 10X}", "6:22", "resources.mem: '10X' is not an amount of memory; write 10G"),
-    "memory without quotes": (BASE + "resources: {mem: 4000}", "6:22", "list of strings; put it in quotes: '4000'"),
+    "memory without a unit": (
+        BASE + "resources: {mem: 32}",
+        "6:22",
+        "resources.mem: '32' has no unit; write 32G, or 32M for megabytes",
+    ),
+    "quoted memory without a unit": (BASE + "resources: {mem: '32'}", "6:22", "'32' has no unit; write 32G"),
+    "memory of attempts without a unit": (BASE + "resources: {mem: [32, 64]}", "6:22", "'32' has no unit; write 32G"),
+    "memory of a core without a unit": (
+        BASE + "resources: {sbatch: [--mem-per-cpu=4]}",
+        "6:25",
+        "--mem-per-cpu: '4' has no unit; write 4G",
+    ),
+    "disk without a unit": (BASE + "resources: {sbatch: [--tmp=10]}", "6:25", "--tmp: '10' has no unit; write 10G"),
+    "shortest time without a unit": (BASE + "resources: {sbatch: [--time-min=60]}", "6:25", "--time-min: '60' has no"),
+    "time without a unit": (
+        BASE + "resources: {time: 90}",
+        "6:23",
+        "'90' has no unit; write 90:00:00 for hours, or 0:90:00 for minutes",
+    ),
+    "quoted time without a unit": (BASE + "resources: {time: '90'}", "6:23", "'90' has no unit; write 90:00:00 for"),
+    "time of minutes and seconds": (
+        BASE + "resources: {time: 4:00}",
+        "6:23",
+        "'4:00' has no unit; write 4:00:00 for hours, or 0:4:00 for minutes",
+    ),
+    "time of a stage without a unit": (
+        BASE + STAGE + "resources: {importance: {time: [30, 60]}}",
+        "7:36",
+        "'30' has no unit; write 30:00:00 for hours, or 0:30:00 for",
+    ),
     "notice as long as the time limit": (
         BASE + "resources: {time: '0:03:00', notice: 180}",
         "6:42",
         "180 s is not shorter than the time limit of 0:03:00",
     ),
-    "time": (BASE + "resources: {time: abc}", "6:23", "'abc' is not a time limit; write minutes, H:MM:SS or D-HH"),
+    "time": (BASE + "resources: {time: abc}", "6:23", "'abc' is not a time limit; write H:MM:SS or D-HH"),
     "memory of attempts": (BASE + "resources: {mem: [32G, 64X]}", "6:22", "'64X' is not an amount of memory"),
     "memory of one attempt": (BASE + "resources: {mem: [32G]}", "6:22", "write at least two, or one value: mem: 32G"),
     "no memory of attempts": (BASE + "resources: {mem: []}", "6:22", "write at least two, or one value"),
@@ -100,6 +129,8 @@ MISTAKES = {
         "6:16",
         "120 s is not shorter than the time limit of 0:02:00",
     ),
+    "number for a word": (BASE + "resources: {compile: 1}", "6:26", "unknown value '1'; valid: auto, on, off"),
+    "number for a name": (BASE + "resources: {partition: 7}", "6:28", "7 is not a string; put it in quotes: '7'"),
     "resources key": (BASE + "resources: {partiton: gpu}", "6:17", "did you mean 'partition'?"),
     "sbatch option of ours": (BASE + "resources: {sbatch: [--array=0-3]}", "6:25", "use resources.at_once"),
     "sbatch signal": (BASE + "resources: {sbatch: [--signal=USR1@5]}", "6:25", "resources.notice"),
@@ -201,6 +232,41 @@ def test_a_mistake_in_a_grid_is_reported_once_at_its_position(case: str) -> None
     assert len(found) == 1 or case == "missing recipe", found
     assert found[0].startswith(f"e.yaml:{place}: "), found
     assert message in found[0]
+
+
+BAD_CELLS = "{norm: [prenorm], gate: [true], optim.lr: [-1]}"
+OWN_MISTAKES = {
+    "in base": "base: {size: quickstart, data: quickstart, lr: 1e-3}\naxes: CELLS",
+    "in another axis": BASE + "axes: CELLS\nwhen: [{where: {norm: prae}, axes: {seed: [1]}}]",
+    "in a list": BASE + "axes: CELLS\nstages: pretrain",
+    "in a condition": BASE + "axes: CELLS\nexclude: [{nrm: pre}]",
+    "in an override": BASE + "axes: CELLS\noverride: [{why: x}]",
+    "an unknown key": BASE + "axes: CELLS\nincluded: [h]",
+    "an include": BASE + "axes: CELLS\ninclude: [h]",
+}
+
+
+@pytest.mark.parametrize("case", OWN_MISTAKES)
+def test_a_mistake_of_a_grid_does_not_hide_those_of_its_cells(case: str) -> None:
+    said = "\n".join(complaints(whole(OWN_MISTAKES[case].replace("CELLS", BAD_CELLS) + "\ntable: {rows: [gte]}")))
+    own = complaints(whole(OWN_MISTAKES[case].replace("CELLS", "{norm: [pre]}")))
+    assert own
+    assert all(mistake.partition(": ")[2].partition(";")[0] in said for mistake in own)
+    for mistake in ("unknown scheme 'prenorm'", "unknown gate 'True'", "optim.lr: -1.0 is too small", "no axis 'gte'"):
+        assert said.count(mistake) == 1, said
+
+
+def test_a_mistake_of_a_grid_does_not_hide_those_of_the_grids_that_include_it() -> None:
+    text = whole(BASE + "axes: {norm: 3}") + "\n  h:\n    include: [g]\n    base: {size: quickstart, norm: prae}\n"
+    assert [problem.rpartition(": ")[2] for problem in complaints(text)] == [
+        "'3' is not a list; write [3]",
+        "unknown scheme 'prae'; did you mean 'pre'?",
+    ]
+
+
+def test_a_grid_with_a_mistake_and_too_many_cells_is_not_expanded() -> None:
+    many = BASE + "lr: 1\naxes: {seed: {range: [1, 9000]}, optim.lr: {linear: [0.1, 0.2], n: 9000}}"
+    assert len(complaints(whole(many))) == 1
 
 
 TOP = {

@@ -23,6 +23,7 @@ from gpas_cli.spec.stage import STAGE_KINDS, TOKENISE
 from gpas_cli.state.status import StageStatus
 from gpas_cli.store.journal import Journal, encode
 from gpas_cli.structure import to_mapping
+from gpas_cli.words import byte_size
 from gpas_cli.worker import tokenise
 
 LOCAL = "arc_easy@0123456789ab"
@@ -60,9 +61,9 @@ def test_a_local_test_set_without_references_is_refused_before_anything_runs(tmp
     size = {"hidden": 16, "ffn": 16, "heads": 2, "layers": 2, "vocab": 300}
     whole = {"size": size, "family": "encoder-decoder", "objective": "translation", "data": {"source": "languages"}}
     cell = entry(**whole, translation={"tests": ["languages", "mine=t.{en,de}"]}).cell
-    (tmp_path / "t.en").touch()
+    (tmp_path / "t.en").write_text("a\n")
     assert "translation.tests: mine=t.{en,de}: there is no file" in Texts(project, [cell]).missing(cell)
-    (tmp_path / "t.de").touch()
+    (tmp_path / "t.de").write_text("b\n")
     assert Texts(project, [cell]).missing(cell) == ""
 
 
@@ -108,6 +109,8 @@ def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
     sized = texts.sized(job.cell)
     assert sized.data.eval_tokens == pytest.approx(held_out, rel=0.1)
     assert texts.untokenised([job.cell]) == ["text/*.txt"]
+    size = sum(path.stat().st_size for path in (tmp_path / "text").iterdir())
+    assert texts.files([job.cell]) == [f"text/*.txt: 50 files, {byte_size(size)}"]
     pretrain, finetune = STAGE_KINDS["pretrain"].cost, STAGE_KINDS["finetune"].cost
     own = job.cell.optim
     assert pretrain(sized, job.cadence, 0) == own.steps * own.batch * 16 + sized.data.eval_tokens / 3

@@ -24,7 +24,7 @@ from gpas_cli.report.papers import load
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
-from gpas_cli.words import count, listed, verb
+from gpas_cli.words import count, listed, significant, verb
 
 _STYLES = {SUPPORTED: "green", CONTRADICTED: "red", UNDECIDED: "yellow"}
 _TESTS = {"t": "t", SIGN: "sign", EACH_RUN: "each run", SEQUENTIAL: "sequential"}
@@ -173,9 +173,7 @@ def _p_text(p: float | None) -> str:
 
 def number(value: float, digits: int = 3) -> str:
     """Return a number with this many significant digits: "-0.74", "1.58", "-1,390", "diverged" if it is infinite."""
-    if not math.isfinite(value):
-        return "diverged"
-    return f"{value:.{digits}g}" if abs(value) < 10**digits or abs(value) < 1e-4 else f"{value:,.0f}"
+    return significant(value, digits) if math.isfinite(value) else "diverged"
 
 
 def _detailed(verdicts: Sequence[Verdict]) -> Iterator[RenderableType]:
@@ -267,7 +265,7 @@ def _seeds_table(parts: Sequence[Part]) -> Columns | str:
 def _value(value: float | None, state: str) -> str:
     if value is None or math.isinf(value):
         return STATE_NAMES.get(state, state)
-    return f"{value:.4g}"
+    return significant(value, 4)
 
 
 def _notes(verdict: Verdict) -> Iterator[str]:

@@ -129,9 +129,12 @@ def prepare(
     if as_json:
         print_json(PreparedJson(schema=1, corpora=made))
         return
+    for line in texts.files(cells):
+        say(line)
     for one in made:
         for name, totals in one["splits"].items():
-            words = f"{totals['documents']:,} documents, {totals['tokens']:,} tokens"
+            size = byte_size(totals["bytes"])
+            words = f"{count(totals['documents'], 'document')} of {size}, {count(totals['tokens'], 'token')}"
             more = "" if totals["final"] else ", more in the source"
             say(f"{one['name']} {name}: {words}{more} in {one['folder']}")
 

@@ -27,7 +27,7 @@ from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.report.tuning import Method, Trial, methods_of, rounds, settings_of
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.locks import locked
-from gpas_cli.words import count, listed
+from gpas_cli.words import count, listed, significant
 
 RATE = "optim.lr"
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -224,7 +224,7 @@ class Search:
 def _shown(trial: Trial | None) -> str:
     if trial is None:
         return ""
-    text = f"{trial.perplexity:.4g}" if math.isfinite(trial.perplexity) else "diverged"
+    text = significant(trial.perplexity, 4) if math.isfinite(trial.perplexity) else "diverged"
     return text if trial.share == 1 else f"{text} ({trial.updates})"
 
 

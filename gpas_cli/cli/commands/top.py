@@ -20,7 +20,7 @@ from gpas_cli.plan.usage import Activity, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.status import CellStatus
 from gpas_cli.state.usage import HoursJson
-from gpas_cli.words import byte_size, count, stopwatch
+from gpas_cli.words import byte_size, count, fixed, stopwatch
 
 _BAR_WIDTH = 12  # characters
 # Columns left out on a narrow terminal, in this order.
@@ -173,7 +173,7 @@ def _of_progress(state: CellStatus) -> dict[str, Cell]:
     return {
         "progress": ("━" * full + "─" * (_BAR_WIDTH - full), "cyan"),
         "step": seen.counted,
-        "loss": f"{seen.loss:.3f}{event_marks(seen)}" if seen.loss is not None else "",
+        "loss": f"{fixed(seen.loss, 3)}{event_marks(seen)}" if seen.loss is not None else "",
         "tokens/s": f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else "",
         "MFU": f"{seen.mfu:.0%}" if seen.mfu else "",
         "memory": byte_size(seen.memory) if seen.memory else "",

@@ -32,7 +32,7 @@ from gpas_cli.store.records import Imported
 from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
 from gpas_cli.structure import to_mapping
-from gpas_cli.words import count, date_and_time, listed
+from gpas_cli.words import count, date_and_time, listed, significant
 
 # Why the trainer took its float32 product, by `MatmulChoice.origin`. Early code measured the last three.
 _PRODUCT_ORIGINS = {
@@ -217,7 +217,7 @@ def _print(stage: Provenance) -> None:
             say(f"    {difference.setting}: {' -> '.join(difference.texts)}")
     if stage.spikes:
         words = {"loss": "loss", "grad_norm": "gradient norm"}
-        shown = [f"{words[of]} {value:.4g} at update {step}" for step, of, value in stage.spikes]
+        shown = [f"{words[of]} {significant(value, 4)} at update {step}" for step, of, value in stage.spikes]
         say(f"  spikes: {listed(shown, _MOST_SPIKES)}")
     if stage.skipped:
         shown = [f"{step} (loss scale {scale:g})" for step, scale in stage.skipped]
@@ -261,7 +261,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
         "text": text if facts["fingerprint"] else "",
         "computed": _computed(attempt.computed),
         "resumed from": f"update {facts['resumed_from']}" if facts["resumed_from"] else "",
-        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in sorted(attempt.metrics.items())),
+        "metrics": ", ".join(f"{name} {significant(value, 6)}" for name, value in sorted(attempt.metrics.items())),
         "log": str(attempt.log),
         "checkpoint": str(attempt.checkpoint or ""),
     }

@@ -8,7 +8,7 @@ from gpas_cli import events
 from gpas_cli.spec.downstream import BY_TEXT
 from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress
-from gpas_cli.words import count
+from gpas_cli.words import count, significant
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -31,7 +31,7 @@ def measured(update: events.Step | Progress) -> list[str]:
 
 def _short(value: float | None) -> str:
     """Return a number in four digits."""
-    return str(value) if value is None else f"{value:.4g}"
+    return str(value) if value is None else significant(value, 4)
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:

@@ -17,7 +17,7 @@ from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
 from gpas_cli.state.usage import HoursJson, Spent
 from gpas_cli.statistics.stats import mean_interval
-from gpas_cli.words import count, date_and_time, listed
+from gpas_cli.words import count, date_and_time, fixed, listed
 
 _NAMED = 6  # seeds in one line
 _PARTS = {"trained": "kept", "lost": "lost", "failed": "failed", "superseded": "superseded"}
@@ -162,8 +162,8 @@ def _difference(origin: NumberOrigin) -> str:
     digits = place.metric.digits
     test = f", p = {delta.p:.2g} (paired t test)" if delta.p is not None else ""
     if bounds := mean_interval(delta):
-        test = f", 95 % interval {bounds[0]:+.{digits}f} to {bounds[1]:+.{digits}f}{test}"
-    return f"{delta.mean:+.{digits}f} over {count(delta.n, 'pair')}{test}; {theirs}"
+        test = f", 95 % interval {fixed(bounds[0], digits, '+')} to {fixed(bounds[1], digits, '+')}{test}"
+    return f"{fixed(delta.mean, digits, '+')} over {count(delta.n, 'pair')}{test}; {theirs}"
 
 
 def _code(code: Code, seeds: int) -> str:
@@ -190,10 +190,10 @@ def _seed_rows(origin: NumberOrigin) -> Any:
     rows = []
     for seed in origin.seeds:
         result = seed.result
-        difference = "" if seed.value is None or seed.base is None else f"{seed.value - seed.base:+.{digits}f}"
+        difference = "" if seed.value is None or seed.base is None else fixed(seed.value - seed.base, digits, "+")
         rows.append([
             str(seed.seed),
-            seed.state if seed.value is None else f"{seed.value:.{digits}f}",
+            seed.state if seed.value is None else fixed(seed.value, digits),
             difference,
             seed.entry.id,
             str(result.number) if result else "",

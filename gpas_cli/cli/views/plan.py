@@ -144,7 +144,7 @@ def render(
     `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
     cells, for the commands that are proposed; by default the names of their grids.
     """
-    basis = [*planned.estimate.basis, *planned.warnings, *_texts(planned)]
+    basis = [*planned.estimate.basis, *planned.warnings, *planned.text_files, *_texts(planned)]
     parts: list[RenderableType] = [_hanging(line) for line in refusals(planned)]
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []

@@ -39,7 +39,7 @@ from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.words import count, stopwatch
+from gpas_cli.words import count, fixed, stopwatch
 
 if TYPE_CHECKING:  # numpy, which `gpas status` does without
     from gpas_cli.data.prepare import Need
@@ -144,7 +144,7 @@ def _row(job: StageJob, status: StageStatus) -> tuple[str, ...]:
         return (job.name, progress.phase if progress else status.state, "", "", "", "")
     speed = f"{progress.tokens_per_second:,.0f}" if progress.tokens_per_second else ""
     left = stopwatch(progress.eta) if progress.eta is not None else ""
-    loss = f"{progress.loss:.3f}{event_marks(progress)}" if progress.loss is not None else ""
+    loss = f"{fixed(progress.loss, 3)}{event_marks(progress)}" if progress.loss is not None else ""
     return (job.name, progress.counted, loss, speed, left, sparkline(progress.losses))
 
 

@@ -180,7 +180,7 @@ function stateOf(cell) {
 function result(cell, named) {
   const value = asNumber(cell.result);
   if (value === null) return "";
-  const text = Number.isFinite(value) ? value.toFixed(cell.digits) : shortNumber(value);
+  const text = Math.abs(value) < 1e6 ? value.toFixed(cell.digits) : shortNumber(value);
   return named ? `${cell.metric} ${text}` : text;
 }
 

@@ -49,6 +49,7 @@ function logTicks(low, high, most) {
 
 function tickText(value) {
   const size = Math.abs(value);
+  if (size >= 1e12) return shortNumber(value);
   if (size >= 1e9) return `${shortNumber(value / 1e9)}B`;
   if (size >= 1e6) return `${shortNumber(value / 1e6)}M`;
   if (size >= 1e4) return `${shortNumber(value / 1e3)}k`;

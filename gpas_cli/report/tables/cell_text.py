@@ -7,16 +7,20 @@ from gpas_cli.report.papers import load
 from gpas_cli.report.tables.notes import notes, significant
 from gpas_cli.report.tables.sheet import Sheet, Style
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
+from gpas_cli.words import fixed
 
 
 def number(value: float, digits: int, style: Style, sign: str = "") -> str:
-    """Return `value` with `digits` after the point; with `sign` "+", positive numbers get a plus."""
+    """Return `value` as `words.fixed`, in the signs of a style."""
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else ("" if value > 0 else style.minus) + style.infinity
-    text = f"{value:{sign}.{digits}f}"
+    text = fixed(value, digits, sign)
+    unsigned = text.lstrip("+-")
     if float(text) == 0:
-        text = text.lstrip("+-")
-    return text.replace("-", style.minus)
+        return unsigned
+    factor, exponent, power = unsigned.partition("e")
+    signed = text.removesuffix(unsigned).replace("-", style.minus)
+    return signed + (style.power.format(factor, power) if exponent else unsigned)
 
 
 def cell_text(cell: TableCell, digits: int, style: Style) -> str:

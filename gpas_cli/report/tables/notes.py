@@ -16,7 +16,7 @@ from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS, PRETRAIN
-from gpas_cli.words import abbreviated, count, listed, verb
+from gpas_cli.words import abbreviated, count, fixed, listed, verb
 
 _T = TypeVar("_T")
 
@@ -283,7 +283,8 @@ def _gains(table: Table) -> Iterator[Note]:
         ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
         signs = f"{same} of {len(found)} have the same sign as in {load(source)['short']}"
         digits = table.metric.digits
-        yield Note("gains", f"differences: {signs}; median {ours:+.{digits}f} here, {theirs:+.{digits}f} there")
+        here = fixed(ours, digits, "+")
+        yield Note("gains", f"differences: {signs}; median {here} here, {theirs:+.{digits}f} there")
 
 
 def _shown_cells(table: Table) -> Iterator[tuple[Row, int, TableCell]]:

@@ -70,6 +70,7 @@ class Style:
     minus: str = "-"
     plus_minus: str = "±"
     infinity: str = "inf"
+    power: str = "{}e{}"  # a number times a power of ten
     indent: str = "  "
     unfinished: str = ""
 
@@ -274,6 +275,7 @@ _LATEX = Style(
     minus="$-$",
     plus_minus="$\\pm$",
     infinity="$\\infty$",
+    power="${}\\cdot10^{{{}}}$",
     indent="\\quad ",
     unfinished="--",
 )

@@ -130,7 +130,7 @@ def single(project: Project, name: str, log: Path, resources: Resources, words: 
     """Return the sbatch script of one short task: Python runs `words` (quoted) as it runs jobs of these resources."""
     gpus = min(1, resources.gpus)
     memory = "2G" if resources.mem else ""  # enough to import torch
-    small = replace(resources, nodes=1, ranks=1, cpus=1, gpus=gpus, mem=memory, time="2", notice=10, pack=1)
+    small = replace(resources, nodes=1, ranks=1, cpus=1, gpus=gpus, mem=memory, time="0:02:00", notice=10, pack=1)
     profile = dict(parameters(small))
     options = profile["additional_parameters"].items()
     profile["additional_parameters"] = {option: value for option, value in options if not option.startswith("mail")}

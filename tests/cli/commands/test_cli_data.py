@@ -22,6 +22,7 @@ from gpas_cli.data.shards import Totals
 from gpas_cli.data.text_usage import TextRequirement, requirements
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.words import byte_size
 
 EXPERIMENTS = """
 version: 1
@@ -71,8 +72,13 @@ def test_prepare_then_status(folder: Path) -> None:
     assert (document["schema"], corpus["source"], corpus["name"]) == (1, "files", "text/*.jsonl")
     assert sum(split["documents"] for split in corpus["splits"].values()) == 400
     assert all(split["final"] for split in corpus["splits"].values())
+    stored = (folder / "text/a.jsonl").stat().st_size
     again = json.loads(gpas(folder, "prepare", "--json")[1])
     assert again == document
+    said = gpas(folder, "prepare")[1]
+    assert f"text/*.jsonl: 1 file, {byte_size(stored)}\n" in said
+    sizes = {name: byte_size(split["bytes"]) for name, split in corpus["splits"].items()}
+    assert all(f"documents of {size}, " in said for size in sizes.values())
     shown = json.loads(gpas(folder, "status", "--json")[1])
     (cache,) = shown["caches"]
     assert cache["splits"] == corpus["splits"]

@@ -474,10 +474,24 @@ def test_latex_escapes_each_character_once() -> None:
         (math.inf, "", "inf"),
         (-math.inf, "+", "-inf"),
         (math.nan, "", "nan"),
+        (1.6151e242, "", "1.62e242"),
+        (-1.6151e242, "+", "-1.62e242"),
     ],
 )
 def test_numbers(value: float, sign: str, text: str) -> None:
     assert number(value, 2, PLAIN, sign) == text
+
+
+def test_a_number_that_explodes_is_a_power_in_latex_and_whole_as_data(table: Table) -> None:
+    row = table.rows[0]
+    cell = row.cells[0]
+    summary = replace(cell.summary, mean=-1.6151e242) if cell.summary else None
+    table = replace(table, rows=(replace(row, cells=(replace(cell, summary=summary), *row.cells[1:])), *table.rows[1:]))
+    assert r"$-$$1.62\cdot10^{242}$" in render(table, "latex")
+    assert "&minus;1.62e242" in render(table, "html")
+    assert "-1.62e242" in render(table, "markdown")
+    assert "-1.6151e+242" in render(table, "csv")
+    assert "-1.6151e+242" in render(table, "json")
 
 
 def test_unknown_format(table: Table) -> None:

@@ -84,7 +84,7 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
 def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
     """SLURM warns it 20 to 50 seconds before the limit; until then the training is stopped, so that it does not end."""
     toy = one_cell(cluster, tmp_path / "toy")
-    toy.edit("time: '0:10:00'", "time: ['2', '10']")
+    toy.edit("time: '0:10:00'", "time: ['0:02:00', '0:10:00']")
     toy.submit()
     wait(toy.training)
     with paused(toy):

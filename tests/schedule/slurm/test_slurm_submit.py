@@ -204,12 +204,12 @@ def test_retry_sets_resources_of_the_next_jobs_alone(site: Site) -> None:
     assert "did you mean 'mem'" in site.gpas("retry", "pre-s1", "--set", "resources.men=64G", expect=2).err
     assert "--set takes resources.NAME" in site.gpas("retry", "pre-s1", "--set", "optim.lr=1", expect=2).err
     assert not site.names()
-    words = ("--set", "resources.mem=64G", "--set", "resources.time=90", "--set", "resources.cpus=2")
+    words = ("--set", "resources.mem=64G", "--set", "resources.time=1:30:00", "--set", "resources.cpus=2")
     site.gpas("retry", "pre-s1", *words, "--executor", "slurm", "--yes")
     asked = element(site)["resources"]
     assert isinstance(asked, dict)
-    assert (asked["mem"], asked["time"], asked["cpus"]) == ("64G", "90", 2)
-    assert "resources.mem=64G, resources.time=90" in site.gpas("history").out.splitlines()[-1]
+    assert (asked["mem"], asked["time"], asked["cpus"]) == ("64G", "1:30:00", 2)
+    assert "resources.mem=64G, resources.time=1:30:00" in site.gpas("history").out.splitlines()[-1]
 
 
 def test_a_cell_that_no_grid_declares_any_more_runs_with_the_setup_that_its_grid_declares_now(site: Site) -> None:
