@@ -41,9 +41,9 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1_028, 100),
+    "": (1_028, 102),
     "cli": (6_194, 240),
-    "data": (3_266, 157),
+    "data": (3_266, 158),
     "doctor": (157, 1),
     "evaluate": (4_406, 164),
     "grid": (2_330, 102),
