@@ -41,7 +41,7 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1_028, 102),
+    "": (1_028, 104),
     "cli": (6_194, 240),
     "data": (3_266, 158),
     "doctor": (157, 1),
