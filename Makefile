@@ -10,7 +10,9 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: quickstart test test-machine test-long test-gpu check format docs venv dev wheel clean
+SINCE ?=
+
+.PHONY: quickstart test test-fast test-machine test-long test-gpu check format docs venv dev wheel clean
 
 # A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
@@ -18,20 +20,21 @@ quickstart: venv
 	$(BIN)/gpas run grid quickstart --executor local --yes
 	$(BIN)/gpas table quickstart --paper
 
-# A test that fails beside others on a busy machine runs again, alone. It is named, and in CI it has failed.
-AGAIN = test $$? = 1 && $(BIN)/python -m pytest $(1) --last-failed -v && echo "Only their second try passed."
-
 test: dev
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal || { $(call AGAIN) && test -z "$$CI"; }
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+
+# The tests of what has changed since the last commit, or since the commit that SINCE names: those of its rooms, and
+# those that import its files.
+test-fast: dev
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $$($(BIN)/python tools/touched.py $(SINCE))
 
 # The part of `make test` that is skipped without root and a SLURM cluster.
 test-machine: dev
 	$(BIN)/python -m pytest -m 'machine and not long'
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tools/cluster.py install full
-# A cluster on a busy machine may be later than a test can wait, so a second try counts here.
 test-long: dev
-	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --durations 10 || { $(call AGAIN,-m long); }
+	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --durations 10
 
 # The tests of networks and trainings on a GPU, which `make test` does not use.
 test-gpu: dev
