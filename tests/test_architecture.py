@@ -41,8 +41,8 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1016, 100),
-    "cli": (6192, 240),
+    "": (1_016, 102),
+    "cli": (6_192, 240),
     "data": (3_190, 157),
     "doctor": (157, 1),
     "evaluate": (4_370, 164),
@@ -53,7 +53,7 @@ BUDGET = {
     "plan": (1_280, 52),
     "report": (5_903, 271),
     "results": (208, 9),
-    "schedule": (3162, 110),
+    "schedule": (3_162, 111),
     "spec": (4_250, 250),
     "state": (1_376, 100),
     "statistics": (273, 30),
