@@ -2,9 +2,9 @@
 
     python tools/touched.py [COMMIT]
 
-A file of the package stands for its room's tests, and for the tests that import it themselves. A test stands for itself,
-and a module that tests share for the tests that import it. Anything else that has changed, such as experiments.yaml, has
-the tests that name it. The architecture is always checked.
+A file of the package stands for its room's tests, and for the tests that import it themselves. A test stands for
+itself, and a module that tests share for the tests that import it. Anything else that has changed, such as
+experiments.yaml, has the tests that name it. The architecture is always checked.
 """
 
 import ast
