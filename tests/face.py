@@ -225,7 +225,9 @@ class Face:
 def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
     """Return a project without attempts, which is the current folder; its jobs are fakes."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setitem(LocalRun.__init__.__kwdefaults__, "command", FAKE_JOB)
+    defaults = LocalRun.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "command", FAKE_JOB)
     # They need no copy of the code, which takes half a second to make and to check.
     monkeypatch.setattr(run, "snapshot", lambda runs, project: Snapshot("c0de", runs / ".code/c0de", {}))
     made = Face(tmp_path / "project")

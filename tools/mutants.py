@@ -60,13 +60,8 @@ def changes(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(other, ast.Compare):
             other.ops = [COMPARISONS[type(node.ops[0])]()]
             yield "comparison", node, other
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(other, ast.Constant)
-            and type(node.value) in (int, float, bool)
-        ):
-            other.value = not node.value if isinstance(node.value, bool) else node.value + 1
-            yield "constant", node, other
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            yield "constant", node, ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
         elif isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.Raise):
             if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # a docstring
                 yield "statement", node, ast.Pass()
@@ -98,7 +93,7 @@ def _replaced(source: str, node: ast.AST, other: ast.AST) -> str:
     if text is None:
         return ""
     lines = source.splitlines(keepends=True)
-    start = sum(map(len, lines[: node.lineno - 1]))  # type: ignore[attr-defined]
+    start = sum(len(line) for line in lines[: node.lineno - 1])  # type: ignore[attr-defined]
     start += len(lines[node.lineno - 1].encode()[: node.col_offset].decode())  # type: ignore[attr-defined]
     made = source[:start] + ast.unparse(other) + source[start + len(text) :]
     try:
