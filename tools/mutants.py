@@ -93,7 +93,7 @@ def _replaced(source: str, node: ast.AST, other: ast.AST) -> str:
     if text is None:
         return ""
     lines = source.splitlines(keepends=True)
-    start = sum(len(line) for line in lines[: node.lineno - 1])  # type: ignore[attr-defined]
+    start = len("".join(lines[: node.lineno - 1]))  # type: ignore[attr-defined]
     start += len(lines[node.lineno - 1].encode()[: node.col_offset].decode())  # type: ignore[attr-defined]
     made = source[:start] + ast.unparse(other) + source[start + len(text) :]
     try:
