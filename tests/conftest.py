@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from descriptors import closes_what_it_opens  # noqa: F401  (a fixture of every test)
+from progress import Progress
 from users import unprivileged  # noqa: F401  (a fixture)
 
 # No setting of the user or of a job in which the tests run.
@@ -26,6 +27,11 @@ os.fsync = lambda descriptor: None
 
 # Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them separately.
 MACHINE = {"small_disk", "unprivileged", "light_cluster", "full_cluster"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # not in the processes that run the tests for another one
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
-
-pytest.importorskip("transformers")
-
 import step
+import torch
+from exporting import needs_transformers
 from marks import long_but
 from products import Products
 from step import Comparison, Ratio, Setting, with_goal
 
 from gpas_cli.spec.cost import parameters
+
+pytestmark = needs_transformers
 
 
 @pytest.fixture(autouse=True)

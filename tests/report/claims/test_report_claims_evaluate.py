@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from curve_database import stand_in
 from report_cells import Numbers, comparison, entry, known, result
-from scipy.stats import binomtest, ttest_1samp
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Claim, Comparison, Entry, Feature
@@ -303,6 +302,8 @@ EFFECTS = [-0.62, -0.41, -0.55, -0.48]
 
 @pytest.mark.parametrize("bound", [0.0, -0.4, -0.6])
 def test_one_bound_is_the_two_sided_t_test(bound: float) -> None:
+    from scipy.stats import ttest_1samp  # importing it takes two seconds
+
     p = float(ttest_1samp(EFFECTS, bound).pvalue)
     below = t_test(EFFECTS, -INF, bound, 0.95)
     above = t_test(EFFECTS, bound, INF, 0.95)
@@ -371,6 +372,8 @@ def test_effects_of_any_size_are_tested(size: float) -> None:
 def test_diverged_runs_are_counted_by_sign(effects: list[float], k: int) -> None:
     tested = sign_test(effects, -INF, 0.0)
     n = len(effects)
+    from scipy.stats import binomtest  # importing it takes two seconds
+
     assert tested.inside == pytest.approx(min(1, 2 * binomtest(k, n, alternative="greater").pvalue))
     assert tested.outside == pytest.approx(min(1, 2 * binomtest(n - k, n, alternative="greater").pvalue))
 
