@@ -30,7 +30,7 @@ def test_a_project_overrides_the_site_setting_by_setting_and_keys_stay(face: Fac
     stage = explained(face)
     asked = stage["resources"]
     assert isinstance(asked, dict)
-    assert (asked["partition"], asked["mem"], asked["cpus"], asked["setup"]) == ("gpu", "16G", 2, ["module load cuda"])
+    assert (asked["partition"], asked["mem"], asked["cpus"], asked["setup"]) == ("gpu", "16G", 2, ["***"])
     assert stage["site"] == {
         "partition": f"{site}:2:20", "account": f"{site}:2:34", "setup": f"{site}:2:47", "mem": f"{site}:3:14",
         "cpus": f"{site}:3:25",
