@@ -26,7 +26,7 @@ class Progress:
         if report.when != "teardown":
             return
         if not self._done:
-            self._began = time.monotonic()  # the tests are collected
+            self._began = self._said = time.monotonic()  # the tests are collected
         self._done += 1
         now = time.monotonic()
         whole = self._terminal._session.testscollected
