@@ -74,7 +74,6 @@ COMPARED = [("ddp", name) for name in ("pre", "paths", "pure")] + [("fsdp", name
 # Two processes read whole weights as one does, and every comparison reads those of DDP in one.
 RESUMED = [("one", "fsdp"), ("ddp", "fsdp"), ("fsdp", "fsdp"), ("fsdp", "one")]
 SMALL = ("pre", "paths")
-USUALLY_ON_NODES = ("pre", "adafactor")
 SHORT = {**LAYOUTS["ddp"], "message": 500, "room": [1, 1, 2]}
 # One of each kind: layouts, skipped layers, types, optimizers; from whole weights to shards, and back.
 USUAL = [("ddp", "pre"), ("ddp", "paths"), ("fsdp", "pre"), ("fsdp", "bf16"), ("fsdp", "muon"), ("fsdp", "dropout")]
@@ -97,7 +96,6 @@ def train_usual(root: Path) -> None:
     text(root)
     checks = [[check, f"rank_checks:{check}"] for check in ("chosen_kernels", "sharded_series", "overflow_in_one")]
     train_all(root, USUAL, USUALLY_RESUMED, ["muon"], ["paths"], [["short-ddp", CELLS["pre"], SHORT, [], ALL], *checks])
-    train_on_nodes(root, USUALLY_ON_NODES)
 
 
 def train_others(root: Path) -> None:
@@ -190,9 +188,7 @@ def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], names: str, t
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    long_but(
-        [*COMPARED, *(("hsdp", name) for name in ON_NODES)], *USUAL, *(("hsdp", name) for name in USUALLY_ON_NODES)
-    ),
+    long_but([*COMPARED, *(("hsdp", name) for name in ON_NODES)], *USUAL),
 )
 def test_several_processes_compute_the_same_as_one(room: Path, way: str, name: str) -> None:
     one, two = result_of(room, f"one-{name}"), result_of(room, f"{way}-{name}")
@@ -209,14 +205,14 @@ def test_several_processes_compute_the_same_as_one(room: Path, way: str, name: s
         assert any(tensor.abs().max() > 1e-4 for key, tensor in ours.items() if key.endswith("alpha"))
 
 
-@pytest.mark.parametrize("way", [*LAYOUTS, "hsdp"])
+@pytest.mark.parametrize("way", long_but([*LAYOUTS, "hsdp"], *LAYOUTS))
 def test_layers_are_observed_over_all_shards(room: Path, way: str) -> None:
     one, two = result_of(room, "one-pre")["layers"], result_of(room, f"{way}-pre")["layers"]
     same([e["values"] for e in two], [e["values"] for e in one], "grad_norm gate", 1e-6)
     assert {len(e["values"]["activation_variance"]) for e in two} == {SIZE["layers"] + 1}
 
 
-@pytest.mark.parametrize(("before", "after"), long_but([*RESUMED, *SWITCHED], *USUALLY_RESUMED, *SWITCHED))
+@pytest.mark.parametrize(("before", "after"), long_but([*RESUMED, *SWITCHED], *USUALLY_RESUMED))
 def test_a_run_resumes_under_another_layout(room: Path, before: str, after: str) -> None:
     first, second, straight = (result_of(room, n) for n in (f"half-{before}", f"{before}-then-{after}", "one-pre"))
     assert (first["outcome"]["outcome"], first["outcome"]["step"]) == ("interrupted", 3)
@@ -274,6 +270,7 @@ def test_shards_are_written_by_all(room: Path) -> None:
     assert len(newest_first([room / "fsdp-pre"])) == 2
 
 
+@pytest.mark.long
 def test_of_equal_shards_one_is_written(room: Path) -> None:
     folder = newest_first([room / "hsdp-pre"])[0]
     sizes = sorted(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -283,6 +280,7 @@ def test_of_equal_shards_one_is_written(room: Path) -> None:
     assert sum(sizes) < whole.stat().st_size + 4 * 8192, "and nothing twice"
 
 
+@pytest.mark.long
 def test_the_copies_of_nodes_have_the_same_bits_and_sum_gradients_once_in_an_update(room: Path) -> None:
     each = result_of(room, "copies")
     assert [one["weights"] for one in each[:2]] == [one["weights"] for one in each[2:]]
