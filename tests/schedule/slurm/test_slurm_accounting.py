@@ -94,5 +94,5 @@ def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tm
     assert toy.states() == {"pre-gpas-s1": "interrupted"}
     toy.submit()
     toy.finish()
-    assert "it reached the time limit of 2, now 10" in toy("why", "pre-gpas-s1").out
+    assert "it reached the time limit of 0:02:00, now 0:10:00" in toy("why", "pre-gpas-s1").out
     toy.trained_once()
