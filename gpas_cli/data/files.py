@@ -82,7 +82,8 @@ class Files(Source):
     def survey(self) -> Survey:
         if self.separate:
             return super().survey()
-        return survey_of(((side(d.id), d) for d in self.everything()), self.title)
+        documents = parsed(self._read(self.files()["train"]), self.parser)
+        return survey_of(((side(d.id), d) for d in documents), self.title)
 
     def stamp(self) -> Any:
         files = self.files()

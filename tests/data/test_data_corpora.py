@@ -13,7 +13,7 @@ import pytest
 from small_corpus import sentences, write_jsonl
 
 from gpas_cli.data import corpora, stdlib
-from gpas_cli.data.corpora import cached_survey, side
+from gpas_cli.data.corpora import Survey, cached_survey, side
 from gpas_cli.data.files import Files, pieces, read_lines
 from gpas_cli.data.prepare import open_source
 from gpas_cli.data.stdlib import Stdlib
@@ -347,6 +347,7 @@ def test_one_large_text_is_divided_at_blank_lines(tmp_path: Path):
     source = Files("book.txt", "text", tmp_path)
     train, validation = both(source)
     assert (len(train) > 50, len(validation) > 2) == (True, True)
+    assert source.survey() == Survey("7a5ccaa67f6944e0", "e3068cd03b7d6d37")  # as ever: it is in the names of shards
     numbered = sorted([*train, *validation], key=lambda d: int(d.id.removeprefix("book.txt:")))
     assert "".join(d.text for d in numbered) == text
     assert all(d.text.rstrip(" \t").endswith("\n") for d in numbered[:-1])
