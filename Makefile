@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --dis
 
 SINCE ?=
 
-.PHONY: quickstart test test-fast test-machine test-long test-gpu check format docs venv dev wheel clean
+.PHONY: quickstart test test-fast test-machine test-long test-release test-gpu check format docs venv dev wheel clean
 
 # A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
@@ -30,13 +30,16 @@ test-fast: dev
 
 # The part of `make test` that is skipped without root and a SLURM cluster.
 test-machine: dev
-	$(BIN)/python -m pytest -m 'machine and not long'
+	$(BIN)/python -m pytest -m 'machine and not long and not release'
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tools/cluster.py install full
-# A cluster on a busy machine may be later than a test can wait, so a second try counts here, and the tests are named.
 test-long: dev
-	$(BIN)/python -m pytest -m long -n 3 --dist loadfile --durations 10 || \
-		{ test $$? = 1 && $(BIN)/python -m pytest -m long --last-failed -v && echo "Only their second try passed."; }
+	$(BIN)/python -m pytest -m 'long and not release' -n 3 --dist loadfile --durations 10
+
+# What takes longer still: every choice of the shipped grids, lowest versions and other Pythons, ten minutes of chaos.
+test-release: dev
+	$(BIN)/python -m pytest -m release -n 3 --dist loadfile --durations 10
+	$(BIN)/python tools/chaos.py --minutes 10 --seed 1
 
 # The tests of networks and trainings on a GPU, which `make test` does not use.
 test-gpu: dev

@@ -1,4 +1,4 @@
-"""Chaos runs with three seeds, two minutes each, half of it on SLURM if available: nothing lost, doubled or wrong."""
+"""A minute of chaos, half of it on SLURM if available: nothing lost, doubled or wrong."""
 
 import subprocess
 import sys
@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
 
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_nothing_is_lost_doubled_or_wrong(seed: int) -> None:
-    words = [str(Path(__file__).parents[1] / "tools/chaos.py"), "--minutes", "2", "--seed", str(seed)]
+@pytest.mark.long
+def test_nothing_is_lost_doubled_or_wrong() -> None:
+    words = [str(Path(__file__).parents[1] / "tools/chaos.py"), "--minutes", "1", "--seed", "1"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]

@@ -85,7 +85,7 @@ NETWORKS = [(page, text) for page, text in YAML if yaml.safe_load(text).get("net
 
 
 @needs_transformers
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize(("page", "text"), NETWORKS, ids=[page for page, _ in NETWORKS])
 def test_the_networks_of_a_block_are_measured(page: str, text: str, folder: Path, tmp_path: Path) -> None:
     """The networks that are made, of their own shape, after two updates."""

@@ -51,7 +51,7 @@ def test_a_teacher_and_a_finetuned_cell_that_differ_in_width_alone_are_one_train
     assert [job.kind for job in stage_jobs(entries).values()] == ["pretrain", "pretrain", "finetune", "downstream"]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_cells_with_every_choice_of_the_shipped_grids_run(tmp_path: Path) -> None:
     write_sample(tmp_path)
     jobs = stage_jobs(covering(tiny(everything()), set())).values()

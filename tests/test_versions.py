@@ -26,7 +26,7 @@ def interpreter(version: str) -> str:
     return path
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("version", "lowest"), [(PROMISED[0], True), *((version, False) for version in PROMISED[1:])], ids=str
 )

@@ -45,6 +45,7 @@ def test_an_element_cancelled_with_scancel_while_it_waits_stays_cancelled(accoun
             path.unlink()
 
 
+@pytest.mark.release
 def test_jobs_beyond_the_submit_limit_are_submitted_by_a_later_command(accounted: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", accounted, seeds="1, 2, 3, 4", steps=20)
     accounted.run("sacctmgr", "-i", "modify", "user", "root", "set", "maxsubmitjobs=3")
@@ -81,6 +82,7 @@ def test_memory_grows_by_attempt_and_usage_compares_it_with_what_was_used(accoun
     assert {"150M", "1.953G"} <= set(toy("top", "small", "--usage").out.split())
 
 
+@pytest.mark.release
 def test_time_grows_after_an_attempt_that_reached_its_limit(cluster: Cluster, tmp_path: Path) -> None:
     """SLURM warns it 20 to 50 seconds before the limit; until then the training is stopped, so that it does not end."""
     toy = one_cell(cluster, tmp_path / "toy")

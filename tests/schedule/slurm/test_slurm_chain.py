@@ -134,7 +134,7 @@ def test_every_stage_is_requeued_at_its_time_limit_and_resumes(cluster: Cluster,
     assert len(toy.attempts()) == 2 * len(STAGES)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_children_of_a_cancelled_or_failed_stage_do_not_run(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_states_stay_correct_and_age_while_the_controller_is_down(cluster: Clust
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_forgotten_pending_jobs_are_submitted_again(cluster: Cluster, tmp_path: Path) -> None:
     """F9: a crashed controller has lost the jobs it accepted, and reuses their ids for other jobs."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")

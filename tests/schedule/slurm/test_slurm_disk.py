@@ -34,6 +34,7 @@ def complete(toy: SlurmToy) -> None:
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_a_folder_made_read_only_under_a_running_job_costs_only_an_attempt(cluster: Cluster, tmp_path: Path) -> None:
     toy = started(cluster, tmp_path / "toy")
     with read_only(toy.runs):
@@ -45,6 +46,7 @@ def test_a_folder_made_read_only_under_a_running_job_costs_only_an_attempt(clust
     assert len(toy.attempts()) == 2
 
 
+@pytest.mark.release
 def test_a_folder_made_read_only_before_a_job_starts_only_delays_it(cluster: Cluster, tmp_path: Path) -> None:
     """F18: SLURM cannot open the job's log, and ends the job without a message."""
     toy = one_cell(cluster, tmp_path / "toy", steps=20, resources="sbatch: [--hold]")
@@ -105,6 +107,7 @@ def test_a_disk_that_is_full_when_jobs_start_only_delays_them(
     complete(toy)
 
 
+@pytest.mark.release
 def test_half_written_files_of_killed_processes_are_ignored(cluster: Cluster, tmp_path: Path) -> None:
     """F14: stale temporary files of every file that is replaced by renaming, and files torn by a power failure."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")

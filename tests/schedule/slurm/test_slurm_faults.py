@@ -53,6 +53,7 @@ def test_warned_jobs_save_requeue_and_repeat_no_update(cluster: Cluster, tmp_pat
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Cluster, tmp_path: Path) -> None:
     toy = one_cell(cluster, tmp_path / "toy")
     toy.submit()
@@ -76,6 +77,7 @@ def test_a_log_is_followed_across_requeues_to_the_end_of_the_cell(cluster: Clust
     assert logs[-1].read_text()
 
 
+@pytest.mark.release
 def test_jobs_requeued_or_held_by_others_are_waited_for_and_results_stay(cluster: Cluster, tmp_path: Path) -> None:
     """F3: an administrator holds jobs without any warning, and requeues one that has ended."""
     toy = started(cluster, tmp_path / "toy")
@@ -112,6 +114,7 @@ def test_a_signal_during_start_up_kills_no_job(cluster: Cluster, tmp_path: Path)
     toy.finish()
 
 
+@pytest.mark.release
 def test_a_job_that_crashes_is_interrupted_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
     """F15: not SIGKILL, after which a job starts again at once (test_slurm_nodes.py)."""
     toy = started(cluster, tmp_path / "toy", resources="micro_batch: 1")
@@ -145,6 +148,7 @@ def test_gpas_cancel_stops_one_running_cell_of_a_packed_job(cluster: Cluster, tm
     assert toy.states()["pre-s1"] == "cancelled"
 
 
+@pytest.mark.release
 def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, seeds="1, 2, 3", resources=f"at_once: 1, {BROKEN}")
     toy.submit()
@@ -159,6 +163,7 @@ def test_equal_failures_hold_back_the_rest_of_the_array(cluster: Cluster, tmp_pa
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Cluster, tmp_path: Path) -> None:
     """F1, with SLURM's own clock: SLURM warns a minute before the limit, or earlier if it checks the limit earlier."""
     toy = one_cell(cluster, tmp_path / "toy", checkpoint_every=10**6)
@@ -174,6 +179,7 @@ def test_a_time_limit_shorter_than_the_run_takes_several_requeues(cluster: Clust
     assert toy.losses() == straight.losses()
 
 
+@pytest.mark.release
 def test_without_scontrol_on_the_node_the_next_command_submits_again(cluster: Cluster, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster import NODES, Cluster
+from marks import release_but
 from slurm_toy import LONG, SlurmToy, job_of, kill, node_of, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
@@ -33,6 +34,7 @@ def test_an_orphan_on_a_node_presumed_dead_is_fenced(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_a_result_from_a_node_presumed_dead_counts(cluster: Cluster, tmp_path: Path) -> None:
     """F5: the orphan finishes while SLURM has its job pending, which then finds nothing left to do."""
     toy = started(cluster, tmp_path / "toy")
@@ -75,6 +77,7 @@ def test_a_hanging_node_may_finish_a_job_that_slurm_gave_up(cluster: Cluster, tm
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_a_suspended_job_is_alive_and_drained_nodes_only_delay_jobs(cluster: Cluster, tmp_path: Path) -> None:
     """F16 and F17."""
     toy = started(cluster, tmp_path / "toy", resources="at_once: 1")
@@ -129,12 +132,7 @@ def together(cluster: Cluster, folder: Path, more: str, nodes: int = 1) -> Slurm
 
 @pytest.mark.parametrize(
     ("victim", "rank", "nodes"),
-    [
-        (JOB, 0, 1),
-        (JOB, 1, 2),
-        (SUPERVISOR, 0, 2),
-        (SUPERVISOR, 1, 1),
-    ],
+    release_but([(JOB, 0, 1), (JOB, 1, 2), (SUPERVISOR, 0, 2), (SUPERVISOR, 1, 1)], (JOB, 0, 1), (SUPERVISOR, 1, 1)),
 )
 def test_a_failed_task_ends_the_others(cluster: Cluster, tmp_path: Path, victim: str, rank: int, nodes: int) -> None:
     """F16: no task waits for a dead process until the time limit; the cell resumes, perhaps after another command."""
@@ -150,7 +148,7 @@ def test_a_failed_task_ends_the_others(cluster: Cluster, tmp_path: Path, victim:
     toy.trained_once()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", release_but([0, 1], 1))
 def test_a_job_with_a_killed_task_is_restarted_at_once(cluster: Cluster, tmp_path: Path, rank: int) -> None:
     """F15: all tasks restart in the same job; without evidence of exhausted memory, the micro-batch stays."""
     toy = together(cluster, tmp_path / "toy", "micro_batch: 2")
@@ -179,7 +177,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("signalled", ["warned", "ended"])
+@pytest.mark.parametrize("signalled", release_but(["warned", "ended"], "warned"))
 def test_preempted_jobs_resume_from_their_checkpoint(cluster: Cluster, tmp_path: Path, signalled: str) -> None:
     """F2: USR2 arrives at once because of preempt_send_user_signal, or only TERM does, which is SLURM's default."""
     if signalled == "ended":
@@ -194,6 +192,7 @@ def test_preempted_jobs_resume_from_their_checkpoint(cluster: Cluster, tmp_path:
     toy.trained_once()
 
 
+@pytest.mark.release
 def test_a_preempted_job_has_the_time_that_doctor_reports(cluster: Cluster, tmp_path: Path) -> None:
     """The time from the warning to the kill is GraceTime plus KillWait, never less."""
     toy = SlurmToy(tmp_path / "toy", cluster, steps=20)

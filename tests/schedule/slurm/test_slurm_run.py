@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from marks import release_but
 from slurm_toy import INSTANTS, TIMEOUT_SECONDS, SlurmToy, die_at, gated, wait
 
 
@@ -39,7 +40,7 @@ def test_a_grid_is_submitted_trained_and_tabulated(toy: SlurmToy) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("nodes", "pack"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("nodes", "pack"), release_but([(1, 2), (2, 1)], (2, 1)))
 def test_tasks_of_one_job_train_one_cell_together(cluster: Cluster, tmp_path: Path, nodes: int, pack: int) -> None:
     """Two cells that share a job do so as well."""
     # The names of this cluster's nodes do not resolve.
@@ -65,7 +66,7 @@ def test_two_submitters_at_once_submit_each_cell_once(cluster: Cluster, tmp_path
     toy.trained_once()
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_submitters_killed_at_any_instant_lose_and_duplicate_no_job(cluster: Cluster, tmp_path: Path) -> None:
     """Each submitter has its own cells; one more command completes all of them."""
     toy = SlurmToy(tmp_path / "toy", cluster, seeds=", ".join(map(str, range(1, len(INSTANTS) + 3))))

@@ -52,7 +52,7 @@ def test_cancelling_cells_mentions_that_their_tokenisation_continues(cluster: Cl
     assert f"tokenising text/*.txt continues, because other cells may use it; `scancel {text['job']}` stops it" in said
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_lost_text_is_tokenised_again(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False)
     toy.submit()
@@ -83,7 +83,7 @@ def test_an_unavailable_text_cancels_the_jobs_that_need_it(cluster: Cluster, tmp
     assert sorted(fact["stage"] for fact in toy.facts()) == ["pretrain", "pretrain", "tokenise", "tokenise"]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_killed_submitters_leave_one_tokenisation_job(cluster: Cluster, tmp_path: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, tokenised=False, seeds="1, 2, 3, 4, 5, 6")
     for seed, instant in enumerate(INSTANTS[::2], start=1):
@@ -120,7 +120,7 @@ STAGE_KINDS = {
 """
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_stages_of_a_plugin_wait_for_their_prerequisites(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +148,7 @@ def test_stages_of_a_plugin_wait_for_their_prerequisites(
     assert kinds == {"pretrain": 2, "tuning": 4, "scoring": 2}
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_network_trained_on_two_nodes_is_evaluated_by_one_process(cluster: Cluster, tmp_path: Path) -> None:
     # The names of this cluster's nodes do not resolve.
     two = SlurmToy(
