@@ -2,10 +2,12 @@
 
     python tools/mutants.py --seed 7                    200 mutants of FILES, each tried with its room's tests
     python tools/mutants.py --seed 7 --tests REVISION   the same mutants, tried with the tests of another revision
+    python tools/mutants.py --seed 7 --tests REVISION --survivors FILE    those alone that survived in an output
 
 A mutant is one file with another comparison, another constant, a statement less or two arguments exchanged. It is
-killed if pytest fails or takes too long. The same seed gives the same mutants of the same package, so that two suites
-compare. Each mutant is one line of JSON on standard output; the last line counts them.
+killed if pytest fails or takes too long; without a change, every room's tests must pass. The same seed gives the same
+mutants of the same package, so that two suites compare. Each mutant is one line of JSON on standard output; the last
+line counts them.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -108,15 +111,31 @@ def killed(mutant: Mutant, copied: Path) -> bool:
     path = copied / "gpas_cli" / mutant.file
     original = path.read_bytes()
     path.write_text(mutant.source, "utf-8")
-    room = mutant.file.partition("/")[0]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/{room}"]
     try:
-        done = subprocess.run(command, cwd=copied, capture_output=True, timeout=SECONDS, check=False)
-        return done.returncode != 0
-    except subprocess.TimeoutExpired:
-        return True
+        return fails(copied, room_of(mutant))
     finally:
         path.write_bytes(original)
+
+
+def fails(copied: Path, room: str) -> bool:
+    """Return whether the tests of a room fail, or take too long."""
+    which = ["-m", "not long and not release and not machine", f"tests/{room}"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *which]
+    try:
+        return subprocess.run(command, cwd=copied, capture_output=True, timeout=SECONDS, check=False).returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+
+
+def room_of(mutant: Mutant) -> str:
+    return mutant.file.partition("/")[0]
+
+
+def survivors(of: list[Mutant], output: Path) -> list[Mutant]:
+    """Return the mutants that survived in an earlier output."""
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    lived = {(line["file"], line["line"], line["after"]) for line in lines if not line.get("killed", True)}
+    return [mutant for mutant in of if (mutant.file, mutant.line, mutant.after) in lived]
 
 
 def copy_of(revision: str, folder: Path) -> Path:
@@ -132,28 +151,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--tests", default="HEAD", help="the revision whose tests are run")
+    parser.add_argument("--survivors", type=Path, help="an earlier output, whose survivors alone are tried")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    chosen = mutants(ROOT, options.seed, options.count)
+    if options.survivors:
+        chosen = survivors(chosen, options.survivors)
     with tempfile.TemporaryDirectory(prefix="gpas-mutants-") as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for i in range(options.jobs):
             (own := Path(folder, str(i))).mkdir()
             copies.put(copy_of(options.tests, own))
 
-        def tried(mutant: Mutant) -> tuple[Mutant, bool]:
+        def tried(test: Callable[[Path], bool]) -> bool:
             mine = copies.get()
             try:
-                return mutant, killed(mutant, mine)
+                return test(mine)
             finally:
                 copies.put(mine)
 
         counts = Counter[bool]()
         with ThreadPoolExecutor(options.jobs) as pool:
-            for mutant, dead in pool.map(tried, mutants(ROOT, options.seed, options.count)):
+            rooms = sorted({room_of(mutant) for mutant in chosen})
+            for room, failed in zip(rooms, pool.map(lambda room: tried(partial(fails, room=room)), rooms), strict=True):
+                if failed:
+                    sys.exit(f"The tests of {room} fail without any change.")
+            for mutant, dead in zip(chosen, pool.map(lambda one: tried(partial(killed, one)), chosen), strict=True):
                 facts = {name: value for name, value in asdict(mutant).items() if name != "source"}
                 print(json.dumps({"killed": dead, **facts}), flush=True)
                 counts[dead] += 1
-    print(json.dumps({"mutants": options.count, "killed": counts[True], "seed": options.seed, "tests": options.tests}))
+    print(json.dumps({"mutants": len(chosen), "killed": counts[True], "seed": options.seed, "tests": options.tests}))
 
 
 if __name__ == "__main__":
