@@ -4,7 +4,7 @@ import copy
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -121,8 +121,11 @@ def test_sinusoids_are_those_of_the_paper_in_another_order() -> None:
             assert added[0, t, 8 + i].item() == pytest.approx(np.cos(angle))
 
 
-@pytest.mark.parametrize("gate", ["none", "gpas", {"like": "gpas", "share": "sublayer"}])
-@pytest.mark.parametrize("norm", [norm for norm in SCHEMES if norm not in REFUSED])
+GATES = ("none", "gpas", {"share": "sublayer"})
+READ = [norm for norm in SCHEMES if norm not in REFUSED]
+
+
+@pytest.mark.parametrize(("norm", "gate"), list(zip(READ, cycle(GATES), strict=False)))
 def test_every_scheme_and_gate_reads_packed_rows_as_it_reads_them_alone(norm: str, gate: Any) -> None:
     """The loss and the gradients are the same for a batch, for its rows, and for sources and targets apart."""
     embed = "rmsnorm" if norm == "peri" else "scaled"
