@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from canonical_names import canonical_parameters
 from gate_activations import ALL_ACTIVATIONS
-from gate_placements import PLACEMENTS, spread, two_layers
+from gate_placements import FEW, spread, two_layers
 from golden_inputs import forward_case, probe
 from golden_networks import GOLDEN, close, filled
 from moved_networks import moved_network
@@ -69,7 +69,7 @@ def test_the_gradients_are_those_of_the_formula(
     assert error(gradients(narrow)[0], exact, scale) <= 8 * error(theirs, exact, scale) + 1e-6
 
 
-@pytest.mark.parametrize(("norm", "site"), PLACEMENTS)
+@pytest.mark.parametrize(("norm", "site"), FEW)
 def test_a_stream_in_bfloat16(norm: str, site: str) -> None:
     """Every layer and the final norm read bfloat16, and the gradients are those of float64 up to its rounding."""
     made = network(norm, site=site)

@@ -59,8 +59,13 @@ def groups(name: str) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-# In its scale_post_pre the reference was run with no Post-LN layer.
-@pytest.mark.parametrize("name", [name for name in STATISTICS if name != "scale_post_pre"])
+# In its scale_post_pre the reference was run with no Post-LN layer. Gates change DeepNorm's values alone.
+GATED = ("pre_gpas", "deeppost_gpas")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in STATISTICS if name != "scale_post_pre" and ("gpas" not in name or name in GATED)]
+)
 def test_every_parameter_is_initialised_like_the_references(name: str) -> None:
     ours = groups(name)
     assert ours.keys() == STATISTICS[name].keys()
