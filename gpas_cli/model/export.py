@@ -27,6 +27,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -262,8 +263,13 @@ def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
     return {
         "config.json": _json(config),
         "generation_config.json": _generation(shared),
-        f"{CODE}.py": Bundle("gpas_cli.model.remote").text(),
+        f"{CODE}.py": bundled_code(),
     }
+
+
+@cache
+def bundled_code() -> str:
+    return Bundle("gpas_cli.model.remote").text()
 
 
 def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:
