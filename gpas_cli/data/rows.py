@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,17 +126,27 @@ class MixedRows(Rows):
         }
 
 
-class _Verified:
-    """The shards of one text. Each is compared with its checksum once, when it is first asked for."""
+class _ShardRows(Rows):
+    """Rows of one text. A shard is compared with its checksum once, when its first row is read."""
 
-    def __init__(self, shards: Sequence[Shard]):
-        self._shards = shards
+    def __init__(self, shards: Sequence[Shard], limit: int | None):
+        self._shards = [shard for shard in shards if shard.totals.tokens]
+        # Where each shard starts in the concatenated ids.
+        self._starts = np.cumsum([0, *(shard.totals.tokens for shard in self._shards)])
+        self._limit = limit
         self._guard = Lock()
         self._verified: set[int] = set()
         self._reported: set[int] = set()
+        self._tokens = self._readers(".bin", TOKEN)
 
-    def __getitem__(self, number: int) -> Shard:
-        """Raises DataError if the shard differs from its checksum."""
+    def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
+        """Return the function from a shard's number to its open file. At most _MAX_OPEN_FILES are open."""
+        rows = proxy(self)  # a cycle would keep the files open until the collector runs
+        reader = lru_cache(_MAX_OPEN_FILES)
+        return reader(lambda number: _Reader(rows._verified_shard(number).stem.with_suffix(suffix), kind))
+
+    def _verified_shard(self, number: int) -> Shard:
+        """Return a shard after comparing it with its checksum. Raises DataError if they differ."""
         shard = self._shards[number]
         with self._guard:
             if number not in self._verified:
@@ -143,36 +154,11 @@ class _Verified:
                 self._verified.add(number)
         return shard
 
-    def new(self) -> dict[str, str]:
-        """Return the checksums of the shards verified since the last call, by name."""
+    def newly_verified(self) -> dict[str, str]:
         with self._guard:
             fresh = sorted(self._verified - self._reported)
             self._reported = set(self._verified)
         return {self._shards[number].name: self._shards[number].sha256 for number in fresh}
-
-
-class _ShardRows(Rows):
-    """Rows of one text."""
-
-    def __init__(self, shards: Sequence[Shard], limit: int | None):
-        self._shards = [shard for shard in shards if shard.totals.tokens]
-        # Where each shard starts in the concatenated ids.
-        self._starts = np.cumsum([0, *(shard.totals.tokens for shard in self._shards)])
-        self._limit = limit
-        self._verified = _Verified(self._shards)
-        self._tokens = self._readers(".bin", TOKEN)
-
-    def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
-        """Return the function from a shard's number to its open file. At most _MAX_OPEN_FILES are open."""
-        verified = self._verified  # not through `self`, in a cycle with which the files would stay open
-
-        def reader(number: int) -> _Reader:
-            return _Reader(verified[number].stem.with_suffix(suffix), kind)
-
-        return lru_cache(_MAX_OPEN_FILES)(reader)
-
-    def newly_verified(self) -> dict[str, str]:
-        return self._verified.new()
 
     def __len__(self) -> int:
         return self._available if self._limit is None else min(self._available, self._limit)
@@ -253,7 +239,7 @@ class _PaddedRows(_ShardRows):
         numbers = np.searchsorted(self._firsts, indices, "right") - 1
         for number in np.unique(numbers).tolist():
             here = numbers == number
-            out[here] = self._verified[number].lengths[indices[here] - self._firsts[number]]
+            out[here] = self._verified_shard(number).lengths[indices[here] - self._firsts[number]]
         return out
 
     def _place(self, index: int) -> tuple[int, int]:

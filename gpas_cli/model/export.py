@@ -27,7 +27,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -263,13 +262,8 @@ def bundled_files(network: Llama, shared: Mapping[str, Any]) -> dict[str, str]:
     return {
         "config.json": _json(config),
         "generation_config.json": _generation(shared),
-        f"{CODE}.py": bundled_code(),
+        f"{CODE}.py": Bundle("gpas_cli.model.remote").text(),
     }
-
-
-@cache
-def bundled_code() -> str:
-    return Bundle("gpas_cli.model.remote").text()
 
 
 def _common(network: Llama, shared: Mapping[str, Any]) -> dict[str, Any]:

@@ -262,6 +262,7 @@ def test_activations_change_alike_at_every_width_and_depth(
     assert abs(exponents["depth", "completep", "logits"]) < 0.1
 
 
-def test_a_recipe_without_the_rules_is_refused(tmp_path: Path) -> None:
+def test_a_recipe_without_the_rules_is_refused_before_any_training(tmp_path: Path) -> None:
+    declared = coordinates_cell(optim={"optimizer": "adafactor"})
     with pytest.raises(InvalidExperiments, match="no rule for adafactor"):
-        coordinates(coordinates_cell(optim={"optimizer": "adafactor"}), tmp_path, tmp_path)
+        coordinates(declared, tmp_path, tmp_path, notify=pytest.fail)

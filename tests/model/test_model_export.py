@@ -31,7 +31,7 @@ from gpas_cli.errors import GpasError
 from gpas_cli.evaluate.export import ExportOptions, export
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.model.export import Bundle, bundled_code, write_folder
+from gpas_cli.model.export import Bundle, write_folder
 from gpas_cli.model.fold import fold, logit_difference, obstacle, plain_llama
 from gpas_cli.model.layers import GpasGate, LayerNorm, LearnedFactor, RMSNorm
 from gpas_cli.model.llama import Llama, build
@@ -331,7 +331,7 @@ def test_schemes_that_cannot_be_folded_are_named(norm: str) -> None:
 
 
 def test_the_bundled_file_does_not_import_this_package() -> None:
-    tree = ast.parse(bundled_code())
+    tree = ast.parse(Bundle("gpas_cli.model.remote").text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     tops = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
@@ -344,7 +344,7 @@ def test_the_bundled_file_does_not_import_this_package() -> None:
 @pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff")
 def test_the_bundled_file_names_nothing_undefined(tmp_path: Path) -> None:
     path = tmp_path / "modeling.py"
-    path.write_text(bundled_code())
+    path.write_text(Bundle("gpas_cli.model.remote").text())
     checked = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", str(path)]
     done = subprocess.run(checked, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
