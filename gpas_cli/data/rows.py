@@ -142,8 +142,7 @@ class _ShardRows(Rows):
     def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
         """Return the function from a shard's number to its open file. At most _MAX_OPEN_FILES are open."""
         rows = proxy(self)  # a cycle would keep the files open until the collector runs
-        reader = lru_cache(_MAX_OPEN_FILES)
-        return reader(lambda number: _Reader(rows._verified_shard(number).stem.with_suffix(suffix), kind))
+        return lru_cache(_MAX_OPEN_FILES)(lambda n: _Reader(rows._verified_shard(n).stem.with_suffix(suffix), kind))
 
     def _verified_shard(self, number: int) -> Shard:
         """Return a shard after comparing it with its checksum. Raises DataError if they differ."""

@@ -100,18 +100,16 @@ def load_all(folder: Path, rows: list[list[int]], names: list[str]) -> dict[str,
             hidden.setitem(sys.modules, module, None)
         for name in names:
             path = folder / "out" / name
-            options: dict[str, Any] = {"trust_remote_code": True, "output_loading_info": True}
-            network, info = AutoModelForCausalLM.from_pretrained(path, **options)
+            load = AutoModelForCausalLM.from_pretrained
+            network, info = load(path, trust_remote_code=True, output_loading_info=True)
             with torch.no_grad():
                 loss = network(input_ids=ids, labels=ids).loss.item()
             words = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
             found[name] = {
-                "class": type(network).__name__,
-                "perplexity": math.exp(loss),
+                "class": type(network).__name__, "perplexity": math.exp(loss),
                 "problems": [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]],
-                "ids": words("gate norm</s> stream").input_ids,
-                "special": (words.eos_token_id, words.pad_token_id),
-            }
+                "ids": words("gate norm</s> stream").input_ids, "special": (words.eos_token_id, words.pad_token_id),
+            }  # fmt: skip
     return found
 
 
@@ -376,10 +374,8 @@ def gated(scheme: str, site: str, *, family: str = "llama", **gate: object) -> L
     """Return a float64 network whose eps does not matter, with gates, norms and biases unlike their initial values."""
     size = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 37, "eps": 1e-30}
     gate = {"site": site, "activation": "identity", "init": 0.2, **gate}
-    model = parse_model(
-        {"size": size, "norm": two_layers(scheme), "gate": gate, "init": {"std": 0.2}, "family": family}
-    )
-    network = build(model).double()
+    values = {"size": size, "norm": two_layers(scheme), "gate": gate, "init": {"std": 0.2}, "family": family}
+    network = build(parse_model(values)).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in network.modules():
