@@ -26,6 +26,10 @@ def _sites(scheme: str) -> Iterable[str]:
 
 
 PLACEMENTS = [(scheme, site) for scheme in SCHEMES for site in _sites(scheme)]
+# For what depends on the scheme or on the gate, but not on both: a site of each scheme, and every site of Mix-LN, whose
+# two layers differ.
+_ONE_EACH = {(scheme, list(_sites(scheme))[number % 4]) for number, scheme in enumerate(SCHEMES)}
+FEW = [place for place in PLACEMENTS if place in _ONE_EACH or place[0] == "mix"]
 
 
 def spread(*choices: Iterable[Any]) -> list[tuple[Any, ...]]:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,11 +141,8 @@ class _ShardRows(Rows):
 
     def _readers(self, suffix: str, kind: np.dtype[Any]) -> Callable[[int], _Reader]:
         """Return the function from a shard's number to its open file. At most _MAX_OPEN_FILES are open."""
-
-        def reader(number: int) -> _Reader:
-            return _Reader(self._verified_shard(number).stem.with_suffix(suffix), kind)
-
-        return lru_cache(_MAX_OPEN_FILES)(reader)
+        rows = proxy(self)  # a cycle would keep the files open until the collector runs
+        return lru_cache(_MAX_OPEN_FILES)(lambda n: _Reader(rows._verified_shard(n).stem.with_suffix(suffix), kind))
 
     def _verified_shard(self, number: int) -> Shard:
         """Return a shard after comparing it with its checksum. Raises DataError if they differ."""

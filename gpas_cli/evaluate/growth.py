@@ -219,13 +219,13 @@ def coordinates(
     with suitable_threads(size):
         for over, kinds in (("width", ({}, mup)), ("depth", ({}, mup, complete))):
             at = tuple((width if over == "width" else _LAYERS) * factor for factor in _FACTORS[over])
-            for how in kinds:
+            shapes = [(value, _LAYERS) if over == "width" else (width, value) for value in at]
+            for how, cells in [(how, [_at(cell, *shape, how) for shape in shapes]) for how in kinds]:
                 kind = str(how.get("kind", "standard"))
                 rows = []
-                for value in at:
+                for value, own in zip(at, cells, strict=True):
                     notify(f"{kind}, {over} {value}")
-                    shape = (value, _LAYERS) if over == "width" else (width, value)
-                    rows.append(_changes(_at(cell, *shape, how), sample, updates))
+                    rows.append(_changes(own, sample, updates))
                 for number, place in enumerate((*map(str, _PLACES), "logits")):
                     changes = tuple(row[number] for row in rows)
                     found.append(Change(kind, over, place, at, changes, power(list(zip(at, changes, strict=True)))))

@@ -130,8 +130,9 @@ CELLS = [
 @pytest.mark.parametrize(("norm", "preset"), CELLS)
 def test_bounds_are_above_the_measured_norms(norm: str, preset: str) -> None:
     gate = {"init": 0.3, "stop_gradient": preset != "small"}
-    # The first layer of Mix-LN is Post-LN and the second is Pre-LN.
-    for layer in itertools.islice(bounds_of(network(norm=norm, gate=gate, init=preset), sample()), 2):
+    # The first layer of Mix-LN is Post-LN and the second is Pre-LN; LNS scales by the layer. In others all are alike.
+    layers = 2 if norm in ("mix", "lns") else 1
+    for layer in itertools.islice(bounds_of(network(norm=norm, gate=gate, init=preset), sample()), layers):
         for part in (layer.attention, layer.feed_forward):
             assert part.worst >= part.norm, (layer.layer, part)
             assert part.worst >= part.bound
@@ -186,7 +187,8 @@ def test_figure_2_holds_for_the_measured_norms_too() -> None:
     assert vanilla.gradient_ratio > 1.5 > 1.1 > scaled.gradient_ratio
 
 
-def test_the_bound_of_lns_falls_with_depth() -> None:
+def test_the_bound_of_lns_falls_with_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theory, "spectral_norm", lambda *_: 0.0)  # slow, and no part of the bound
     plain, scaled = (list(itertools.islice(bounds_of(network(norm=norm), sample(4)), 2)) for norm in ("pre", "lns"))
     for layer, (p, s) in enumerate(zip(plain, scaled, strict=True), start=1):
         ratio = (s.feed_forward.bound - 1) * s.feed_forward.stream_std

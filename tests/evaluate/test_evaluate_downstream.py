@@ -57,7 +57,7 @@ def ours(room: Room) -> tuple[Scorer, Tokenizer]:
 def test_the_scores_are_those_of_the_harness_on_the_same_documents(
     ours: tuple[Scorer, Tokenizer], tmp_path: Path, name: str
 ) -> None:
-    source = write(tmp_path / f"{name}.jsonl", [DOCUMENTS[name]() for _ in range(25)])
+    source = write(tmp_path / f"{name}.jsonl", [DOCUMENTS[name]() for _ in range(12)])
     task = direct_task(import_task(source, name, tmp_path).name, tmp_path)
     assert task is not None
     direct = {score.metric: score for score in choices_scorer(task, *ours)()}

@@ -163,7 +163,7 @@ def test_other_examples_are_trained_on_anew(project: tuple[Path, Path], whole: t
 
 
 def test_it_learns(project: tuple[Path, Path]) -> None:
-    outcome, events = run(project, "learns", cell({"tasks": ["sst2"], "lr": [0.01], "epochs": 30}), every=1000)
+    outcome, events = run(project, "learns", cell({"tasks": ["sst2"], "lr": [0.01], "epochs": 12}), every=1000)
     assert outcome.metrics["glue_accuracy/sst2"] == 100  # a word decides
     assert "glue_accuracy/average" not in outcome.metrics
     assert losses(events)[1] == pytest.approx(math.log(2), abs=0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gate_activations import ALL_ACTIVATIONS
+from gate_activations import SOFTSIGN
 
 from gpas_cli.errors import GpasError
 from gpas_cli.evaluate import theory
@@ -150,7 +150,8 @@ def predicted(network: Llama) -> list[float | None]:
 @pytest.mark.parametrize(
     ("norm", "gate"),
     [
-        *(("pre", {"activation": act}) for act in ALL_ACTIVATIONS),
+        ("pre", {}),
+        ("pre", {"activation": SOFTSIGN}),
         ("pre", {"share": "sublayer"}),
         ("pre", {"site": "before-sublayer"}),
         ("pre", {"learnable": False}),

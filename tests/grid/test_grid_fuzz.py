@@ -22,8 +22,8 @@ TEXT = excerpt(
 )  # fmt: skip
 # Without the comments, so that most changes hit something meaningful.
 LINES = [line for line in TEXT.splitlines(keepends=True) if line.strip() and not line.lstrip().startswith("#")]
-FILES = settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-TREES = settings(FILES, max_examples=60)
+FILES = settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+TREES = settings(FILES, max_examples=30)
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 

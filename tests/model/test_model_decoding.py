@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from gate_placements import spread, two_layers
+from gate_placements import FEW, two_layers
 from moved_networks import moved_network
 
 from gpas_cli.model.attention import Visible
@@ -48,7 +48,10 @@ def test_prompts_that_see_both_ways_before_a_continuation_that_does_not() -> Non
             rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
 
 
-@pytest.mark.parametrize(("norm", "site", "share"), spread(("layer", "sublayer")))
+SHARES = itertools.cycle(["layer", "sublayer"])
+
+
+@pytest.mark.parametrize(("norm", "site", "share"), [(*place, next(SHARES)) for place in FEW])
 def test_every_scheme_and_every_position_of_the_gate(norm: str, site: str, share: str) -> None:
     gate = {"init": [0.3, -0.2], "site": site, "share": share}
     check(moved_network({"size": SIZE, "norm": two_layers(norm), "gate": gate}))

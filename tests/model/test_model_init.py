@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -59,8 +60,11 @@ def groups(name: str) -> dict[str, list[torch.Tensor]]:
     return found
 
 
-# In its scale_post_pre the reference was run with no Post-LN layer.
-@pytest.mark.parametrize("name", [name for name in STATISTICS if name != "scale_post_pre"])
+# In its scale_post_pre the reference was run with no Post-LN layer. Gates change DeepNorm's values alone.
+NAMED = [name for name in STATISTICS if not re.match("scale_post_pre|(post|sandwich|lns).*_gpas", name)]
+
+
+@pytest.mark.parametrize("name", NAMED)
 def test_every_parameter_is_initialised_like_the_references(name: str) -> None:
     ours = groups(name)
     assert ours.keys() == STATISTICS[name].keys()
@@ -315,9 +319,9 @@ def test_the_probe_sees_the_stream_and_removes_its_hooks() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -> None:
     torch.manual_seed(0)
-    size = parse_model({"size": {"hidden": 6, "ffn": 5, "heads": 1, "layers": 1, "vocab": 10}}).size
+    size = parse_model({"size": {"hidden": 4, "ffn": 3, "heads": 1, "layers": 1, "vocab": 10}}).size
     mlp = _MLP(size, replace(FAMILIES["llama"], bias=bias)).double()
-    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(1, 2, 4, dtype=torch.float64, requires_grad=True)
 
     def plain(x: torch.Tensor, *_parameters: torch.Tensor) -> torch.Tensor:
         return mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))  # type: ignore[no-any-return]
@@ -333,7 +337,7 @@ def test_swiglu_saves_only_its_two_halves_and_has_every_derivative(bias: bool) -
     assert torch.autograd.gradgradcheck(ours, inputs)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         mlp(x)
-    assert sum(t.shape == (2, 3, size.ffn) for t in kept) == 2
+    assert sum(t.shape == (1, 2, size.ffn) for t in kept) == 2
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])

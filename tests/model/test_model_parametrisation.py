@@ -138,7 +138,7 @@ def test_at_the_base_all_parametrisations_are_one_network_in_the_same_bits(schem
     for network in networks:
         optimizer = make_optimizer(network, RECIPE)
         set_learning_rate(optimizer, RECIPE.lr)
-        for _ in range(3):
+        for _ in range(2):
             optimizer.zero_grad()
             F.cross_entropy(network(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
             optimizer.step()

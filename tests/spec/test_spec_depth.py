@@ -113,11 +113,11 @@ DRAWN = [
 
 
 @pytest.mark.parametrize(("depth", "fixed"), DRAWN)
-def test_the_lengths_of_10000_paths(depth: object, fixed: set[int]) -> None:
+def test_the_lengths_of_4000_paths(depth: object, fixed: set[int]) -> None:
     """Within three standard errors of what is expected, over all paths and for every layer."""
-    found = schedule(depth, 12, 10_000)
-    probabilities = [found.kept(update) for update in range(1, 10_001)]
-    paths = [found.at(7, update) for update in range(1, 10_001)]
+    found = schedule(depth, 12, 4000)
+    probabilities = [found.kept(update) for update in range(1, 4001)]
+    paths = [found.at(7, update) for update in range(1, 4001)]
     assert all(fixed <= set(path.layers) for path in paths)
     difference = sum(len(path.layers) for path in paths) - sum(map(sum, probabilities))
     variance = sum(p * (1 - p) for kept in probabilities for p in kept)
