@@ -286,9 +286,14 @@ if halts:
     disk.write = torn
 tokens = TokenCache(source, survey, tokenizer, limit or None, cache, shard_documents)
 disk.POLL_SECONDS = 0.02
+
+def notify(message):
+    if "waiting" in message:
+        print(message, flush=True)
+
 print("ready", flush=True)
 for split in ("train", "validation"):
-    tokens.ensure(split, lambda totals: False, lambda said: "waiting" in said and print(said, flush=True), workers=workers)
+    tokens.ensure(split, lambda totals: False, notify, workers=workers)
 print(tokens.folder)
 assert "torch" not in sys.modules
 """
