@@ -1,5 +1,5 @@
-"""A stand-in for the job of a stage: journals as one does, imports little, as hundreds of it start, and does what its cell's label `act`
-says, or its name in acts.json. Its perplexity is that of its name in numbers.json, by default 7.5.
+"""A stand-in for the job of a stage: journals as one does, and does what its cell's label `act` says, or its name in
+acts.json. Its perplexity is that of its name in numbers.json, by default 7.5. It imports little: hundreds are started.
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
 killed (by a SIGKILL, once it has begun), progressing (the same after a checkpoint, until the third attempt),
