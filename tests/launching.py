@@ -14,7 +14,7 @@ from gpas_cli.grid import Entry
 from gpas_cli.plan.machine import ThisMachine
 from gpas_cli.project import Project
 from gpas_cli.schedule.local.run import LocalRun
-from gpas_cli.schedule.scheduler import Reporter, RunRequest, RunSummary
+from gpas_cli.schedule.scheduler import Reporter, RunRequest, RunSnapshot, RunSummary
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import StageStatus
@@ -76,10 +76,19 @@ class Background:
 
 
 class Notices(Reporter):
-    """A reporter that keeps what the user should know."""
+    """A reporter that keeps what the user should know, and counts its reports."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.ticks = 0
+
+    def tick(self, board: RunSnapshot) -> None:
+        self.ticks += 1
+
+    def round(self) -> None:
+        """Wait until the scheduler has once more tried to start everything."""
+        after = self.ticks + 2
+        until(lambda: self.ticks >= after)
 
     def notice(self, message: str) -> None:
         self.heard.append(message)
