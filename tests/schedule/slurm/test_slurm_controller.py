@@ -23,7 +23,8 @@ def forgotten(cluster: Cluster, aside: Path) -> Iterator[None]:
     cluster.up()
     yield
     cluster.kill("slurmctld")
-    shutil.copytree(aside, cluster.folder / "state", dirs_exist_ok=True)
+    shutil.rmtree(cluster.folder / "state")  # a new cluster had no file of jobs, which would stay
+    shutil.copytree(aside, cluster.folder / "state")
     cluster.up()
 
 
