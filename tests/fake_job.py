@@ -1,5 +1,5 @@
-"""A stand-in for the job of a stage: journals as one does, imports no package, and does what its cell's label `act`
-says, or its name in acts.json. Its perplexity is that of its name in numbers.json, by default 7.5.
+"""A stand-in for the job of a stage: journals as one does, and does what its cell's label `act` says, or its name in
+acts.json. Its perplexity is that of its name in numbers.json, by default 7.5. It imports little: hundreds are started.
 
 done, diverged, fail (says so), crash (a traceback and no outcome), exit (code 0 and no outcome),
 killed (by a SIGKILL, once it has begun), progressing (the same after a checkpoint, until the third attempt),
@@ -10,12 +10,10 @@ wait (until the file `go` lies in the working directory), stubborn (waits and ig
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 
 asked: list[int] = []
 directory = Path(sys.argv[1])
@@ -37,7 +35,7 @@ journal.seek(0)
 number = len(journal.readlines())
 
 
-def append(kind: str, **fields: Any) -> None:
+def append(kind: str, **fields: object) -> None:
     """Append an event to the journal."""
     global number
     line = json.dumps({"n": number, "t": time.time(), "kind": kind, **fields}, separators=(",", ":"))
@@ -46,7 +44,7 @@ def append(kind: str, **fields: Any) -> None:
     number += 1
 
 
-append("start", stage=attempt["stage"], key=attempt["key"], host=socket.gethostname(), pid=os.getpid())
+append("start", stage=attempt["stage"], key=attempt["key"], host=os.uname().nodename, pid=os.getpid())
 with Path("ran.txt").open("a") as ran:
     words = (attempt["name"], attempt["number"], attempt["stage"], os.environ["CUDA_VISIBLE_DEVICES"] or "-")
     ran.write(" ".join(map(str, words)) + f" {time.time()}\n")

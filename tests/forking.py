@@ -26,7 +26,9 @@ def _server() -> subprocess.Popen[str]:
     tests = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
     command = [sys.executable, "-P", __file__]
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        command, env=environment, cwd=tests, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert server.stdin is not None
     assert server.stdout is not None
     KEPT.update({str(server.stdin.fileno()), str(server.stdout.fileno())})

@@ -155,11 +155,16 @@ class Cluster:
         self._end_steps(node)
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
+    def steps(self, node: str) -> list[int]:
+        """Return the process ids of the node's slurmstepds: while one lives, the node has not cleaned up its job."""
+        listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+        words = (line.strip().partition(" ")[::2] for line in listed)
+        pids = (int(pid) for pid, command in words if command.startswith("slurmstepd"))
+        return [pid for pid in pids if self._is_ours(pid, node)]
+
     def _end_steps(self, node: str) -> None:
-        for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
-            pid, _, command = line.strip().partition(" ")
-            if command.startswith("slurmstepd") and self._is_ours(int(pid), node):
-                _kill_tree(int(pid))
+        for pid in self.steps(node):
+            _kill_tree(pid)
 
     def _is_ours(self, pid: int, node: str) -> bool:
         """Return whether a slurmstepd belongs to this node of this cluster."""

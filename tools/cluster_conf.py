@@ -1,5 +1,7 @@
 """Templates of the test cluster's configuration files (`cluster.py`)."""
 
+# MessageTimeout is above KillWait: a node answers the request to end a step after KillWait, and a controller that has
+# waited in vain sends it once more a minute later, when the step of that id may be the next one of a requeued job.
 CONF = r"""
 ClusterName=gpastest
 SlurmctldHost={host}(127.0.0.1)
@@ -30,7 +32,7 @@ SlurmdParameters=config_overrides
 SlurmctldParameters=preempt_send_user_signal
 SlurmdTimeout=10
 KillWait=5
-MessageTimeout=5
+MessageTimeout=8
 BatchStartTimeout=10
 MinJobAge={min_job_age}
 MaxArraySize={max_array}

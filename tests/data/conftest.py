@@ -5,30 +5,47 @@ from pathlib import Path
 import pytest
 from small_corpus import sentences, write_jsonl
 
+from gpas_cli.data import corpora
 from gpas_cli.data.corpora import cached_survey
 from gpas_cli.data.files import Files
 from gpas_cli.data.shards import TokenCache
 from gpas_cli.data.tokenizer import Tokenizer, make_tokenizer
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Return a project folder with 120 documents in corpus/a.jsonl and corpus/b.jsonl."""
-    folder = tmp_path / "project"
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait less after a file has been written: the times of a file on this machine are exact to ten milliseconds."""
+    monkeypatch.setattr(corpora, "_FINE_TICK", 0.011)
+
+
+def write_corpus(folder: Path) -> Files:
+    """Write 120 documents to corpus/a.jsonl and corpus/b.jsonl of a project."""
     write_jsonl(folder / "corpus" / "a.jsonl", sentences(80))
     write_jsonl(folder / "corpus" / "b.jsonl", sentences(40, seed=1))
-    return folder
+    return Files("corpus/*.jsonl", "text", folder)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Return the text of `source` in a folder of all tests, which only read it."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(corpus: Files, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    cache = tmp_path_factory.mktemp("tokenizer")
+    return make_tokenizer("bpe", 320, corpus, cached_survey(corpus, cache), cache, root=corpus.root, notify=print)
 
 
 @pytest.fixture
-def source(root: Path) -> Files:
-    return Files("corpus/*.jsonl", "text", root)
+def source(tmp_path: Path) -> Files:
+    return write_corpus(tmp_path / "project")
 
 
 @pytest.fixture
-def tokenizer(source: Files, tmp_path: Path) -> Tokenizer:
-    survey = cached_survey(source, tmp_path / "cache")
-    return make_tokenizer("bpe", 320, source, survey, tmp_path / "cache", root=source.root, notify=print)
+def root(source: Files) -> Path:
+    """Return the project folder of `source`."""
+    return source.root
 
 
 @pytest.fixture

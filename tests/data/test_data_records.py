@@ -172,8 +172,8 @@ def test_commonsense170k_is_read_from_the_cache_or_its_address_is_given(
 
 
 def test_embedded_records_are_questions_with_their_right_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    validation = list(islice(Stdlib().documents("validation"), 60))
-    monkeypatch.setattr(records, "_HELD_OUT_EXAMPLES", 60)
+    validation = list(islice(Stdlib().documents("validation"), 30))
+    monkeypatch.setattr(records, "_HELD_OUT_EXAMPLES", 30)
     monkeypatch.setattr(Stdlib, "documents", lambda self, split: iter(validation if split == "validation" else []))
     found = embedded("validation")
     assert len(found) == records._HELD_OUT_EXAMPLES

@@ -24,9 +24,26 @@ from gpas_cli.data.loader import (
 )
 from gpas_cli.data.rows import Rows, _PackedRows, _PaddedRows, open_rows
 from gpas_cli.data.shards import Shard, TokenCache
+from gpas_cli.data.tokenizer import Tokenizer
 from gpas_cli.errors import DataError
 
 Make = Callable[..., TokenCache]
+
+
+@pytest.fixture(scope="module")
+def source(corpus: Files) -> Files:
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def make_cache(corpus: Files, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return `make_cache` of conftest.py with caches that are built once, because these tests only read them."""
+    own, survey = tmp_path_factory.mktemp("rows"), corpus.survey()
+
+    def make(limit: int | None = None, folder: Path = own, shard_documents: int = 10) -> TokenCache:
+        return TokenCache(corpus, survey, tokenizer, limit, folder, shard_documents)
+
+    return make
 
 
 def shards_of(cache: TokenCache, split: str = "train") -> list[Shard]:
@@ -104,8 +121,8 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".bin", ".len"])
 @pytest.mark.parametrize("layout", ["pack", "pad"])
-def test_a_damaged_shard_is_refused_when_it_is_first_read(make_cache: Make, layout: str, suffix: str):
-    shards = shards_of(make_cache(limit=16 if layout == "pad" else None))
+def test_a_damaged_shard_is_refused_when_it_is_first_read(make_cache: Make, tmp_path: Path, layout: str, suffix: str):
+    shards = shards_of(make_cache(16 if layout == "pad" else None, tmp_path))
     flip(shards[3].stem.with_suffix(suffix))
 
     def read_all() -> None:

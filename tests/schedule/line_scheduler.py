@@ -10,12 +10,14 @@ import json
 import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from forking import Forked
+from launching import until
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import replace_file
@@ -47,6 +49,14 @@ from gpas_cli.store.rundir import AttemptDir, create_attempt, write_json
 from gpas_cli.structure import from_mapping, to_mapping
 
 COMMAND: Sequence[str] = JOB
+WORKER = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+os.chdir(sys.argv[3])
+import line_scheduler
+line_scheduler.work(Path(sys.argv[2]))
+"""
 
 
 class LineJob(SchedulerJob):
@@ -79,17 +89,14 @@ class LineScheduler(Scheduler):
             done.followed = sum(seen.state in ALIVE for seen in done.seen.values())
             who = {"id": name, "host": claims.submitter.host, "pid": claims.submitter.pid}
             write_json(place / "jobs.json", {"command": COMMAND, "jobs": [_facts(job, request, who) for job in mine]})
-            worker = locks.hold(place / "worker.lock")
+            words = (str(Path(__file__).parent), str(place), str(request.project.config.parent))
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            Forked(WORKER, *words, output=place / "log.txt", environment=environment)
+            until(lambda: locks.probe(place / "worker.lock") is locks.Lock.HELD)
             for index, job in enumerate(mine):
                 write_claim(runs, job.key, claims.submitter, "line", submission=name, index=index, after=job.after)
             claims.held.clear()
-            with (place / "log.txt").open("ab") as log:
-                subprocess.run(
-                    [sys.executable, __file__, str(place)], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                    pass_fds=(worker,), check=True, cwd=request.project.config.parent,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
-                )  # fmt: skip
-            os.close(worker)
+            (place / "claimed").touch()
         done.jobs = len(mine)
         done.batches = [JobBatch(name, name, tuple((job.key,) for job in mine), f"{name}: a line of {len(mine)}")]
         return LineRun(request, done)
@@ -165,6 +172,8 @@ def _submission(directory: Path) -> str:
 def work(place: Path) -> None:
     """Run the jobs of a line one after the other."""
     runs = place.parents[1]
+    locks.hold(place / "worker.lock")  # until this process ends
+    until((place / "claimed").exists)
     line = json.loads((place / "jobs.json").read_text())
     for index, job in enumerate(line["jobs"]):
         with locks.locked(claims_lock(runs)):
@@ -184,8 +193,3 @@ def work(place: Path) -> None:
         code = child.wait()
         record_exit(attempt, None if code < 0 else code, -code if code < 0 else None)
         release_claim(runs, job["key"], place.name, index)
-
-
-if __name__ == "__main__" and os.fork() == 0:  # the submitting process waits only for the parent
-    os.setsid()
-    work(Path(sys.argv[1]))

@@ -1,15 +1,17 @@
 """A third scheduler, installed as a separate package: every command works with it, and gpas_cli does not know it."""
 
 import json
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import line_scheduler
 import pytest
 from face import FAKE_JOB, Face
 from launching import until
 
+from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.state.claims import claim_path
@@ -87,11 +89,16 @@ def test_the_doctor_asks_it_and_reports_one_that_cannot_be_loaded(face: Face) ->
     assert found["scheduler"]["status"] == "problem"
 
 
-def test_its_log_is_followed_to_the_end(face: Face) -> None:
+def test_its_log_is_followed_to_the_end(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
     (face.folder / "acts.json").write_text(json.dumps({"s1": "wait"}))
     face("run", "grid", "toy", "--executor", "line", "--where", "seed=1")
     until(lambda: states(face)[0] == "running")
-    threading.Timer(1.0, (face.folder / "go").touch).start()
+
+    def poll(seconds: float) -> None:
+        (face.folder / "go").touch()  # once it follows
+        time.sleep(seconds / 50)
+
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=poll))
     assert "done" in face("logs", "s1", "-f").out
 
 

@@ -56,13 +56,13 @@ def test_rivals_create_the_tables_once(connect: Connect, url: str) -> None:
         assert connection.execute(text(f"SELECT count(*) FROM {VERSION_TABLE}")).scalar() == 1
 
 
-def test_opening_does_not_import_alembic_or_torch(connect: Connect, url: str) -> None:
-    connect(url)
+def test_opening_does_not_import_alembic_or_torch(connect: Connect, sqlite_url: str) -> None:
+    connect(sqlite_url)
     code = (
         "import sys; from gpas_cli.store.session import connect; connect(sys.argv[1]).dispose()\n"
         "print(sorted({'alembic', 'torch', 'psutil'} & set(sys.modules)))"
     )
-    assert subprocess.check_output([sys.executable, "-c", code, url], text=True).strip() == "[]"
+    assert subprocess.check_output([sys.executable, "-c", code, sqlite_url], text=True).strip() == "[]"
 
 
 def test_no_database_is_created_unless_requested(sqlite_url: str, tmp_path: Path) -> None:

@@ -11,35 +11,36 @@ import sys
 import time
 from pathlib import Path
 
-from gpas_cli.events import Outcome
-from gpas_cli.store.journal import Journal
-from gpas_cli.store.rundir import AttemptDir
-
-here = AttemptDir(Path(sys.argv[1]))
+here = Path(sys.argv[1])
 rank = int(os.environ["RANK"])
-act = json.loads((here.path / "acts.json").read_text())[rank]
+act = json.loads((here / "acts.json").read_text())[rank]
 asked: list[int] = []
 signal.signal(signal.SIGTERM, signal.SIG_IGN if act == "hang" else lambda number, _: asked.append(number))
-(here.path / f"pid-{rank}").write_text(str(os.getpid()))
-(here.path / f"seen-{rank}.json").write_text(json.dumps(dict(os.environ)))
-journal = Journal(here.journal_path) if rank == 0 else None
-while len(list(here.path.glob("seen-*.json"))) < int(os.environ["WORLD_SIZE"]):  # the first to end starts the grace
+if act in ("done", "wait") and rank == 0:
+    from gpas_cli.events import Outcome
+    from gpas_cli.store.journal import Journal
+
+    journal = Journal(here / "journal.jsonl")
+if act in ("fail", "wait"):
+    from gpas_cli.store.rundir import AttemptDir
+    from gpas_cli.worker import ranks
+(here / f"pid-{rank}").write_text(str(os.getpid()))
+(here / f"seen-{rank}.json").write_text(json.dumps(dict(os.environ)))
+while len(list(here.glob("seen-*.json"))) < int(os.environ["WORLD_SIZE"]):  # the first to end starts the grace
     time.sleep(0.01)
 
 
 def leave(outcome: str, code: int) -> None:
-    if journal is not None:
+    if rank == 0:
         journal.append(Outcome(outcome=outcome, step=3, cause="", metrics={}))
         journal.close()
     sys.exit(code)
 
 
-if act in ("fail", "wait"):
-    from gpas_cli.worker import ranks  # which takes long to import
 if act == "done":
     leave("done", 0)
 if act == "fail":
-    ranks.record_failure(here, rank, "no luck")
+    ranks.record_failure(AttemptDir(here), rank, "no luck")
     sys.exit(1)
 if act.isdecimal():
     sys.exit(int(act))

@@ -107,10 +107,10 @@ def test_stop_interrupts_and_the_next_run_resumes(project: Project) -> None:
 def test_a_second_stop_kills(project: Project) -> None:
     cell = entry("stubborn", 1)
     first = Background(scheduler(project, cell))
-    until(working(project, cell))
+    step = until(working(project, cell)).progress.step
     first.scheduler.stop()
-    time.sleep(0.4)
-    assert observe(project.runs, key(cell)).state == "running"
+    until(lambda: first.scheduler._stops_carried_out)
+    until(lambda: until(working(project, cell)).progress.step > step + 2)
     first.scheduler.stop()
     assert "signal 9" in first.result().interrupted[0].reason
 
@@ -150,9 +150,10 @@ def test_a_job_that_outlives_its_scheduler_keeps_its_slot(project: Project) -> N
     cells = [entry("wait", 1), entry("done", 2)]
     orphaned(project, cells[0])
     one_slot = ThisMachine(gpus=(), cores=(0,))
-    second = Background(scheduler(project, *cells, machine=one_slot))
+    notices = Notices()
+    second = Background(scheduler(project, *cells, machine=one_slot, reporter=notices))
     until(seen(project, cells[1], "queued"))
-    time.sleep(0.5)
+    notices.round()
     assert observe(project.runs, key(cells[1])).state == "queued"
     go(project)
     assert states(second.result()) == {"done": ["wait-1", "done-2"]}

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -239,9 +238,10 @@ def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) 
     ending = locks.hold(alive_path(before))
     other = scheduler(project, cell)
     assert other.submit() == {"followed": 1}
-    background = Background(scheduler(project, cell))
+    notices = Notices()
+    background = Background(scheduler(project, cell, reporter=notices))
     assert cancel(project.runs, cell_statuses(project.runs, [cell]))[0].asked
-    time.sleep(0.5)
+    notices.round()
     assert len(attempts(project.runs, key(cell))) == 1
     os.close(ending)
     assert states(background.result()) == {"cancelled": ["done-1"]}
@@ -251,13 +251,14 @@ def test_an_attempt_waits_for_the_process_of_the_previous_one(project: Project) 
 
 def test_a_killed_job_starts_again_only_after_its_children_have_ended(project: Project) -> None:
     cell = entry("done", 1)
-    again = scheduler(project, cell)
+    notices = Notices()
+    again = scheduler(project, cell, reporter=notices)
     assert again.submit() == {"waiting": 1}
     before = make_attempt(project.runs, key(cell), {"stage": "pretrain"})
     orphan = locks.hold(alive_path(before))
     background = threading.Thread(target=again.follow)
     background.start()
-    time.sleep(0.5)
+    notices.round()
     assert len(attempts(project.runs, key(cell))) == 1
     os.close(orphan)
     background.join(10)

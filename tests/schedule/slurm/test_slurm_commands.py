@@ -193,7 +193,8 @@ def test_held_jobs_are_named_with_the_command_that_releases_them(site: Site) -> 
 
 
 def test_run_wait_names_held_jobs_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_run, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(slurm_run, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(queue, "FRESH_SECONDS", 0.0)
     width = client._COLUMNS["Name"]
     line = row(state="PENDING", ArrayJobID="@", Reason="JobHeldUser")[width:].rstrip("\n").replace("@", "$id")
     site.sbatch(f"echo $id; printf '%-{width}s%s\\n' $name \"{line}\" >> ${{0%sbatch}}squeue.says")

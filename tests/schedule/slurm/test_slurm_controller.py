@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, until
-from slurm_toy import job_of, one_cell, paused, started, wait
+from slurm_toy import job_of, node_of, one_cell, paused, started, wait
 
 pytestmark = pytest.mark.long
 
@@ -23,7 +23,8 @@ def forgotten(cluster: Cluster, aside: Path) -> Iterator[None]:
     cluster.up()
     yield
     cluster.kill("slurmctld")
-    shutil.copytree(aside, cluster.folder / "state", dirs_exist_ok=True)
+    shutil.rmtree(cluster.folder / "state")  # a new cluster had no file of jobs, which would stay
+    shutil.copytree(aside, cluster.folder / "state")
     cluster.up()
 
 
@@ -85,20 +86,13 @@ def test_a_forgotten_running_job_is_run_again(cluster: Cluster, tmp_path: Path) 
         with forgotten(cluster, tmp_path / "state"):
             toy.submit()
             wait(toy.training)
+            node = node_of(cluster)
             afterwards.enter_context(paused(toy))
         toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
+        # A node that has not cleaned up the first job of that id refuses the second, or ends it with the first.
+        wait(lambda: not cluster.steps(node))
     assert "1 job submitted" in toy.submit()
-
-    def done() -> bool:
-        cell = toy.status()["pre-gpas-s1"]
-        assert cell["state"] in ("queued", "running", "done"), cell
-        if "scontrol release" in cell["evidence"]:
-            # A node that has not cleaned up the first job of that id refuses the second, and is drained.
-            cluster.run("scontrol", "update", "nodename=ALL", "state=resume", check=False)
-            cluster.run("scontrol", "release", job_of(toy), check=False)
-        return cell["state"] == "done"
-
-    wait(done)
+    toy.finish()
     assert len(toy.attempts()) == 2
     toy.trained_once()
 

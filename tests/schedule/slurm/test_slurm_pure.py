@@ -83,9 +83,16 @@ def test_no_job_imports_from_its_working_directory(tmp_path: Path, before: str |
     assert done.stdout == f"1 {after}\n"
 
 
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """Return a copy of the code whose files no test changes in place."""
+    return snapshot(tmp_path_factory.mktemp("code"))
+
+
 def _changed(path: Path) -> None:
-    path.chmod(0o644)
-    path.write_text(f"{path.read_text()}\n")
+    text = path.read_text()
+    path.unlink()
+    path.write_text(f"{text}\n")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +108,10 @@ def _changed(path: Path) -> None:
     ],
 )
 def test_a_job_starts_only_with_the_code_that_was_submitted(
-    tmp_path: Path, change: Callable[[Path], object], starts: bool
+    tmp_path: Path, copied: Snapshot, change: Callable[[Path], object], starts: bool
 ) -> None:
-    code = snapshot(tmp_path / "runs")
+    code = replace(copied, path=tmp_path / "code")
+    shutil.copytree(copied.path, code.path, copy_function=os.link)
     change(code.path)
     project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "sqlite:///x.db")
     script = text(project, tmp_path / "runs/.slurm/gpas-g-1", code, parameters(Resources()), "0")

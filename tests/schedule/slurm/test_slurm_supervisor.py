@@ -31,6 +31,7 @@ import sys
 from pathlib import Path
 from gpas_cli.schedule.slurm import allocation, supervisor
 supervisor.JOB = (sys.executable, "-S", sys.argv[2])
+supervisor._POLL_SECONDS = 0.02
 if len(sys.argv) > 3:  # the kernel's count of kills goes up each time that it is read
     counts = iter(range(1000))
     allocation._kernel_kills = lambda: next(counts)
