@@ -133,6 +133,7 @@ def run_main(words: Sequence[str]) -> int:
         patch.setattr(app, "make_app", _make_app)
         patch.setattr(app, "get_group", _get_group)
         patch.setattr(session, "migrate", _migrate_once)
+        patch.setattr(session, "_SYNCHRONOUS", "OFF")  # see os.fsync in conftest.py
         with pytest.raises(SystemExit) as ended:
             main()
     code = ended.value.code
