@@ -120,6 +120,12 @@ def _migrate_once(engine: Engine) -> None:
         _EMPTY.append(path.read_bytes())
 
 
+def quicken_databases(patch: pytest.MonkeyPatch) -> None:
+    """Copy new databases, and wait for no disk, for the reason of `os.fsync` in conftest.py."""
+    patch.setattr(session, "migrate", _migrate_once)
+    patch.setattr(session, "_SYNCHRONOUS", "OFF")
+
+
 def run_main(words: Sequence[str]) -> int:
     """Run `gpas` with these words in this process, and return its exit code."""
     selection.experiments.cache_clear()
@@ -132,8 +138,7 @@ def run_main(words: Sequence[str]) -> int:
         # What each process makes once takes longer than many a command.
         patch.setattr(app, "make_app", _make_app)
         patch.setattr(app, "get_group", _get_group)
-        patch.setattr(session, "migrate", _migrate_once)
-        patch.setattr(session, "_SYNCHRONOUS", "OFF")  # see os.fsync in conftest.py
+        quicken_databases(patch)
         with pytest.raises(SystemExit) as ended:
             main()
     code = ended.value.code

@@ -7,7 +7,8 @@ hungry (runs out of memory with more than two rows at once, at first eight), gre
 wait (until the file `go` lies in the working directory), stubborn (waits and ignores SIGTERM).
 """
 
-# ruff: noqa: PTH, SIM115 (pathlib, socket and typing take longer to import than the rest to run)
+# pathlib, socket and typing take longer to import than the rest takes to run.
+# ruff: noqa: PTH110, PTH123, SIM115
 import json
 import os
 import signal
