@@ -118,8 +118,7 @@ def _question(context: str, choices: Sequence[str], seed: str) -> Question:
 
 @lru_cache(maxsize=1024)  # a line is among those before each of the next ones
 def _identifiers(line: str) -> tuple[str, ...]:
-    names = (found.group() for found in _NAME.finditer(line))
-    return tuple(name for name in names if len(name) >= _SHORTEST_NAME and not keyword.iskeyword(name))
+    return tuple(one for one in _NAME.findall(line) if len(one) >= _SHORTEST_NAME and not keyword.iskeyword(one))
 
 
 def _hash(*parts: str) -> bytes:

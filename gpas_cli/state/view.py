@@ -56,8 +56,7 @@ def scheduler_class(name: str) -> Any:
 
 @cache
 def _known() -> dict[str, EntryPoint]:
-    added = {point.name: point for point in entry_points(group=_GROUP)}
-    return {**BUILT_IN, **{name: point for name, point in added.items() if name not in BUILT_IN}}
+    return {**BUILT_IN, **{point.name: point for point in entry_points(group=_GROUP)}, **BUILT_IN}
 
 
 class ClaimScheduler:
