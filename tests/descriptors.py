@@ -29,13 +29,13 @@ def descriptors() -> dict[str, str]:
     if "TEST_ON_GPU" in os.environ:
         return found
     kept = {*KEPT, str(resource_tracker._resource_tracker._fd)}
-    for link in OPEN.iterdir() if OPEN.is_dir() else ():
+    for number in os.listdir(OPEN) if OPEN.is_dir() else ():  # noqa: PTH208  (before and after each test)
         try:
-            target = str(link.readlink())
+            target = os.readlink(OPEN / number)  # noqa: PTH115
         except OSError:  # The descriptor with which the folder was read.
             continue
-        if not target.startswith(INSTALLED) and link.name not in kept:
-            found[link.name] = target
+        if not target.startswith(INSTALLED) and number not in kept:
+            found[number] = target
     return found
 
 

@@ -11,13 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from face import Face
 from once import made_once
+
+from gpas_cli.schedule.local.process import Lease, Spawner
+from gpas_cli.schedule.process import job_environment
+from gpas_cli.store.rundir import AttemptDir
 
 # The first lines of toy projects' experiments files.
 TOY = """\
@@ -126,9 +132,46 @@ class Toy(Face):
         return pids
 
 
+@dataclass(frozen=True)
+class Done:
+    """What `LocalRun` asks of the process of a job, after the job has run in this process."""
+
+    returncode: int
+    pid: int = os.getpid()
+
+    def poll(self) -> int:
+        return self.returncode
+
+
+@contextmanager
+def jobs_run_here() -> Iterator[None]:
+    """Within the context, jobs run in this process, one after the other: a new one imports torch for three seconds."""
+    import torch  # noqa: F401  (its log keeps the stderr of its import)
+
+    from gpas_cli.worker import job
+
+    def launch(spawner: Spawner, attempt: AttemptDir, lease: Lease, _alive: int) -> Done:
+        variables = job_environment(spawner.snapshot.path, {**lease.variables, **spawner.project.variables})
+        environment = mock.patch.dict(os.environ, variables, clear=True)
+        handlers = {number: signal.getsignal(number) for number in job.STOP_SIGNALS}
+        with attempt.log_path.open("a") as log, redirect_stdout(log), redirect_stderr(log), environment:
+            code = job.main(attempt.path)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        return Done(code)
+
+    with mock.patch.object(Spawner, "_launch", launch):
+        yield
+
+
 def trained_toy(folders: pytest.TempPathFactory) -> Toy:
     """Return a project whose two cells are trained, which all tests share."""
-    return Toy.at(made_once(folders, "trained", lambda folder: Toy(folder / "toy")("run", "grid")) / "toy")
+
+    def train(folder: Path) -> None:
+        with jobs_run_here():
+            Toy(folder / "toy")("run", "grid")
+
+    return Toy.at(made_once(folders, "trained", train) / "toy")
 
 
 def _has_stepped(journal: Path) -> bool:

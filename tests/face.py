@@ -9,15 +9,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 from attempts import attempt_at, make_attempt
+from sqlalchemy import Engine
 
 from gpas_cli.__main__ import main
-from gpas_cli.cli import console, selection
+from gpas_cli.cli import app, console, selection
 from gpas_cli.events import Event, Layers, Outcome, Started, Step, event_of
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
@@ -27,6 +29,7 @@ from gpas_cli.schedule.local import run
 from gpas_cli.schedule.local.run import LocalRun
 from gpas_cli.state.attempt import alive_path
 from gpas_cli.state.locks import locked
+from gpas_cli.store import session
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import Snapshot
 from gpas_cli.structure import to_mapping
@@ -101,6 +104,28 @@ class Said:
         return json.loads(self.out)
 
 
+_make_app, _get_group = cache(app.make_app), cache(app.get_group)
+_migrate, _EMPTY = session.migrate, list[bytes]()
+
+
+def _migrate_once(engine: Engine) -> None:
+    """Migrate a database; after the first new file, the next ones are copies of it."""
+    path = session.file_of(engine.url)
+    new = path is not None and path.stat().st_size == 0
+    if new and _EMPTY:
+        path.write_bytes(_EMPTY[0])
+        return
+    _migrate(engine)
+    if new:
+        _EMPTY.append(path.read_bytes())
+
+
+def quicken_databases(patch: pytest.MonkeyPatch) -> None:
+    """Copy new databases, and wait for no disk, for the reason of `os.fsync` in conftest.py."""
+    patch.setattr(session, "migrate", _migrate_once)
+    patch.setattr(session, "_SYNCHRONOUS", "OFF")
+
+
 def run_main(words: Sequence[str]) -> int:
     """Run `gpas` with these words in this process, and return its exit code."""
     selection.experiments.cache_clear()
@@ -110,6 +135,10 @@ def run_main(words: Sequence[str]) -> int:
         patch.setattr(sys, "argv", ["gpas", *words])
         patch.setattr(sys.modules["__main__"], "__package__", None)  # otherwise the program is `python -m pytest`
         patch.setattr(gc, "freeze", lambda: None)  # with which `main` would spare what the command made
+        # What each process makes once takes longer than many a command.
+        patch.setattr(app, "make_app", _make_app)
+        patch.setattr(app, "get_group", _get_group)
+        quicken_databases(patch)
         with pytest.raises(SystemExit) as ended:
             main()
     code = ended.value.code
@@ -128,6 +157,12 @@ def gpas(folder: Path, *words: str, expect: int | None = 0, environment: Mapping
     assert expect is None or said.code == expect, (words, said.out + said.err)
     assert "Traceback" not in said.err, said.err
     return said
+
+
+@lru_cache(maxsize=4)  # it takes longer than most of what tests do with a cell
+def _expanded(config: Path, declared: tuple[bytes, ...], grids: tuple[str, ...]) -> list[Entry]:
+    """Return the cells of these grids; `declared` is the content of the files that declare them."""
+    return expand(load(config), grids)
 
 
 class Face:
@@ -168,7 +203,8 @@ class Face:
 
     def entries(self, *grids: str) -> list[Entry]:
         """Return the cells that these grids declare now, by default those of `small`."""
-        return expand(load(self.folder / "experiments.yaml"), list(grids or ["small"]))
+        declared = [path.read_bytes() for path in sorted(self.folder.glob("*.*")) if path.suffix in (".yaml", ".py")]
+        return list(_expanded(self.folder / "experiments.yaml", tuple(declared), grids or ("small",)))
 
     def cells(self) -> list[Entry]:
         """Return the cells of all grids."""
@@ -221,15 +257,23 @@ class Face:
         return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
 
 
-@pytest.fixture
-def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
-    """Return a project without attempts, which is the current folder; its jobs are fakes."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the jobs of `gpas run` on this machine fakes."""
     defaults = LocalRun.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "command", FAKE_JOB)
     # They need no copy of the code, which takes half a second to make and to check.
     monkeypatch.setattr(run, "snapshot", lambda runs, project: Snapshot("c0de", runs / ".code/c0de", {}))
+    # They take no time.
+    monkeypatch.setattr(run, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Face:
+    """Return a project without attempts, which is the current folder; its jobs are fakes."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    fake_jobs(monkeypatch)
     made = Face(tmp_path / "project")
     monkeypatch.chdir(made.folder)
     return made

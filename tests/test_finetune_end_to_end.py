@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from end_to_end import Toy
+from end_to_end import Toy, jobs_run_here
 
 FINETUNE = (
     "finetune: {data: records.jsonl, validation: held-out.jsonl, length: 24, epochs: 1, batch: 4, lisa_layers: 1}"
@@ -22,7 +22,8 @@ def toy(trained: Toy, tmp_path_factory: pytest.TempPathFactory) -> Toy:
     made.edit("columns: size,", "columns: size, value: answer_loss,")
     plan = made("plan").out
     assert "2 jobs to start" in plan, plan
-    made("run", "grid", "--where", "gate=gpas", "--yes")
+    with jobs_run_here():
+        made("run", "grid", "--where", "gate=gpas", "--yes")
     return made
 
 

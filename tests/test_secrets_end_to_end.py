@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end import Toy, wait
+from face import fake_jobs
 
 SECRET = "hunter2-of-the-database"
 FORMS = {
@@ -156,9 +157,12 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_values_of_resources_are_in_no_record_output_or_archive(tmp_path: Path) -> None:
+def test_values_of_resources_are_in_no_record_output_or_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     toy = Private(tmp_path / "project", gates="none")
     toy("run", "grid")
+    fake_jobs(monkeypatch)
     toy("rerun", "pre-s1", "--yes")
     commands = (
         *(("status",), ("status", "small"), ("plan", "small"), ("why", "pre-s1"), ("why", "small[pre]")),
@@ -182,7 +186,10 @@ def test_values_of_resources_are_in_no_record_output_or_archive(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_values_of_resources_are_only_in_files_of_a_submission_that_nobody_else_can_read(tmp_path: Path) -> None:
+def test_values_of_resources_are_only_in_files_of_a_submission_that_nobody_else_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_jobs(monkeypatch)
     toy = Private(tmp_path / "project", gates="none, gpas")
     toy.add_slurm()
     toy.said("run", "grid", "--executor", "slurm", "--yes")

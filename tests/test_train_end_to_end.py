@@ -10,6 +10,7 @@ import pytest
 from attempts import write_events
 from end_to_end import Toy, alive, wait
 
+from gpas_cli.cli.commands import run as command
 from gpas_cli.events import Outcome, Skipped, Spike
 from gpas_cli.store.rundir import AttemptDir
 
@@ -18,12 +19,13 @@ LONG = 500
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Toy:
-    return Toy(tmp_path / "a project", steps=30)
+    return Toy(tmp_path / "a project", steps=12)
 
 
-def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy) -> None:
+def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_PROFILED_UPDATES", 1)  # each takes torch most of a second
     said = toy("train", "pre-gpas-s1", "--profile").out
-    for word in ("training", "30/30", "update 30 saved", "perplexity", "done", "trace.json"):
+    for word in ("training", "12/12", "update 12 saved", "perplexity", "done", "trace.json"):
         assert word in said, said
     (attempt,) = toy.attempts()
     assert (attempt / "profile/operators.txt").is_file()
@@ -89,7 +91,7 @@ def test_settings_on_the_command_line_make_a_cell_of_their_own(toy: Toy) -> None
     assert "pre-s1+lr0.003" in toy("why", "pre-s1", "optim.lr=3e-3").out
     for word in (explained["key"][:8], "pre-s1+lr0.003", "small/pre-s1+lr0.003"):
         assert "pre-s1+lr0.003" in toy("why", word).out
-        assert "30/30" in toy("logs", word).out
+        assert "12/12" in toy("logs", word).out
     assert "did you mean 'pre-s1+lr0.003'?" in toy("why", "pre-s1+lr0.03", expect=2).err
     refused = toy("train", "pre-s1", "optim.lrr=3e-3", "optim.steps=many", expect=2).err
     assert "gpas: optim.lrr=3e-3: unknown key 'lrr'; did you mean 'lr'?" in refused

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from end_to_end import Toy
 from face import Face, face
-from projects import _quick
 
 from gpas_cli.errors import Exit
 from gpas_cli.store.rundir import AttemptDir
 
-__all__ = ["_quick", "face"]
+__all__ = ["face"]
 
 CELL = ("small", "--where", "norm=pre", "--where", "gate=none", "--where", "seed=1")
 COMMANDS = (("rerun", *CELL, "--yes"), ("sync",), ("status", "small"), ("history",), ("logs", "pre-s1"))

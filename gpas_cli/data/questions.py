@@ -18,6 +18,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _MOST_CODE_LINES = 8  # before a question
 _CHOICES = 4
@@ -115,10 +116,9 @@ def _question(context: str, choices: Sequence[str], seed: str) -> Question:
     return Question(context, tuple(order), order.index(choices[0]), delimiter="")
 
 
-def _identifiers(line: str) -> Iterator[str]:
-    for found in _NAME.finditer(line):
-        if len(found.group()) >= _SHORTEST_NAME and not keyword.iskeyword(found.group()):
-            yield found.group()
+@lru_cache(maxsize=1024)  # a line is among those before each of the next ones
+def _identifiers(line: str) -> tuple[str, ...]:
+    return tuple(one for one in _NAME.findall(line) if len(one) >= _SHORTEST_NAME and not keyword.iskeyword(one))
 
 
 def _hash(*parts: str) -> bytes:

@@ -37,6 +37,7 @@ BUSY_SECONDS = 30.0  # a statement waits this long for another process's lock
 _DRIVERS = ("sqlite", "sqlite+pysqlite", "postgresql+psycopg")
 _FORMS = "GPAS_DB takes a path, sqlite:///path or postgresql://user:password@host:port/name"
 _ENCODE = "(in a password write @ as %40, / as %2F, : as %3A, # as %23, % as %25)"
+_SYNCHRONOUS = "NORMAL"  # with the log, a power failure may cost the last commits, which the journals still have
 _LOCK = 0x67706173  # "gpas": the key of our advisory lock in Postgres
 _WAIT = text("SELECT set_config('lock_timeout', :timeout, true), pg_advisory_xact_lock(:key)")
 
@@ -236,7 +237,7 @@ def _prepare_sqlite(engine: Engine, busy_seconds: float) -> None:
         connection.isolation_level = None  # the driver begins no transactions of its own
         with explained(engine.url, busy_seconds):
             connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS}")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from attempts import attempt_at
+from face import quicken_databases
 from launching import entry
 
 from gpas_cli.errors import StoreError
@@ -36,7 +37,8 @@ def score(task: str) -> Score:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    quicken_databases(monkeypatch)
     runs = tmp_path / "runs"
     attempt_at(runs, DONE, [outcome("interrupted")])
     attempt_at(runs, DONE, [outcome("done", perplexity=4.0, loss=float("nan"))])

@@ -14,6 +14,7 @@ from launching import until
 from gpas_cli.cli.commands import logs
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.schedule.scheduler import choose
+from gpas_cli.state import view
 from gpas_cli.state.claims import claim_path
 from gpas_cli.store.rundir import write_json
 
@@ -47,7 +48,9 @@ def face(face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr(line_scheduler, "COMMAND", FAKE_JOB)
     face.declare(GRID)
+    view._known.cache_clear()
     yield face
+    view._known.cache_clear()
     (face.folder / "go").touch()
 
 

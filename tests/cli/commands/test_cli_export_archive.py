@@ -193,8 +193,7 @@ resources:
 }
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(("spelling", "newline"), [*((spelling, "\n") for spelling in SPELLINGS), ("lines", "\r\n")])
 def test_values_that_may_be_secret_are_removed_and_all_else_of_the_file_stays(
     finished: Face, tmp_path: Path, spelling: str, newline: str
 ) -> None:

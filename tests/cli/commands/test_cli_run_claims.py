@@ -76,14 +76,13 @@ def test_a_true_claim_is_supported_and_a_second_run_does_nothing(claimed: Face) 
     assert again["rounds"] == 0
     assert again["claims"] == found["claims"]
     assert len(ran(claimed)) == 2 * len(part["seeds"])
+    check_added_seeds(claimed, part)
 
 
-def test_added_seeds_are_cells_of_the_grid_for_every_command(claimed: Face) -> None:
-    write_numbers(claimed, {"pre": -1.0})
-    (decided,) = run(claimed, "helps")["claims"][0]["parts"]
-    seeds = decided["seeds"]
+def check_added_seeds(claimed: Face, decided: Any) -> None:
+    """Check that added seeds are cells of the grid for every command."""
     status = claimed("status", "small", "--json", expect=None).json
-    assert {f"pre-gpas-s{seed}" for seed in seeds} <= {cell["name"] for cell in status["cells"]}
+    assert {f"pre-gpas-s{seed}" for seed in decided["seeds"]} <= {cell["name"] for cell in status["cells"]}
     table = claimed("table", "small").out
     assert "seed added to decide a claim" in table
     (part,) = claimed("claims", "helps", "--json").json["claims"][0]["parts"]

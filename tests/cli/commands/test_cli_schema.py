@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -51,11 +52,17 @@ WORDS: dict[str, list[tuple[tuple[str, ...], Exit]]] = {
 }
 
 
-def check(name: str, document: Any, *, closed: bool = True) -> None:
-    """Raise for a document that is not as declared; a `closed` one has no field that is not declared."""
+@cache
+def validator(name: str, *, closed: bool) -> Draft202012Validator:
+    """Return what checks a command's documents, once its schema is checked, which takes longer."""
     schema = json_schema(document_of(name), closed=closed)
     Draft202012Validator.check_schema(schema)
-    Draft202012Validator(schema).validate(document)
+    return Draft202012Validator(schema)
+
+
+def check(name: str, document: Any, *, closed: bool = True) -> None:
+    """Raise for a document that is not as declared; a `closed` one has no field that is not declared."""
+    validator(name, closed=closed).validate(document)
 
 
 def filled(face: Face) -> AbstractContextManager[None]:
@@ -194,5 +201,4 @@ def test_the_schema_of_a_command_is_printed(face: Face) -> None:
 def test_the_check_can_fail(read: Face, change: Callable[[Any], Any], sound: bool) -> None:
     document = read("status", "small", "--json").json
     change(document)
-    validator = Draft202012Validator(json_schema(document_of("status"), closed=True))
-    assert validator.is_valid(document) == sound
+    assert validator("status", closed=True).is_valid(document) == sound

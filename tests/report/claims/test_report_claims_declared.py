@@ -123,21 +123,27 @@ OWN_RECIPES = {
 }
 
 
+STRAYS: dict[tuple[str, str], set[str]] = {}  # what `strays` has found, by source and cell
+
+
 def strays(source: str, one: Entry) -> set[str]:
     """Return the settings in which a cell differs from the recipe of its paper that is nearest to it.
 
     Axes of its grid are left out, which the paper varies too, and tables of other networks, whose recipes say nothing
     about it.
     """
-    found = [
-        {each.setting for each in deviations([one], table)} - {*one.axes, *DIFFERING[source]}
-        for table in (published(source, name) for name in tables(source))
-        if any(
-            {"optim.batch", "data.batches"} & of.settings_of(table.in_own_words(facts(one))).keys()
-            for of in recipes(table)
-        )
-    ]
-    return min(found, key=len) - OWN_RECIPES.get(one.grid, set())
+    if (source, one.id) not in STRAYS:
+        labels = facts(one)
+        found = [
+            {each.setting for each in deviations([one], table)} - {*one.axes, *DIFFERING[source]}
+            for table in (published(source, name) for name in tables(source))
+            if any(
+                {"optim.batch", "data.batches"} & of.settings_of(table.in_own_words(labels)).keys()
+                for of in recipes(table)
+            )
+        ]
+        STRAYS[source, one.id] = min(found, key=len) - OWN_RECIPES.get(one.grid, set())
+    return STRAYS[source, one.id]
 
 
 @pytest.mark.parametrize("claim", [one for one in CLAIMS if not one.toy], ids=lambda claim: claim.name)
