@@ -1,6 +1,6 @@
 """What the tests of finetuning share: a small pretrained network, records, and runs, also of several processes.
 
-`python finetuning.py RANK SIZE MEETING CASES` runs the cases of a JSON file, lists [name, section, resources, earlier
+`python finetuning.py SIZE MEETING CASES` runs the cases of a JSON file, lists [name, section, resources, earlier
 folders, updates]; the first process writes NAME.json.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recorder import stop_after
+from together import fork
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.events import Event, Outcome, fields_of
@@ -88,19 +89,23 @@ def run(
     return outcome, events
 
 
-def main(rank: int, size: int, meeting: str, cases: Path) -> None:
-    make_deterministic(1)
+def main(size: int, meeting: str, cases: Path) -> None:
     root = cases.parent
-    with joined(World(rank, size, rank), meeting) as world:
-        for name, section, resources, earlier, updates in json.loads(cases.read_text()):
-            outcome, events = run(
-                root, name, cell(section), newest_first([root / "pretrained"])[0], world=world, earlier=earlier,
-                updates=updates, resources=Resources(**resources),
-            )  # fmt: skip
-            if rank == 0:
-                found = {"outcome": asdict(outcome), "events": [[e.kind, fields_of(e)] for e in events]}
-                (root / f"{name}.json").write_text(json.dumps(found))
+
+    def act(rank: int) -> None:
+        make_deterministic(1)
+        with joined(World(rank, size, rank), meeting) as world:
+            for name, section, resources, earlier, updates in json.loads(cases.read_text()):
+                outcome, events = run(
+                    root, name, cell(section), newest_first([root / "pretrained"])[0], world=world, earlier=earlier,
+                    updates=updates, resources=Resources(**resources),
+                )  # fmt: skip
+                if rank == 0:
+                    found = {"outcome": asdict(outcome), "events": [[e.kind, fields_of(e)] for e in events]}
+                    (root / f"{name}.json").write_text(json.dumps(found))
+
+    fork(size, act)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
