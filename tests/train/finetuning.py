@@ -28,15 +28,15 @@ from gpas_cli.train.training import Execution, RunPaths, train
 LAYERS = 5
 PRETRAINED_UPDATES = 8
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": LAYERS, "vocab": 280}
-DATA = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 300}
+DATA = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 100}
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": PRETRAINED_UPDATES, "batch": 4}
 SECTION = {
     "data": "records.json", "validation": "held-out.jsonl", "template": "plain", "layout": "pad", "length": 16,
     "lisa_layers": 2, "epochs": 2, "batch": 6, "lr": 0.01,
 }  # fmt: skip
-RECORDS = 36
-UPDATES = 12  # 2 epochs of 36 rows, 6 at a time
-EVERY_UPDATE = Cadence(log_every=1, stats_every=4, eval_every=5, checkpoint_every=1)
+RECORDS = 24
+UPDATES = 8  # 2 epochs of 24 rows, 6 at a time
+CADENCE = Cadence(log_every=1, stats_every=4, eval_every=3, checkpoint_every=4)
 
 
 def write_texts(root: Path) -> None:
@@ -76,7 +76,7 @@ def run(
     *,
     updates: int | None = None,
     earlier: Sequence[str] = (),
-    cadence: Cadence = EVERY_UPDATE,
+    cadence: Cadence = CADENCE,
     tokenizer: str | None = None,
     **how: Any,
 ) -> tuple[Outcome, list[Event]]:
