@@ -143,8 +143,8 @@ def checked(check: str, world: Any) -> list[Any]:
 
 
 def main(size: int, meeting: str, cases: Path) -> None:
-    import torch._dynamo  # as FSDP does
-    import torch.distributed.fsdp
+    import torch._dynamo  # as FSDP and optimizers do
+    import torch.distributed.fsdp  # noqa: F401
 
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic
