@@ -150,9 +150,7 @@ def cell(layout: str, seed: int = 1, **values: Any) -> Cell:
     return cell_from({**fixed, "objective": "mlm", "gate": "gpas", **values})
 
 
-@pytest.mark.parametrize(
-    ("layout", "objective", "scored_as"), [("pack", "mlm", "masked"), ("pad", UL2, "denoising")]
-)
+@pytest.mark.parametrize(("layout", "objective", "scored_as"), [("pack", "mlm", "masked"), ("pad", UL2, "denoising")])
 def test_a_resumed_training_ends_in_the_same_bits(
     paths: RunPaths, tmp_path: Path, layout: str, objective: Any, scored_as: str
 ) -> None:

@@ -348,7 +348,9 @@ def test_small_gradients_survive_only_with_a_scale() -> None:
     """Without the scale, float16 turns gradients below 6e-8 into zeros."""
 
     def zeros(scale: float) -> float:
-        what = fp16_loop(optim={**OPTIM, "clip": 0}, data={"like": "quickstart", "length": 512, "layout": "pad"})
+        what = fp16_loop(
+            optim={**OPTIM, "batch": 2, "clip": 0}, data={"like": "quickstart", "length": 512, "layout": "pad"}
+        )
         with_scale(what, scale).update()
         gradients = torch.cat([p.grad.flatten() for layer in what.network.model.layers for p in layer.parameters()])
         return float((gradients == 0).double().mean())
