@@ -1,10 +1,8 @@
-"""Training in this process: events, bit-exact resumption, divergence, a disk that fills up, and kills."""
+"""Training in this process: events, bit-exact resumption, divergence, and a disk that fills up."""
 
 import json
 import math
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from documents import write_documents
 from marks import long_but
 from recorder import Recorder, stop_after
 from safetensors.torch import load_file
-from together import run, text
 
 from gpas_cli.checkpoints import newest_first, path_of
 from gpas_cli.cli.views.events import line
@@ -28,7 +25,6 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint, loop, training
 from gpas_cli.train.loop import Update
-from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
@@ -531,40 +527,3 @@ def test_predefined_gates_start_from_the_teacher_and_stay(paths: RunPaths, strai
     gates = [name for name in trained if name.startswith("network/") and name.endswith("alpha")]
     assert len(gates) == LAYERS
     assert all(torch.equal(kept[name], trained[name]) and trained[name] != 0 for name in gates)
-
-
-KILLED_SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
-KILLED_DATA = {
-    "source": "files",
-    "path": "*.txt",
-    "tokenizer": "bpe",
-    "layout": "pad",
-    "length": 16,
-    "eval_tokens": 200,
-}
-KILLED_OPTIM = {"lr": 0.01, "warmup": 3, "steps": 20, "batch": 4, "clip": 1.0, "clip_gates": 0.01, "mean_rows": 2}
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the trials are forks, which cannot use a GPU")
-def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    kills = 4
-    cell = {"size": KILLED_SIZE, "gate": "gpas", "data": KILLED_DATA, "optim": KILLED_OPTIM}
-    text(tmp_path)
-    torch.set_num_threads(1)
-    assert run(tmp_path, ["straight", cell, {}, [], 10**6], ALONE)["outcome"]["outcome"] == "done"
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kill_often.py")), str(tmp_path), json.dumps(cell), str(kills)],
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["killed"].count(9) >= kills - 1, "the last one may have been done already"
-    assert report["end"] == 0
-    assert report["resumed_at"] > KILLED_OPTIM["steps"] // 2
-    ours, theirs = final_tensors(tmp_path / str(kills)), final_tensors(tmp_path / "straight")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    left = [path for path in tmp_path.glob("*/.writing-*") if path.parent.name == str(kills)]
-    assert left == []

@@ -6,6 +6,7 @@ once after so many forward passes that fit; if they contain `message`, gradients
 if they contain `wide`, products are padded as on a GPU, and compiled layers run eagerly after AOTAutograd; if they
 contain `keep`, the checkpoints after these updates are kept.
 A list [name, module:function] instead calls the function in each process; NAME.json is the list of what they return.
+A list [name, module:function, arguments] calls it before there are others, with the folder and these arguments.
 """
 
 import json
@@ -149,13 +150,17 @@ def main(size: int, meeting: str, cases: Path) -> None:
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic
 
+    root, listed = cases.parent, json.loads(cases.read_text())
+    for name, function, arguments in (case for case in listed if len(case) == 3):
+        (root / f"{name}.json").write_text(json.dumps(pkgutil.resolve_name(function)(root, *arguments)))
+
     def act(rank: int) -> None:
         make_deterministic(1)
         with joined(World(rank, size, rank), meeting) as world:
-            for case in json.loads(cases.read_text()):
-                result = checked(case[1], world) if len(case) == 2 else run(cases.parent, case, world)
+            for case in (case for case in listed if len(case) != 3):
+                result = checked(case[1], world) if len(case) == 2 else run(root, case, world)
                 if rank == 0:
-                    (cases.parent / f"{case[0]}.json").write_text(json.dumps(result))
+                    (root / f"{case[0]}.json").write_text(json.dumps(result))
 
     fork(size, act)
 
