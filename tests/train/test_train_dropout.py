@@ -184,11 +184,7 @@ def test_masks_of_other_layers_sites_updates_rows_and_seeds_are_others() -> None
         assert agreement == pytest.approx(0.5, abs=4 * 0.5 / (512 * 64) ** 0.5), other
 
 
-def test_a_compiled_network_has_the_same_masks_and_one_graph() -> None:
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    counter = CompileCounter()
+def test_a_compiled_network_has_the_same_masks_and_one_graph(counter: Any) -> None:
     compiled, plain = loop(), loop()
     compile_layers(compiled.network, counter)
     torch.testing.assert_close(gradients(compiled, 2), gradients(plain, 2), rtol=1e-5, atol=1e-8)

@@ -172,7 +172,11 @@ def saving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 STOPS = [(7, True), (9, False)]
 
 
-@pytest.mark.parametrize(("stop_at", "lost"), STOPS)
+@pytest.mark.parametrize(
+    ("saving", "stop_at", "lost"),
+    [("at once", *STOPS[0]), ("in the background", *STOPS[1])],
+    indirect=["saving"],
+)
 @pytest.mark.usefixtures("saving")
 def test_a_resumed_run_ends_in_the_same_bits(
     paths: RunPaths, straight: Straight, tmp_path: Path, stop_at: int, lost: bool
@@ -509,10 +513,10 @@ def test_a_run_is_not_resumed_with_another_text(paths: RunPaths, tmp_path: Path)
     root = tmp_path / "text"
     shutil.copytree(paths.root, root, ignore=shutil.ignore_patterns("cache"))
     own = replace(paths, root=root, cache=root / "cache")
-    go(own, tmp_path / "1", cell(), stop_at=11)
+    go(own, tmp_path / "1", cell(), stop_at=3)
     kept = (root / "00.txt").read_text()
     (root / "00.txt").write_text(f"{kept} more")
-    with pytest.raises(GpasError, match=r"step-00000011 was trained on another text.*move .* away to start again"):
+    with pytest.raises(GpasError, match=r"step-00000003 was trained on another text.*move .* away to start again"):
         go(own, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     (root / "00.txt").write_text(kept)
     outcome, _ = go(own, tmp_path / "3", cell(), earlier=[tmp_path / "1"])

@@ -25,6 +25,9 @@ def averaging(**section: Any) -> dict[str, Any]:
     return {"translation": {"tests": ["mine=v.{en,de}"], **section}}
 
 
+SHALLOW = {**SIZE, "layers": 2}
+
+
 def values(**more: Any) -> dict[str, Any]:
     return {
         "size": SIZE,
@@ -52,7 +55,7 @@ def pairs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("batches", ["rows", "tokens"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs: Path, batches: str) -> None:
-    declared = values()
+    declared = values(size=SHALLOW)
     declared["data"] |= {"batches": batches}
     declared["optim"] |= {"label_smoothing": 0.1, "steps": 4}
     declared["objective"] = {"like": "translation", "word_dropout": 0.1}
@@ -71,7 +74,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(pairs: Path, batches
 
 def test_the_mean_of_the_last_weights_is_that_of_their_files_and_the_same_after_a_resumption(pairs: Path) -> None:
     """In float64, rounded once. The checkpoints are written and kept where the training keeps two, of even updates."""
-    declared = values(translation={"tests": ["mine=v.{en,de}"], "average": 3, "average_every": 1})
+    declared = values(size=SHALLOW, **averaging(average=3, average_every=1))
     cell = cell_from(declared)
     averaged = cell.parameters("translation").averaged(6)
     assert averaged == (4, 5, 6)
