@@ -45,8 +45,7 @@ def closes_what_it_opens(request: pytest.FixtureRequest) -> Iterator[None]:
     before = descriptors()
     yield
     request.node.funcargs.clear()  # They hold what the test's fixtures returned, and so its files.
-    left = opened_since(before)
-    if left and request.node.get_closest_marker("keeps_open") is None:
+    if request.node.get_closest_marker("keeps_open") is None and (left := opened_since(before)):
         pytest.fail(f"{len(left)} descriptors are still open: {', '.join(sorted(left))}")
 
 

@@ -1,6 +1,7 @@
 """benchmarks/gpu.py: results as they come, a deadline for each case, and every case at tiny size."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -64,14 +65,16 @@ def test_lines_that_are_no_results_are_passed_on(capsys: pytest.CaptureFixture[s
 
 
 def test_a_part_that_fails_or_is_late_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def part(seconds: float) -> Iterator[Result]:
+    def part(*, late: bool) -> Iterator[Result]:
         yield Result("71m", "first", 1)
-        time.sleep(seconds)
+        if late:
+            assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] < 600
+            signal.raise_signal(signal.SIGALRM)
         raise ValueError("second")
 
-    monkeypatch.setattr(gpu_scale, "_end", time.monotonic() + 3)
-    late = list(gpu_scale.guarded("71m", "slow", lambda: part(60)))
-    failed = list(gpu_scale.guarded("71m", "broken", lambda: part(0)))
+    monkeypatch.setattr(gpu_scale, "_end", time.monotonic() + 600)
+    late = list(gpu_scale.guarded("71m", "slow", lambda: part(late=True)))
+    failed = list(gpu_scale.guarded("71m", "broken", lambda: part(late=False)))
     assert [one.measure for one in late] == ["first", "failed: slow", "traceback: slow"]
     assert str(late[1].value).startswith("TimeoutError: took more than ")
     assert failed[1].value == "ValueError: second"

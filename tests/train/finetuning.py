@@ -1,6 +1,6 @@
 """What the tests of finetuning share: a small pretrained network, records, and runs, also of several processes.
 
-`python finetuning.py RANK SIZE MEETING CASES` runs the cases of a JSON file, lists [name, section, resources, earlier
+`python finetuning.py SIZE MEETING CASES` runs the cases of a JSON file, lists [name, section, resources, earlier
 folders, updates]; the first process writes NAME.json.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recorder import stop_after
+from together import fork
 
 from gpas_cli.checkpoints import newest_first
 from gpas_cli.events import Event, Outcome, fields_of
@@ -27,15 +28,15 @@ from gpas_cli.train.training import Execution, RunPaths, train
 LAYERS = 5
 PRETRAINED_UPDATES = 8
 SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": LAYERS, "vocab": 280}
-DATA = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 300}
+DATA = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 100}
 OPTIM = {"lr": 0.01, "warmup": 1, "steps": PRETRAINED_UPDATES, "batch": 4}
 SECTION = {
     "data": "records.json", "validation": "held-out.jsonl", "template": "plain", "layout": "pad", "length": 16,
     "lisa_layers": 2, "epochs": 2, "batch": 6, "lr": 0.01,
 }  # fmt: skip
-RECORDS = 36
-UPDATES = 12  # 2 epochs of 36 rows, 6 at a time
-EVERY_UPDATE = Cadence(log_every=1, stats_every=4, eval_every=5, checkpoint_every=1)
+RECORDS = 24
+UPDATES = 8  # 2 epochs of 24 rows, 6 at a time
+CADENCE = Cadence(log_every=1, stats_every=4, eval_every=3, checkpoint_every=4)
 
 
 def write_texts(root: Path) -> None:
@@ -75,7 +76,7 @@ def run(
     *,
     updates: int | None = None,
     earlier: Sequence[str] = (),
-    cadence: Cadence = EVERY_UPDATE,
+    cadence: Cadence = CADENCE,
     tokenizer: str | None = None,
     **how: Any,
 ) -> tuple[Outcome, list[Event]]:
@@ -88,19 +89,23 @@ def run(
     return outcome, events
 
 
-def main(rank: int, size: int, meeting: str, cases: Path) -> None:
-    make_deterministic(1)
+def main(size: int, meeting: str, cases: Path) -> None:
     root = cases.parent
-    with joined(World(rank, size, rank), meeting) as world:
-        for name, section, resources, earlier, updates in json.loads(cases.read_text()):
-            outcome, events = run(
-                root, name, cell(section), newest_first([root / "pretrained"])[0], world=world, earlier=earlier,
-                updates=updates, resources=Resources(**resources),
-            )  # fmt: skip
-            if rank == 0:
-                found = {"outcome": asdict(outcome), "events": [[e.kind, fields_of(e)] for e in events]}
-                (root / f"{name}.json").write_text(json.dumps(found))
+
+    def act(rank: int) -> None:
+        make_deterministic(1)
+        with joined(World(rank, size, rank), meeting) as world:
+            for name, section, resources, earlier, updates in json.loads(cases.read_text()):
+                outcome, events = run(
+                    root, name, cell(section), newest_first([root / "pretrained"])[0], world=world, earlier=earlier,
+                    updates=updates, resources=Resources(**resources),
+                )  # fmt: skip
+                if rank == 0:
+                    found = {"outcome": asdict(outcome), "events": [[e.kind, fields_of(e)] for e in events]}
+                    (root / f"{name}.json").write_text(json.dumps(found))
+
+    fork(size, act)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

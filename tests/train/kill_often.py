@@ -1,18 +1,13 @@
-"""Repeated SIGKILLs of a training at random moments: `python kill_often.py FOLDER CELL KILLS`.
+"""Repeated SIGKILLs of a training at random moments. Every trial is a fork of this process, which has loaded torch."""
 
-torch is loaded once and every trial is a fork of this process; a fresh start would take most of the time.
-"""
-
-import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from gpas_cli.events import Event, Step, Warned
+from gpas_cli.events import Event, Step
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train.precision import make_deterministic
@@ -27,11 +22,9 @@ def trial(root: Path, cell: dict[str, Any], number: int, pipe: int) -> None:
     def emit(event: Event) -> None:
         if isinstance(event, Step):
             os.write(pipe, f"{event.step}\n".encode())
-        if isinstance(event, Warned):
-            (root / "warnings").open("a").write(f"{event.message}\n")
 
-    earlier = [root / str(n) for n in range(number)]
-    paths = RunPaths(root / str(number), earlier, root / "cache", root)
+    folders = [root / f"killed-{n}" for n in range(number + 1)]
+    paths = RunPaths(folders[-1], folders[:-1], root / "cache", root)
     outcome = train(cell_from(cell), paths, emit, Execution(CADENCE, lambda: None))
     os.write(pipe, b"0\n" if outcome.outcome == "done" else b"-1\n")
 
@@ -48,7 +41,8 @@ def start(root: Path, cell: dict[str, Any], number: int) -> tuple[int, Any]:
     return child, os.fdopen(read)
 
 
-def main(root: Path, cell: dict[str, Any], kills: int) -> None:
+def kill_often(root: Path, cell: dict[str, Any], kills: int) -> dict[str, Any]:
+    """Train a cell in root/killed-N, killed so often; return the signals, the last word, and the first update after."""
     make_deterministic(1)
     chooser = random.Random(11)
     at = 0
@@ -69,8 +63,4 @@ def main(root: Path, cell: dict[str, Any], kills: int) -> None:
     child, output = start(root, cell, kills)
     seen = [int(line) for line in output]
     os.waitpid(child, 0)
-    print(json.dumps({"killed": killed, "end": seen[-1], "resumed_at": seen[0]}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]))
+    return {"killed": killed, "end": seen[-1], "resumed_at": seen[0]}

@@ -18,7 +18,7 @@ from torch import Tensor
 from gpas_cli.checkpoints import newest_first, path_of
 from gpas_cli.data.loader import Batch
 from gpas_cli.errors import GpasError
-from gpas_cli.events import Checkpoint, Evaluation, Event, Phase, Step, TextFacts
+from gpas_cli.events import Checkpoint, Evaluation, Event, Outcome, Phase, Step, TextFacts
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.run import Cadence, Resources
@@ -33,13 +33,18 @@ from gpas_cli.train.precision import Precision, make_deterministic
 
 @pytest.fixture(scope="module")
 def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with texts, records, a pretrained network and one whole finetuning of it."""
+    """Return a folder with texts, records and a pretrained network."""
     root = tmp_path_factory.mktemp("finetune")
     write_texts(root)
     make_deterministic(1)
     pretrain(root, cell())
-    run(root, "straight", cell(), pretrained(root))
     return root
+
+
+@pytest.fixture(scope="module")
+def straight(room: Path) -> tuple[Outcome, list[Event]]:
+    """Return the outcome and the events of one whole finetuning, in the folder `straight` of the room."""
+    return run(room, "straight", cell(), pretrained(room))
 
 
 def pretrained(room: Path) -> Path:
@@ -61,20 +66,19 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_finetuning_reports_its_events_and_metrics(room: Path, tmp_path: Path) -> None:
-    cadence = Cadence(log_every=2, stats_every=4, eval_every=5, checkpoint_every=4)
-    outcome, events = run(room, tmp_path.name, cell(), pretrained(room), cadence=cadence)
+def test_a_finetuning_reports_its_events_and_metrics(straight: tuple[Outcome, list[Event]]) -> None:
+    outcome, events = straight
     assert (outcome.outcome, outcome.step) == ("done", UPDATES)
     assert outcome.metrics.keys() == {
         "finetuned_perplexity", "finetuned_loss", "answer_loss", "finetune_seconds", "finetune_tokens",
     }  # fmt: skip
     steps = of(events, Step)
-    assert [event.step for event in steps] == [1, 2, 4, 6, 8, 10, 12]
-    assert [event.lr for event in steps[:2]] == pytest.approx([0.01, 0.01 * 11 / 12])
+    assert [event.step for event in steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [event.lr for event in steps[:2]] == pytest.approx([0.01, 0.01 * 7 / 8])
     assert {event.steps for event in steps} == {UPDATES}
-    assert [event.step for event in of(events, Checkpoint)] == [4, 8, 12]
+    assert [event.step for event in of(events, Checkpoint)] == [4, 8]
     evaluations = of(events, Evaluation)
-    assert [event.step for event in evaluations] == [5, 10, 12]
+    assert [event.step for event in evaluations] == [3, 6, 8]
     assert outcome.metrics["finetuned_perplexity"] == pytest.approx(math.exp(evaluations[-1].loss))
     assert outcome.metrics["answer_loss"] == evaluations[-1].answer_loss
     (facts,) = of(events, TextFacts)
@@ -84,7 +88,8 @@ def test_a_finetuning_reports_its_events_and_metrics(room: Path, tmp_path: Path)
 
 
 def test_the_loss_on_answers_falls(room: Path) -> None:
-    _, events = run(room, "longer", cell({"epochs": 8, "lisa_layers": 4}), pretrained(room))
+    cadence = Cadence(log_every=100, eval_every=4, checkpoint_every=100)
+    _, events = run(room, "longer", cell({"epochs": 8, "lisa_layers": 4}), pretrained(room), cadence=cadence)
     losses = [event.answer_loss for event in of(events, Evaluation)]
     assert losses[-1] < losses[0] - 0.05
 
@@ -92,11 +97,12 @@ def test_the_loss_on_answers_falls(room: Path) -> None:
 def test_only_tokens_of_answers_are_counted(room: Path) -> None:
     counts = {}
     for loss_on in ("output", "all"):
-        outcome, _ = run(room, f"on-{loss_on}", cell({"loss_on": loss_on}), pretrained(room))
+        outcome, _ = run(room, f"on-{loss_on}", cell({"loss_on": loss_on}), pretrained(room), updates=1)
         counts[loss_on] = outcome.metrics["finetune_tokens"]
     assert 0 < counts["output"] < counts["all"]
 
 
+@pytest.mark.usefixtures("straight")
 def test_the_network_starts_from_the_pretrained_one_with_frozen_gates(room: Path) -> None:
     before, after = tensors(room / "pretrained", finetuning.PRETRAINED_UPDATES), tensors(room / "straight")
     gates = [name for name in before if name.startswith("network/") and name.endswith("alpha")]
@@ -106,23 +112,26 @@ def test_the_network_starts_from_the_pretrained_one_with_frozen_gates(room: Path
     assert not torch.equal(before["network/lm_head.weight"], after["network/lm_head.weight"])
 
 
-@pytest.mark.parametrize("state", ["keep", "reset"])
-@pytest.mark.parametrize("stop_at", [1, 2, 7])
-def test_a_resumed_finetuning_ends_in_the_same_bits(room: Path, tmp_path: Path, stop_at: int, state: str) -> None:
-    """All three are in the middle of an interval, and after 7 updates there are frozen layers with state."""
+@pytest.mark.parametrize(("stop_at", "state"), [(1, "keep"), (5, "keep"), (5, "reset")])
+def test_a_resumed_finetuning_ends_in_the_same_bits(
+    room: Path, straight: tuple[Outcome, list[Event]], tmp_path: Path, stop_at: int, state: str
+) -> None:
+    """Both are in the middle of an interval, and after 5 updates there are frozen layers with state."""
     declared = cell({"lisa_state": state})
-    names = [f"{tmp_path.name}-{number}" for number in range(3)]
-    whole, events = run(room, names[0], declared, pretrained(room))
-    left, first = run(room, names[1], declared, pretrained(room), updates=stop_at)
+    whole = "straight" if state == "keep" else f"straight-{state}"
+    outcome, events = straight if state == "keep" else run(room, whole, declared, pretrained(room))
+    names = [f"{tmp_path.name}-{number}" for number in range(2)]
+    left, first = run(room, names[0], declared, pretrained(room), updates=stop_at)
     assert (left.outcome, left.step) == ("interrupted", stop_at)
-    resumed, second = run(room, names[2], declared, pretrained(room), earlier=[names[1]])
+    resumed, second = run(room, names[1], declared, pretrained(room), earlier=[names[0]])
     assert [event.resumed_from for event in of(second, Phase) if event.name == "training"] == [stop_at]
-    assert resumed.metrics["answer_loss"] == whole.metrics["answer_loss"]
-    assert_same(tensors(room / names[2]), tensors(room / names[0]))
+    assert resumed.metrics["answer_loss"] == outcome.metrics["answer_loss"]
+    assert_same(tensors(room / names[1]), tensors(room / whole))
     losses = [event.loss for event in (*of(first, Step), *of(second, Step))]
     assert losses == [event.loss for event in of(events, Step)]
 
 
+@pytest.mark.usefixtures("straight")
 def test_checkpoints_hold_the_state_of_layers_that_are_frozen(room: Path) -> None:
     names = tensors(room / "straight").keys()
     with_state = {int(name.split(".")[2]) for name in names if name.startswith("adam/exp_avg/model.layers.")}
@@ -132,14 +141,15 @@ def test_checkpoints_hold_the_state_of_layers_that_are_frozen(room: Path) -> Non
 
 
 def test_a_trained_network_of_another_precision_is_converted(room: Path, tmp_path: Path) -> None:
-    declared = cell({"precision": "pure_bf16"})
+    declared = cell({"precision": "pure_bf16", "epochs": 1})
     outcome, _ = run(room, tmp_path.name, declared, pretrained(room))
     assert outcome.outcome == "done"
     found = load_trained(declared, newest_first([room / tmp_path.name])[0])
-    assert (found.precision.name, found.position.step, found.position.steps) == ("pure_bf16", UPDATES, UPDATES)
+    assert (found.precision.name, found.position.step, found.position.steps) == ("pure_bf16", 4, 4)
     assert found.network.lm_head.weight.dtype == torch.bfloat16
 
 
+@pytest.mark.usefixtures("straight")
 def test_the_cell_opens_the_network_of_its_last_training(room: Path) -> None:
     found = load_trained(cell(), newest_first([room / "straight"])[0])
     assert torch.equal(found.network.lm_head.weight.cpu(), tensors(room / "straight")["network/lm_head.weight"])
@@ -163,8 +173,8 @@ def test_another_tokenizer_is_refused(room: Path) -> None:
 
 
 def test_a_warmup_as_long_as_the_finetuning_is_refused(room: Path) -> None:
-    with pytest.raises(GpasError, match=r"finetune\.warmup: 12 is not shorter than the 12 updates"):
-        run(room, "unused", cell({"warmup": 12}), pretrained(room))
+    with pytest.raises(GpasError, match=r"finetune\.warmup: 8 is not shorter than the 8 updates"):
+        run(room, "unused", cell({"warmup": UPDATES}), pretrained(room))
 
 
 def test_lisa_on_shards_and_an_uneven_batch_are_refused_before_anything_starts(room: Path) -> None:

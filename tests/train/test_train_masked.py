@@ -150,10 +150,7 @@ def cell(layout: str, seed: int = 1, **values: Any) -> Cell:
     return cell_from({**fixed, "objective": "mlm", "gate": "gpas", **values})
 
 
-@pytest.mark.parametrize(
-    ("layout", "objective", "scored_as"),
-    [("pack", "mlm", "masked"), ("pad", "mlm", "masked"), ("pad", UL2, "denoising")],
-)
+@pytest.mark.parametrize(("layout", "objective", "scored_as"), [("pack", "mlm", "masked"), ("pad", UL2, "denoising")])
 def test_a_resumed_training_ends_in_the_same_bits(
     paths: RunPaths, tmp_path: Path, layout: str, objective: Any, scored_as: str
 ) -> None:
@@ -183,8 +180,10 @@ def test_a_masked_network_reports_masked_numbers_only(paths: RunPaths, tmp_path:
 
 def test_evaluations_corrupt_the_text_in_the_same_way_in_every_training(paths: RunPaths, tmp_path: Path) -> None:
     """Two seeds and two processes' worth of micro-batches are scored at the same places."""
+    few = {"lr": 0.01, "warmup": 1, "steps": 3, "batch": 4}
     first, second = (
-        go(paths, tmp_path / str(seed), cell("pad", seed), resources=Resources(micro_batch=seed))[0] for seed in (1, 3)
+        go(paths, tmp_path / str(seed), cell("pad", seed, optim=few), resources=Resources(micro_batch=seed))[0]
+        for seed in (1, 3)
     )
     assert first.metrics["tokens"] == second.metrics["tokens"] > 10
     assert first.metrics["masked_loss"] != second.metrics["masked_loss"]

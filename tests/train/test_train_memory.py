@@ -127,7 +127,7 @@ def test_too_little_memory_halves_the_rows_not_the_batch(tmp_path: Path, monkeyp
     text(tmp_path)
     make_deterministic(1)
     data = {"source": "files", "path": "*.txt", "tokenizer": "bpe", "layout": "pad", "length": 16, "eval_tokens": 99}
-    what = {"size": SIZE, "gate": "gpas", "data": data, "optim": {"lr": 1e-3, "warmup": 1, "steps": 4, "batch": 8}}
+    what = {"size": SIZE, "gate": "gpas", "data": data, "optim": {"lr": 1e-3, "warmup": 1, "steps": 2, "batch": 8}}
     plain = run(tmp_path, ["plain", what, {"micro_batch": 2}, [], 99], ALONE)
     monkeypatch.setattr(loop, "summed_loss", limited(loop.summed_loss, 2))
     result = run(tmp_path, ["small", what, {}, [], 99], ALONE)

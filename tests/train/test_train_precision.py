@@ -248,9 +248,7 @@ def test_the_matrices_of_the_layers_with_aligned_sides_are(more: Any, parts: set
     ]
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"family": "gpt"}, {"norm": "post"}, {"family": "gpt", "size": {**FP8_SIZE, "ffn": 52}}]
-)
+@pytest.mark.parametrize("more", [{}, {"family": "gpt"}, {"norm": "post"}])
 def test_an_update_is_near_that_of_float32(more: Any) -> None:
     """And nearer than noise of a tenth would be; not equal, so that the products are not those of float32."""
     moved = {}
@@ -278,7 +276,7 @@ def test_a_network_without_such_a_matrix_is_refused() -> None:
 
 
 FP16_SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 3, "vocab": 280}
-TOO_LARGE = 2.0**40
+TOO_LARGE = 2.0**30
 
 
 def fp16_cell(name: str = "fp16", **more: Any) -> Any:
@@ -348,7 +346,9 @@ def test_small_gradients_survive_only_with_a_scale() -> None:
     """Without the scale, float16 turns gradients below 6e-8 into zeros."""
 
     def zeros(scale: float) -> float:
-        what = fp16_loop(optim={**OPTIM, "clip": 0}, data={"like": "quickstart", "length": 512, "layout": "pad"})
+        what = fp16_loop(
+            optim={**OPTIM, "batch": 2, "clip": 0}, data={"like": "quickstart", "length": 512, "layout": "pad"}
+        )
         with_scale(what, scale).update()
         gradients = torch.cat([p.grad.flatten() for layer in what.network.model.layers for p in layer.parameters()])
         return float((gradients == 0).double().mean())

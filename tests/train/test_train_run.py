@@ -1,10 +1,8 @@
-"""Training in this process: events, bit-exact resumption, divergence, a disk that fills up, and kills."""
+"""Training in this process: events, bit-exact resumption, divergence, and a disk that fills up."""
 
 import json
 import math
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from documents import write_documents
 from marks import long_but
 from recorder import Recorder, stop_after
 from safetensors.torch import load_file
-from together import run, text
 
 from gpas_cli.checkpoints import newest_first, path_of
 from gpas_cli.cli.views.events import line
@@ -28,13 +25,12 @@ from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence, Monitoring, Resources
 from gpas_cli.train import checkpoint, loop, training
 from gpas_cli.train.loop import Update
-from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
-STEPS = 24
+STEPS = 13
 LAYERS = 2
-CADENCE = Cadence(log_every=5, stats_every=10, eval_every=10, checkpoint_every=7)
+CADENCE = Cadence(log_every=4, stats_every=9, eval_every=6, checkpoint_every=5)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +81,7 @@ def test_a_run_reports_every_event(straight: Straight) -> None:
     outcome, recorder = straight.outcome, straight.recorder
     assert (outcome.outcome, outcome.step) == ("done", STEPS)
     steps = recorder.of("step")
-    assert [event["step"] for event in steps] == [1, 5, 10, 15, 20, 24]
+    assert [event["step"] for event in steps] == [1, 4, 8, 12, 13]
     assert steps[0]["lr"] == 0
     assert steps[0]["loss"] == pytest.approx(math.log(280), rel=0.1)
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
@@ -96,7 +92,7 @@ def test_a_run_reports_every_event(straight: Straight) -> None:
     assert lengths["weight_norm_embedding"] == lengths["weight_norm_head"] == lengths["grad_norm_head"] == 1
     assert {"seconds_per_step", "flops_per_second", "memory"} <= steps[-1].keys()
     assert ("mfu" in steps[-1]) == torch.cuda.is_available()  # the peak of a CPU is unknown and not guessed
-    assert [event["step"] for event in recorder.of("evaluation")] == [10, 20, 24]
+    assert [event["step"] for event in recorder.of("evaluation")] == [6, 12, 13]
     assert outcome.metrics["perplexity"] == pytest.approx(math.exp(outcome.metrics["loss"]))
     assert outcome.metrics["loss_reference"] < outcome.metrics["loss_batch_mean"]
     assert outcome.metrics["train_tokens"] == STEPS * 4 * 16
@@ -126,25 +122,25 @@ def test_descriptors_do_not_grow_with_the_updates(
 def test_a_training_that_stops_is_the_beginning_of_the_whole_one(paths: RunPaths, tmp_path: Path) -> None:
     """Stopped at an update of a longer schedule, resumed on the way: the same updates, evaluation and weights."""
     schedule = {"lr": 0.01, "warmup": 3, "steps": 2 * STEPS, "batch": 4, "clip": 1.0, "clip_gates": 0.01}
-    whole, stopped = cell(optim=schedule), cell(optim={**schedule, "stop": 20})
+    whole, stopped = cell(optim=schedule), cell(optim={**schedule, "stop": 12})
     assert whole.key != stopped.key
-    _, beginning = go(paths, tmp_path / "whole", whole, stop_at=20)
-    interrupted, first = go(paths, tmp_path / "first", stopped, stop_at=9)
+    _, beginning = go(paths, tmp_path / "whole", whole, stop_at=12)
+    interrupted, first = go(paths, tmp_path / "first", stopped, stop_at=7)
     outcome, rest = go(paths, tmp_path / "second", stopped, earlier=[tmp_path / "first"])
-    assert (interrupted.outcome, outcome.outcome, outcome.step) == ("interrupted", "done", 20)
+    assert (interrupted.outcome, outcome.outcome, outcome.step) == ("interrupted", "done", 12)
 
     def series(*recorders: Recorder) -> dict[int, tuple[float, ...]]:
         steps = [event for recorder in recorders for event in recorder.of("step")]
         return {event["step"]: (event["loss"], event["lr"], event["grad_norm"]) for event in steps}
 
     assert series(first, rest) == series(beginning)
-    assert {event["steps"] for event in rest.of("step")} == {20}
-    at_stop = {event["step"]: event for event in beginning.of("evaluation")}[20]
-    (final,) = [event for event in rest.of("evaluation") if event["step"] == 20]
+    assert {event["steps"] for event in rest.of("step")} == {12}
+    at_stop = {event["step"]: event for event in beginning.of("evaluation")}[12]
+    (final,) = [event for event in rest.of("evaluation") if event["step"] == 12]
     assert final == at_stop
     assert outcome.metrics["perplexity"] == at_stop["perplexity"]
-    assert outcome.metrics["train_tokens"] == 20 * 4 * 16
-    assert max(event["step"] for event in rest.of("step")) == 20
+    assert outcome.metrics["train_tokens"] == 12 * 4 * 16
+    assert max(event["step"] for event in rest.of("step")) == 12
     ours, theirs = final_tensors(tmp_path / "second"), final_tensors(tmp_path / "whole")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -173,10 +169,14 @@ def saving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # A SIGKILL leaves only the periodic checkpoints: the last one is lost.
-STOPS = [(9, True), (17, False)]
+STOPS = [(7, True), (9, False)]
 
 
-@pytest.mark.parametrize(("stop_at", "lost"), STOPS)
+@pytest.mark.parametrize(
+    ("saving", "stop_at", "lost"),
+    [("at once", *STOPS[0]), ("in the background", *STOPS[1])],
+    indirect=["saving"],
+)
 @pytest.mark.usefixtures("saving")
 def test_a_resumed_run_ends_in_the_same_bits(
     paths: RunPaths, straight: Straight, tmp_path: Path, stop_at: int, lost: bool
@@ -200,7 +200,7 @@ def assert_resumed_in_the_same_bits(
     assert (left.outcome, left.step) == ("interrupted", stop_at)
     if lost:
         shutil.rmtree(path_of(folder / "first", stop_at))
-    assert_the_rest_has_the_same_bits(paths, folder, what, whole, 7 if lost else stop_at)
+    assert_the_rest_has_the_same_bits(paths, folder, what, whole, 5 if lost else stop_at)
 
 
 def assert_the_rest_has_the_same_bits(
@@ -214,7 +214,7 @@ def assert_the_rest_has_the_same_bits(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize(("stop_at", "written"), [(7, [7]), (9, [7, 9])])
+@pytest.mark.parametrize(("stop_at", "written"), [(5, [5]), (7, [5, 7])])
 def test_a_stop_waits_for_the_checkpoint_that_is_being_written(
     paths: RunPaths,
     straight: Straight,
@@ -259,13 +259,13 @@ def test_a_loss_that_is_not_a_number_is_a_result(
 ) -> None:
     healthy = loop.summed_loss
     calls = iter(range(10**6))
-    monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 8 else 1))
+    monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (math.nan if next(calls) == 6 else 1))
     outcome, recorder = go(paths, tmp_path, cell())
-    assert (outcome.outcome, outcome.step) == ("diverged", 9)
+    assert (outcome.outcome, outcome.step) == ("diverged", 7)
     # The loss of one row is nan: so are all gradients, of the embedding's rows those of its tokens.
-    assert outcome.cause.startswith("the training loss of update 9 is nan, first in the gradient of model.embed_tokens")
+    assert outcome.cause.startswith("the training loss of update 7 is nan, first in the gradient of model.embed_tokens")
     assert "not_finite_at" not in outcome.metrics
-    assert recorder.of("step")[-1]["step"] == 10
+    assert recorder.of("step")[-1]["step"] == 8
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
@@ -276,13 +276,13 @@ def test_a_gradient_that_is_not_finite_ends_a_run_before_it_is_saved(
 
     def endless(*given: object) -> tuple[torch.Tensor, torch.Tensor]:
         norm, norms = healthy(*given)
-        return norm * (math.inf if next(calls) == 12 else 1), norms
+        return norm * (math.inf if next(calls) == 8 else 1), norms
 
     monkeypatch.setattr(loop, "clip", endless)
     outcome, recorder = go(paths, tmp_path, cell())
-    assert (outcome.outcome, outcome.step) == ("diverged", 13)
-    assert outcome.cause == "the gradient norm of update 13 is inf"
-    assert recorder.of("checkpoint")[-1]["step"] == 7  # the checkpoint of update 14 would have contained the damage
+    assert (outcome.outcome, outcome.step) == ("diverged", 9)
+    assert outcome.cause == "the gradient norm of update 9 is inf"
+    assert recorder.of("checkpoint")[-1]["step"] == 5  # the checkpoint of update 10 would have contained the damage
 
 
 @pytest.mark.parametrize(
@@ -299,18 +299,18 @@ def test_the_first_parameter_without_a_finite_gradient_is_named(
 
     def damaged(self: loop.Loop, *given: object) -> object:
         result = healthy(self, *given)
-        if self.position.step == 1:
+        if self.position.step == 0:
             for one in (name, "model.norm.weight"):
                 dict(self.network.named_parameters())[one].grad[at] = math.inf
         return result
 
     monkeypatch.setattr(loop.Loop, "_gradients", damaged)
     outcome, _ = go(paths, tmp_path, cell())
-    assert (outcome.outcome, outcome.step, outcome.parameter) == ("diverged", 2, found)
-    assert outcome.cause.startswith("the gradient norm of update 2 is ")
+    assert (outcome.outcome, outcome.step, outcome.parameter) == ("diverged", 1, found)
+    assert outcome.cause.startswith("the gradient norm of update 1 is ")
     assert outcome.cause.endswith(f", first in the gradient of {found}")
-    assert outcome.metrics["not_finite_at"] == 2
-    assert line(outcome).startswith("not finite at update 2: the gradient norm")
+    assert outcome.metrics["not_finite_at"] == 1
+    assert line(outcome).startswith("not finite at update 1: the gradient norm")
 
 
 def test_a_loss_that_stays_high_is_a_divergence(
@@ -318,16 +318,16 @@ def test_a_loss_that_stays_high_is_a_divergence(
 ) -> None:
     healthy = loop.summed_loss
     calls = iter(range(10**6))
-    monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 8 else 1))
+    monkeypatch.setattr(loop, "summed_loss", lambda *a: healthy(*a) * (9 if next(calls) >= 4 else 1))
     outcome, _ = go(paths, tmp_path, cell(), watch=Monitoring(patience=6))
-    assert (outcome.outcome, outcome.step) == ("diverged", 14)
+    assert (outcome.outcome, outcome.step) == ("diverged", 10)
     assert "was above 6." in outcome.cause
 
 
 def test_a_resumed_run_reports_the_same_spikes(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = {17: 8.0, 18: 8.0, 22: 9.0}
+    seen = {7: 8.0, 8: 8.0, 12: 9.0}
     update = loop.Loop.update
 
     def spiking(self: loop.Loop, **kwargs: object) -> Update:
@@ -335,10 +335,10 @@ def test_a_resumed_run_reports_the_same_spikes(
         return replace(done, loss=done.loss * 0 + seen.get(done.step, 3.0))
 
     monkeypatch.setattr(loop.Loop, "update", spiking)
-    asked = {"watch": Monitoring(window=16), "cadence": Cadence(log_every=5, eval_every=10**6, checkpoint_every=7)}
+    asked = {"watch": Monitoring(window=16), "cadence": Cadence(log_every=5, eval_every=10**6, checkpoint_every=5)}
     whole = go(paths, tmp_path / "whole", cell(), **asked)[1].of("spike")
-    assert [(spike["step"], spike["of"]) for spike in whole] == [(17, "loss"), (22, "loss")]
-    for stop_at in (16, 17, 23):
+    assert [(spike["step"], spike["of"]) for spike in whole] == [(7, "loss"), (12, "loss")]
+    for stop_at in (6, 7, 12):
         first, second = tmp_path / f"{stop_at}-1", tmp_path / f"{stop_at}-2"
         spikes = go(paths, first, cell(), stop_at, **asked)[1].of("spike")
         _, after = go(paths, second, cell(), earlier=[first], **asked)
@@ -354,13 +354,13 @@ def test_a_run_resumed_by_other_code_warns_or_is_refused(paths: RunPaths, tmp_pa
         how = Execution(CADENCE, stop_after(stop_at), Resources(**more))
         return train(cell(), where, recorder, how), recorder
 
-    attempt(0, "aaaa", 5)
-    same, recorder = attempt(1, "aaaa", 5)
+    attempt(0, "aaaa", 3)
+    same, recorder = attempt(1, "aaaa", 3)
     assert ("code_versions" in same.metrics, recorder.of("warning")) == (False, [])
     with pytest.raises(GpasError, match=r"version aaaa of the code, and this is version bbbb.*same-code refuses"):
         attempt(2, "bbbb", resume="same-code")
     mixed, recorder = attempt(3, "bbbb")
-    assert "update 10 was made by version aaaa of the code" in recorder.of("warning")[0]["message"]
+    assert "update 6 was made by version aaaa of the code" in recorder.of("warning")[0]["message"]
     assert (mixed.outcome, mixed.metrics["code_versions"]) == ("done", 2)
 
 
@@ -442,8 +442,8 @@ def test_checkpoints_by_time_follow_the_clock_and_the_last_update(
     """Every reading of the clock is a minute later: one at the start and one after each update and at each save."""
     minutes = iter(range(10**6))
     monkeypatch.setattr(training.time, "monotonic", lambda: 60.0 * next(minutes))
-    _, recorder = go(paths, tmp_path / "a", cell(), cadence=replace(CADENCE, checkpoint_every="10min"))
-    assert [event["step"] for event in recorder.of("checkpoint")] == [10, 20, STEPS]
+    _, recorder = go(paths, tmp_path / "a", cell(), cadence=replace(CADENCE, checkpoint_every="5min"))
+    assert [event["step"] for event in recorder.of("checkpoint")] == [5, 10, STEPS]
     _, recorder = go(paths, tmp_path / "b", cell(), cadence=replace(CADENCE, checkpoint_every="2h"))
     assert [event["step"] for event in recorder.of("checkpoint")] == [STEPS]
     assert all(torch.equal(a, b) for a, b in zip(*(final_tensors(tmp_path / n).values() for n in "ab"), strict=True))
@@ -491,17 +491,17 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_interrupted_and_ends_i
 
 
 def test_a_damaged_newest_checkpoint_is_skipped(paths: RunPaths, tmp_path: Path) -> None:
-    go(paths, tmp_path / "1", cell(), stop_at=15)
-    newest = path_of(tmp_path / "1", 15) / "00000.safetensors"
+    go(paths, tmp_path / "1", cell(), stop_at=11)
+    newest = path_of(tmp_path / "1", 11) / "00000.safetensors"
     newest.write_bytes(newest.read_bytes()[:-9])
     outcome, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     assert outcome.outcome == "done"
     assert "it is skipped" in recorder.of("warning")[0]["message"]
-    assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 14
+    assert next(e["resumed_from"] for e in recorder.of("phase") if "resumed_from" in e) == 10
 
 
 def test_without_an_intact_checkpoint_training_starts_again(paths: RunPaths, tmp_path: Path) -> None:
-    go(paths, tmp_path / "1", cell(), stop_at=15)
+    go(paths, tmp_path / "1", cell(), stop_at=11)
     for folder in (tmp_path / "1").glob("step-*"):
         (folder / "00000.safetensors").write_bytes(b"")
     _, recorder = go(paths, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
@@ -513,10 +513,10 @@ def test_a_run_is_not_resumed_with_another_text(paths: RunPaths, tmp_path: Path)
     root = tmp_path / "text"
     shutil.copytree(paths.root, root, ignore=shutil.ignore_patterns("cache"))
     own = replace(paths, root=root, cache=root / "cache")
-    go(own, tmp_path / "1", cell(), stop_at=15)
+    go(own, tmp_path / "1", cell(), stop_at=3)
     kept = (root / "00.txt").read_text()
     (root / "00.txt").write_text(f"{kept} more")
-    with pytest.raises(GpasError, match=r"step-00000015 was trained on another text.*move .* away to start again"):
+    with pytest.raises(GpasError, match=r"step-00000003 was trained on another text.*move .* away to start again"):
         go(own, tmp_path / "2", cell(), earlier=[tmp_path / "1"])
     (root / "00.txt").write_text(kept)
     outcome, _ = go(own, tmp_path / "3", cell(), earlier=[tmp_path / "1"])
@@ -531,40 +531,3 @@ def test_predefined_gates_start_from_the_teacher_and_stay(paths: RunPaths, strai
     gates = [name for name in trained if name.startswith("network/") and name.endswith("alpha")]
     assert len(gates) == LAYERS
     assert all(torch.equal(kept[name], trained[name]) and trained[name] != 0 for name in gates)
-
-
-KILLED_SIZE = {"hidden": 16, "ffn": 24, "heads": 2, "layers": 2, "vocab": 280}
-KILLED_DATA = {
-    "source": "files",
-    "path": "*.txt",
-    "tokenizer": "bpe",
-    "layout": "pad",
-    "length": 16,
-    "eval_tokens": 200,
-}
-KILLED_OPTIM = {"lr": 0.01, "warmup": 3, "steps": 40, "batch": 4, "clip": 1.0, "clip_gates": 0.01, "mean_rows": 2}
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the trials are forks, which cannot use a GPU")
-def test_killed_at_any_moment_it_ends_in_the_same_bits(tmp_path: Path) -> None:
-    kills = 6
-    cell = {"size": KILLED_SIZE, "gate": "gpas", "data": KILLED_DATA, "optim": KILLED_OPTIM}
-    text(tmp_path)
-    torch.set_num_threads(1)
-    assert run(tmp_path, ["straight", cell, {}, [], 10**6], ALONE)["outcome"]["outcome"] == "done"
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kill_often.py")), str(tmp_path), json.dumps(cell), str(kills)],
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["killed"].count(9) >= kills - 1, "the last one may have been done already"
-    assert report["end"] == 0
-    assert report["resumed_at"] > KILLED_OPTIM["steps"] // 2
-    ours, theirs = final_tensors(tmp_path / str(kills)), final_tensors(tmp_path / "straight")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    left = [path for path in tmp_path.glob("*/.writing-*") if path.parent.name == str(kills)]
-    assert left == []

@@ -1,4 +1,4 @@
-"""Processes that train small cells together, started by tests: `python together.py RANK SIZE MEETING CASES`.
+"""Processes that train small cells together, started by tests: `python together.py SIZE MEETING CASES`.
 
 CASES is a JSON file of lists [name, cell, resources, earlier folders, updates]; the first process writes NAME.json.
 If the resources contain `room` as [rank, rows, passes], that process runs out of memory with more than so many rows at
@@ -6,14 +6,18 @@ once after so many forward passes that fit; if they contain `message`, gradients
 if they contain `wide`, products are padded as on a GPU, and compiled layers run eagerly after AOTAutograd; if they
 contain `keep`, the checkpoints after these updates are kept.
 A list [name, module:function] instead calls the function in each process; NAME.json is the list of what they return.
+A list [name, module:function, arguments] calls it before there are others, with the folder and these arguments.
 """
 
 import json
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -99,20 +103,35 @@ def start(root: Path, size: int, cases: list[list[Any]], seconds: int = 600, scr
     (root / "meeting").unlink(missing_ok=True)
     command = [sys.executable, "-P", "-W", "error", "-W", "ignore:Guards may run slower", script]
     path = f"{ROOT}:{Path(__file__).parent}:{ROOT}/tests"
-    words = [str(size), f"file://{root}/meeting", str(root / "cases.json")]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(root)},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    try:
-        said = [rank.communicate(timeout=seconds)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(said)
+    with subprocess.Popen(
+        [*command, str(size), f"file://{root}/meeting", str(root / "cases.json")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(root)},
+    ) as first:  # fmt: skip
+        try:
+            said, _ = first.communicate(timeout=seconds)
+        except BaseException:
+            os.killpg(first.pid, signal.SIGKILL)
+            raise
+    assert first.returncode == 0, said
+
+
+def fork(size: int, act: Callable[[int], None]) -> None:
+    """Call `act` with 0 in this process and with the other ranks in forks of it, which need not import torch again."""
+    others = {}
+    for rank in range(1, size):
+        child = os.fork()
+        if not child:
+            try:
+                act(rank)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        others[rank] = child
+    act(0)
+    failed = [rank for rank, child in others.items() if os.waitpid(child, 0)[1]]
+    assert not failed
 
 
 def checked(check: str, world: Any) -> list[Any]:
@@ -124,17 +143,27 @@ def checked(check: str, world: Any) -> list[Any]:
     return found
 
 
-def main(rank: int, size: int, meeting: str, cases: Path) -> None:
+def main(size: int, meeting: str, cases: Path) -> None:
+    import torch._dynamo  # as FSDP and optimizers do
+    import torch.distributed.fsdp  # noqa: F401
+
     from gpas_cli.train.parallel import World, joined
     from gpas_cli.train.precision import make_deterministic
 
-    make_deterministic(1)
-    with joined(World(rank, size, rank), meeting) as world:
-        for case in json.loads(cases.read_text()):
-            result = checked(case[1], world) if len(case) == 2 else run(cases.parent, case, world)
-            if rank == 0:
-                (cases.parent / f"{case[0]}.json").write_text(json.dumps(result))
+    root, listed = cases.parent, json.loads(cases.read_text())
+    for name, function, arguments in (case for case in listed if len(case) == 3):
+        (root / f"{name}.json").write_text(json.dumps(pkgutil.resolve_name(function)(root, *arguments)))
+
+    def act(rank: int) -> None:
+        make_deterministic(1)
+        with joined(World(rank, size, rank), meeting) as world:
+            for case in (case for case in listed if len(case) != 3):
+                result = checked(case[1], world) if len(case) == 2 else run(root, case, world)
+                if rank == 0:
+                    (root / f"{case[0]}.json").write_text(json.dumps(result))
+
+    fork(size, act)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
