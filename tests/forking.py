@@ -3,6 +3,7 @@
 A request is a line of JSON: what to start, answered with the id of the process, or an id, answered with its exit code.
 """
 
+import atexit
 import importlib
 import json
 import os
@@ -32,6 +33,7 @@ def _server() -> subprocess.Popen[str]:
     assert server.stdin is not None
     assert server.stdout is not None
     KEPT.update({str(server.stdin.fileno()), str(server.stdout.fileno())})
+    atexit.register(server.communicate)
     return server
 
 

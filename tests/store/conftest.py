@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from dumps import dump
+from face import quicken_databases
 from life import Connect, Life
 from postgres_server import needs_server, new_database, new_schema, running_server
 from sqlalchemy import Engine
@@ -88,3 +89,10 @@ def as_fresh(connect: Connect, life: Life, tmp_path: Path) -> Callable[[Engine],
 @pytest.fixture
 def engine(connect: Connect, url: str) -> Engine:
     return connect(url)
+
+
+@pytest.fixture(autouse=True)
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make no database anew whose making is not the subject."""
+    if request.path.stem not in ("test_store_migrations", "test_store_session"):
+        quicken_databases(monkeypatch)
