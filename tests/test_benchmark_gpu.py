@@ -119,7 +119,7 @@ def test_speed_at_tiny_size(tmp_path: Path) -> None:
     assert {one.goal for one in found.values()} == {""}
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.usefixtures("deterministic")
 def test_exactness_at_tiny_size(tmp_path: Path) -> None:
     first = results("exact", tmp_path)

@@ -127,7 +127,7 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
     assert set(toy.states().values()) == {"cancelled"}
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_sharded_job_out_of_memory_is_started_again_with_fewer_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def test_a_cell_in_the_foreground_is_visible_to_other_commands(toy: Toy, monkeyp
         assert series["points"], what
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_cell_that_is_run_again_starts_at_the_first_update(trained: Toy, tmp_path: Path) -> None:
     toy = trained.copied(tmp_path / "toy")
     toy("rerun", "pre-s1", "--yes")

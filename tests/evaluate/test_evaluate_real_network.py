@@ -17,7 +17,7 @@ from gpas_cli.spec.network import Network, digests, pin_of
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import cell_from
 
-pytestmark = [needs_transformers, pytest.mark.long]
+pytestmark = [needs_transformers, pytest.mark.release]
 BYTES, WINDOW = 6_000, 256
 
 

@@ -230,7 +230,7 @@ def coordinates_cell(**values: object) -> Cell:
 IDENTITY = ("rezero", "skipinit")  # whose branches are 0 at first
 NORMED = ("sandwich", "peri")  # whose branches end with a norm
 CASES = [
-    pytest.param(scheme, gate, marks=() if scheme == "post" else pytest.mark.long)
+    pytest.param(scheme, gate, marks=() if scheme == "post" else pytest.mark.release)
     for scheme, gate in [("pre", "none"), *((scheme, "gpas") for scheme in SCHEMES)]
 ]
 

@@ -64,7 +64,7 @@ OTHERS: dict[str, Mapping[str, object]] = {
 
 @needs_transformers
 @pytest.mark.parametrize(
-    "names", [["pre", "pre-gpas", "post-completep"], pytest.param([*GPAS, *OTHERS], marks=pytest.mark.long)]
+    "names", [["pre", "pre-gpas", "post-completep"], pytest.param([*GPAS, *OTHERS], marks=pytest.mark.release)]
 )
 def test_perplexity_through_transformers_is_ours(room: Room, names: list[str]) -> None:
     cells = {name: room.cell(**{**GPAS, **OTHERS}[name]) for name in names}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gate_placements import two_layers
-from marks import long_but
+from marks import release_but
 from together import run, text
 
 from gpas_cli.data.loader import IGNORED
@@ -56,7 +56,7 @@ PLACES = [*((norm, "home") for norm in SCHEMES), *(("sandwich", site) for site i
 
 
 # Mix-LN has layers of two kinds, Post-LN and Pre-LN.
-@pytest.mark.parametrize(("norm", "site"), long_but(PLACES, ("mix", "home")))
+@pytest.mark.parametrize(("norm", "site"), release_but(PLACES, ("mix", "home")))
 def test_no_scheme_and_no_site_breaks_the_graph(norm: str, site: str, counter: Any) -> None:
     made = network(norm, site)
     compile_layers(made, counter)
@@ -104,10 +104,11 @@ def graphs_of(made: Llama, batches: list[tuple[int, ...]], *, gradients: bool = 
 @pytest.mark.parametrize(
     ("norm", "family", "batches", "gradients", "graphs"),
     [
-        ("pre", {}, PADDED, True, 2),  # of the layers, and of the final norm
-        ("pre", {}, FULL, True, 2),
+        pytest.param("pre", {}, PADDED, True, 2, marks=pytest.mark.release),  # of the layers, and of the final norm
+        pytest.param("pre", {}, FULL, True, 2, marks=pytest.mark.release),
         ("mix", {}, PADDED, True, 3),  # of layers of two kinds
-        ("pre", {"positions": "learned", "context": 16}, PADDED, False, 3),  # of what is added to the embedding
+        # Of what is added to the embedding.
+        pytest.param("pre", {"positions": "learned", "context": 16}, PADDED, False, 3, marks=pytest.mark.release),
         ("pre", {"positions": "learned", "context": 16}, FULL, False, 3),
     ],
     ids=["padded", "full", "two kinds", "evaluation", "evaluation of full rows"],
@@ -160,7 +161,7 @@ def test_a_resumed_run_compiles_for_the_first_batch_of_the_training(
     assert losses["whole"] == losses["half"] | losses["resumed"]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_graphs_do_not_depend_on_the_batches_before() -> None:
     """Padded, full and single rows have a graph each, whichever is first."""
     kinds = [(9, 5, 4, 2), (9, 9, 9, 9), (9,)]
@@ -198,7 +199,7 @@ def test_attention_both_ways_compiles_once_for_each_kind_of_mask(counter: Any) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", release_but([False, True], True))
 def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     # aot_eager captures the graph without code generation, which needs a compiler and a minute.
@@ -215,7 +216,7 @@ def test_probes_and_recomputation_work_around_compiled_layers(recompute: bool, m
         torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_compiled_training_that_is_resumed_computes_as_one_that_never_stopped(tmp_path: Path) -> None:
     # Shapes of padded batches differ: the first one after a resume is not the first one of the training.
     optim = {"lr": 1e-2, "warmup": 1, "steps": 4, "batch": 4}
@@ -297,7 +298,7 @@ def test_no_function_of_a_compiled_layer_ends_with_a_cast_that_changes_nothing(
     assert casts.returned(y)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_layers_are_not_compiled_where_torch_compiles_other_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     precisions = [Precision(name, FP32.device) for name in compiling.TOLERANCES]
     assert all(compiling._error(one) <= compiling.TOLERANCES[one.name] for one in precisions)

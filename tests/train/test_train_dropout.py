@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from marks import long_but
+from marks import release_but
 from numpy.typing import NDArray
 from together import run, text
 from torch import Tensor
@@ -191,7 +191,7 @@ def test_a_compiled_network_has_the_same_masks_and_one_graph(counter: Any) -> No
     assert counter.frame_count == 2  # of all layers, and of the final norm
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_inductor_computes_the_same_masks() -> None:
     torch._dynamo.reset()
     keys = torch.as_tensor(np.random.default_rng(0).integers(-(2**31), 2**31, (8, 40)).astype(np.int32))
@@ -206,7 +206,7 @@ def test_an_evaluation_has_no_dropout() -> None:
     assert evaluate_now(dropping, batches, 1.0) == evaluate_now(plain, batches, 1.0)
 
 
-@pytest.mark.parametrize("norm", long_but(SCHEMES, "sandwich"))
+@pytest.mark.parametrize("norm", release_but(SCHEMES, "sandwich"))
 def test_every_scheme_trains_with_dropout(norm: str) -> None:
     what, plain = loop(norm=norm), loop(norm=norm, dropout=0)
     one, two = float(what.update().loss), float(plain.update().loss)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from marks import long_but
+from marks import release_but
 from together import limited, run, text
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -328,7 +328,7 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", long_but(CASES, "bf16"))
+@pytest.mark.parametrize("name", release_but(CASES, "bf16"))
 def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", LOGITS)
     monkeypatch.setattr(precision_module, "multiplies_float8", lambda device: True)  # which needs no float32 copies
@@ -340,7 +340,7 @@ def test_an_update_takes_what_is_predicted(name: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("precision", "recompute"),
-    long_but([("bf16", False), ("bf16", True), ("pure_bf16", False)], ("bf16", False)),
+    release_but([("bf16", False), ("bf16", True), ("pure_bf16", False)], ("bf16", False)),
 )
 def test_a_sharded_update_takes_what_is_predicted(
     precision: str, recompute: bool, mesh: None, monkeypatch: pytest.MonkeyPatch
@@ -353,7 +353,7 @@ def test_a_sharded_update_takes_what_is_predicted(
     assert 0.98 * found <= expected <= 1.10 * found
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.parametrize(("size", "sharded", "rows"), [("1b", False, 64), ("1b", True, 64), ("7b", True, 32)])
 def test_the_published_sizes_take_what_is_predicted(
     size: str, sharded: bool, rows: int, mesh: None, monkeypatch: pytest.MonkeyPatch
