@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from end_to_end import Toy
+from end_to_end import Toy, jobs_run_here
 
 GUIDES = Path(__file__).parents[1] / "docs/how-to"
 CODE = re.search(r"```python\n(.*?class Faded.*?)```", (GUIDES / "scheme.md").read_text(), re.DOTALL)[1]
@@ -23,7 +23,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     made.edit("version: 1\n", "version: 1\nplugins: [my_schemes.py, my_stages.py]\n")
     made.edit("data: notes}", "data: notes, outliers: {sigmas: 2}}")
     made.edit("columns: size,", "columns: size, value: outlier_share,")
-    made("run", "grid", "--yes")
+    with jobs_run_here():
+        made("run", "grid", "--yes")
     return made
 
 
