@@ -120,7 +120,8 @@ class Toy(Face):
         return {name: cell["state"] for name, cell in self.status().items()}
 
     def attempts(self) -> list[Path]:
-        return sorted(path.parent for path in self.runs.glob("??/*/*/attempt.json"))
+        """Return the folders of all attempts, without those that are just being made."""
+        return sorted(path.parent for path in self.runs.glob("??/*/[0-9]*/attempt.json"))
 
     def stepping(self) -> list[int]:
         """Return the live processes of attempts that have trained beyond their first update."""

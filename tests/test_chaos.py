@@ -1,4 +1,4 @@
-"""A minute of chaos, half of it on SLURM if available: nothing lost, doubled or wrong."""
+"""Half a minute of chaos on this machine: nothing lost, doubled or wrong."""
 
 import subprocess
 import sys
@@ -9,8 +9,9 @@ import pytest
 
 @pytest.mark.long
 def test_nothing_is_lost_doubled_or_wrong() -> None:
-    words = [str(Path(__file__).parents[1] / "tools/chaos.py"), "--minutes", "1", "--seed", "1"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=900)
+    program = str(Path(__file__).parents[1] / "tools/chaos.py")
+    words = ("--minutes", "0.5", "--seed", "1", "--executor", "local")
+    done = subprocess.run([sys.executable, program, *words], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
     assert last.startswith("0 lost, 0 doubled, 0 wrong"), last
