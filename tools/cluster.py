@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -168,10 +169,11 @@ class Cluster:
 
     def _is_ours(self, pid: int, node: str) -> bool:
         """Return whether a slurmstepd belongs to this node of this cluster."""
-        try:
-            held = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
-        except OSError:
-            return False
+        held = set()
+        with suppress(OSError):  # the process has ended
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):  # closed by now
+                    held.add(str(path.readlink()))
         return f"{self.folder}/log/slurmd.{node}.log" in held
 
     def _configure(self) -> None:

@@ -41,7 +41,7 @@ COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-SECONDS = 300  # after which the tests of a mutant count as failed
+SECONDS = 600  # after which the tests of a mutant count as failed
 
 
 @dataclass(frozen=True)
