@@ -143,12 +143,12 @@ class Cluster:
         return pid if running == name.split(".")[0][:15] and state not in "ZX" else 0
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a daemon: KILL ends it, STOP makes it hang, and CONT resumes it."""
+        """Send a signal to a daemon: KILL ends it, as does TERM, at which it saves its state; STOP makes it hang."""
         pid = self.alive(name)
         if pid:
             os.kill(pid, number)
-            if number == signal.SIGKILL:
-                until(lambda: not self.alive(name), 10, f"the end of {name}")
+            if number in (signal.SIGKILL, signal.SIGTERM):
+                until(lambda: not self.alive(name), 30, f"the end of {name}")
 
     def power_off(self, node: str) -> None:
         """Simulate a node's power loss by killing its daemon and every process of its jobs."""

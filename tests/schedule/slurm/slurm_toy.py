@@ -188,8 +188,9 @@ def job_of(toy: SlurmToy) -> str:
 
 
 def node_of(cluster: Cluster) -> str:
-    """Return the node of the only job."""
-    return cluster.run("squeue", "-h", "-o", "%N").strip()
+    """Return the node of the only running job; earlier ones may still be completing."""
+    (node,) = cluster.run("squeue", "-h", "-t", "RUNNING", "-o", "%N").split()
+    return node
 
 
 def _lines(path: Path) -> list[str]:
