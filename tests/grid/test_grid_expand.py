@@ -253,8 +253,10 @@ def test_included_cells_of_the_same_name_get_distinct_names() -> None:
     text = HEAD + (
         "  a: {base: {size: quickstart, data: quickstart}, axes: {seed: [1]}}\n"
         "  b: {base: {size: quickstart, data: quickstart, optim.lr: 0.1}, axes: {seed: [1]}, include: [a]}\n"
+        "  c: {include: [a, b]}\n"
     )
     assert [entry.name for entry in expand(read(text), ["b"])] == ["s1", "a-s1"]
+    assert [entry.name for entry in expand(read(text), ["c"])] == ["s1", "b-s1"]
 
 
 def test_several_grids_and_the_default_one() -> None:
