@@ -107,7 +107,7 @@ def test_a_killed_job_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert final_checkpoints(broken) == final_checkpoints(straight)
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", gates="gpas", steps=LONG)
     first = toy.start("run", "grid")
@@ -128,7 +128,7 @@ def test_a_killed_command_line_is_resumed_with_and_without_its_jobs(tmp_path: Pa
     assert outcomes(toy) == ["done"]
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_cancel_stops_one_cell_and_retry_resumes_it(tmp_path: Path) -> None:
     toy = Toy(tmp_path / "toy", steps=LONG)
     running = toy.start("run", "grid")
