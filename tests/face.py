@@ -257,6 +257,12 @@ class Face:
         return self.attempt(name, *TRAINED, ("outcome", end(outcome, cause=cause, metrics=metrics)), log=f"{outcome}\n")
 
 
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the jobs of this machine often, because fake jobs take no time."""
+    monkeypatch.setattr(run, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 0.05)
+
+
 def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the jobs of `gpas run` on this machine fakes."""
     defaults = LocalRun.__init__.__kwdefaults__
@@ -264,9 +270,7 @@ def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(defaults, "command", FAKE_JOB)
     # They need no copy of the code, which takes half a second to make and to check.
     monkeypatch.setattr(run, "snapshot", lambda runs, project: Snapshot("c0de", runs / ".code/c0de", {}))
-    # They take no time.
-    monkeypatch.setattr(run, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(run, "_TICK_SECONDS", 0.05)
+    poll_often(monkeypatch)
 
 
 @pytest.fixture

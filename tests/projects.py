@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from face import poll_often
 
 from gpas_cli.project import Project
 from gpas_cli.schedule.local import run
@@ -35,8 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 
     for module in (run, submit):
         monkeypatch.setattr(module, "snapshot", linked)
-    monkeypatch.setattr(run, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(run, "_TICK_SECONDS", 0.05)
+    poll_often(monkeypatch)
 
 
 @pytest.fixture

@@ -220,6 +220,7 @@ def coordinates(
         for over, kinds in (("width", ({}, mup)), ("depth", ({}, mup, complete))):
             at = tuple((width if over == "width" else _LAYERS) * factor for factor in _FACTORS[over])
             shapes = [(value, _LAYERS) if over == "width" else (width, value) for value in at]
+            # All cells before the first training: a recipe without a rule is refused here.
             for how, cells in [(how, [_at(cell, *shape, how) for shape in shapes]) for how in kinds]:
                 kind = str(how.get("kind", "standard"))
                 rows = []

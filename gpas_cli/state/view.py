@@ -56,7 +56,8 @@ def scheduler_class(name: str) -> Any:
 
 @cache
 def _known() -> dict[str, EntryPoint]:
-    return {**BUILT_IN, **{point.name: point for point in entry_points(group=_GROUP)}, **BUILT_IN}
+    # Those that are built in are listed first, and no other one of their name replaces them.
+    return BUILT_IN | {point.name: point for point in entry_points(group=_GROUP)} | BUILT_IN
 
 
 class ClaimScheduler:

@@ -48,10 +48,10 @@ def test_prompts_that_see_both_ways_before_a_continuation_that_does_not() -> Non
             rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
 
 
-SHARES = itertools.cycle(["layer", "sublayer"])
+SHARED = [(*place, share) for place, share in zip(FEW, itertools.cycle(["layer", "sublayer"]), strict=False)]
 
 
-@pytest.mark.parametrize(("norm", "site", "share"), [(*place, next(SHARES)) for place in FEW])
+@pytest.mark.parametrize(("norm", "site", "share"), SHARED)
 def test_every_scheme_and_every_position_of_the_gate(norm: str, site: str, share: str) -> None:
     gate = {"init": [0.3, -0.2], "site": site, "share": share}
     check(moved_network({"size": SIZE, "norm": two_layers(norm), "gate": gate}))
