@@ -17,6 +17,7 @@ from unittest import mock
 import pytest
 from attempts import attempt_at, make_attempt
 from sqlalchemy import Engine
+from typer.main import get_group
 
 from gpas_cli.__main__ import main
 from gpas_cli.cli import app, console, selection
@@ -104,19 +105,19 @@ class Said:
         return json.loads(self.out)
 
 
-_make_app, _get_group = cache(app.make_app), cache(app.get_group)
+_make_app, _get_group = cache(app.make_app), cache(get_group)
 _migrate, _EMPTY = session.migrate, list[bytes]()
 
 
 def _migrate_once(engine: Engine) -> None:
     """Migrate a database; after the first new file, the next ones are copies of it."""
     path = session.file_of(engine.url)
-    new = path is not None and path.stat().st_size == 0
-    if new and _EMPTY:
+    if path is None or path.stat().st_size:
+        _migrate(engine)
+    elif _EMPTY:
         path.write_bytes(_EMPTY[0])
-        return
-    _migrate(engine)
-    if new:
+    else:
+        _migrate(engine)
         _EMPTY.append(path.read_bytes())
 
 
