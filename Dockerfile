@@ -1,30 +1,21 @@
 # syntax=docker/dockerfile:1
-#   docker build -t gpas .                                                   on the CPU
-#   docker build -t gpas --build-arg RUNTIME=nvidia/cuda:13.0.1-runtime-ubuntu24.04 --build-arg TORCH_INDEX= .
-#   docker run --rm -v "$PWD:/work" gpas run grid quickstart --yes
-ARG RUNTIME=python:3.12-slim
-
-FROM python:3.12-slim AS wheel
+# How to build and run it: docs/how-to/docker.md. torch brings its own CUDA, so one image serves GPUs and CPUs.
+FROM python:3.12-slim AS build
+# Empty takes torch from PyPI, whose build for Linux has CUDA.
+ARG TORCH_INDEX=
 WORKDIR /src
-RUN pip install --no-cache-dir build
 COPY . .
-RUN python -m build --wheel --outdir /dist
+RUN python3 -m venv /opt/gpas && /opt/gpas/bin/pip install --no-cache-dir --constraint constraints.txt \
+    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '.[figures,export,downstream,postgres]'
 
-FROM ${RUNTIME} AS runtime
-# Empty takes torch's CUDA build from the default index.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# Layers are compiled where a C++ compiler and Python's headers are.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ \
-    $(python3 -m venv --help >/dev/null 2>&1 || echo python3 python3-dev python3-venv) && rm -rf /var/lib/apt/lists/*
-RUN python3 -m venv /opt/gpas
-ENV PATH=/opt/gpas/bin:$PATH
-COPY constraints.txt /tmp/constraints.txt
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt \
-        ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} torch
-COPY --from=wheel /dist/*.whl /tmp/
-RUN pip install --no-cache-dir --constraint /tmp/constraints.txt /tmp/*.whl && rm /tmp/*.whl /tmp/constraints.txt
-RUN useradd --create-home --uid 1000 gpas
-USER gpas
+FROM python:3.12-slim
+# torch compiles layers with a C++ compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/gpas /opt/gpas
+# Any user may run it: what programs keep between runs lies in /cache, and a user without a name here has one.
+RUN install -d -m 1777 /cache /work
+ENV PATH=/opt/gpas/bin:$PATH HOME=/cache HF_HOME=/cache/huggingface USER=gpas \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /work
 ENTRYPOINT ["gpas"]
 CMD ["--help"]

@@ -1,18 +1,13 @@
-# `make quickstart` and `make test` need Python 3.11 or newer and a package index, nothing else.
-PYTHON ?= python3
+# `make quickstart` and `make test` need a package index and Python 3.11 or newer (or uv, which can fetch one), nothing else.
+# PYTHON=python3.12 names an interpreter. TORCH_INDEX names an index to take torch from, for instance where there is no GPU:
+#   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
+export PYTHON TORCH_INDEX
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# An additional index to take torch from. Where there is no GPU and pip would fetch the CUDA build, for instance:
-#   make quickstart TORCH_INDEX=https://download.pytorch.org/whl/cpu
-TORCH_INDEX ?=
-# On a terminal pip shows what it fetches.
-PIP_INSTALL := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,--quiet) --disable-pip-version-check \
-	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-
 SINCE ?=
 
-.PHONY: quickstart test test-fast test-machine test-long test-release test-gpu check format docs venv dev wheel clean
+.PHONY: quickstart test test-fast test-machine test-long test-release test-gpu check format docs venv dev lock wheel clean
 
 # A few seconds of measurement, and `gpas run` says before it starts how long the cells take on this machine.
 quickstart: venv
@@ -34,7 +29,7 @@ test-machine: dev
 
 # What takes long, most of it on real SLURM clusters, one for each worker: python3 tools/cluster.py install full
 test-long: dev
-	$(BIN)/python -m pytest -m 'long and not release' -n 3 --dist loadfile --durations 10
+	$(BIN)/python -m pytest -m 'long and not release' -n 3 --dist loadfile --no-loadscope-reorder --durations 10
 
 # What takes longer still: every choice of the shipped grids, lowest versions and other Pythons, ten minutes of chaos.
 test-release: dev
@@ -56,26 +51,23 @@ format: dev
 
 # The documentation as a site in site/. A warning, such as a link that leads nowhere, is an error.
 docs: dev
-	$(PIP_INSTALL) --editable '.[docs]'
+	@tools/install.sh $(VENV) docs
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --clean
 
 # What runs experiments and draws their figures.
-venv: $(VENV)/.installed
+venv:
+	@tools/install.sh $(VENV) figures
 
 # What tests and checks need in addition.
-dev: $(VENV)/.installed-dev
+dev: venv
+	@tools/install.sh $(VENV) figures,dev
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing into $(VENV): first torch, which is large, then the rest. This takes 2 to 10 minutes the first time."
-	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) torch
-	$(PIP_INSTALL) --editable '.[figures]'
-	@touch $@
-
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing what the tests need."
-	$(PIP_INSTALL) --editable '.[dev,figures]'
-	@touch $@
+# uv.lock with the newest versions, and constraints.txt, its versions for pip, which takes CUDA's from the index of its torch.
+lock:
+	uv lock --upgrade
+	{ echo '# Made from uv.lock by `make lock`: the versions that this project is tested with.'; \
+	uv export --quiet --locked --all-extras --no-hashes --no-annotate --no-header --no-emit-project | \
+	sed -E '/^(cuda|nvidia|triton)/d; s/ ;.*//'; } >constraints.txt
 
 wheel: dev
 	$(BIN)/python -m build --wheel

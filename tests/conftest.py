@@ -27,6 +27,8 @@ os.fsync = lambda descriptor: None
 
 # Fixtures that need root or a SLURM cluster: their tests are marked `machine`, so that CI can run them separately.
 MACHINE = {"small_disk", "unprivileged", "light_cluster", "full_cluster"}
+# Files of one long test each. They come first in `make test-long`: one that came last would run alone.
+FIRST = ("test_chaos.py", "test_slurm_chain.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if MACHINE.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("machine")
+    items.sort(key=lambda item: item.path.name not in FIRST)
 
 
 def pytest_collection_finish() -> None:

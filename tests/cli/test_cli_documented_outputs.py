@@ -52,7 +52,7 @@ def lines_of(text: str) -> list[str]:
 
 def test_the_outputs_shown_are_those_of_the_program(quickstart: Face) -> None:
     pages = shown()
-    assert len(pages) >= 4
+    assert len(pages) >= 3
     for page, command, output in pages:
         printed = lines_of(quickstart(*command.split()).out)
         for part in re.split(r"^\.\.\.\n?", output, flags=re.MULTILINE):
