@@ -1,4 +1,6 @@
-"""Draw what a command prints on a terminal as an SVG: `python docs/picture.py quickstart.svg gpas table quickstart`.
+"""Draw what a command prints on a terminal as an SVG, up to a line that begins with UNTIL.
+
+    python docs/picture.py FILE UNTIL COMMAND ...
 
 Run it in a project that has results. The picture names no font of another host: it uses the reader's monospace font.
 """
@@ -12,6 +14,7 @@ import re
 import subprocess
 import sys
 import termios
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -22,12 +25,13 @@ LINES = 50
 FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
-def drawn(command: list[str], columns: int = COLUMNS) -> str:
-    """Return the SVG of a terminal in which `command` has been run."""
+def drawn(command: list[str], until: str, columns: int = COLUMNS) -> str:
+    """Return the SVG of a terminal in which `command` has been run, without the line that begins with `until` and the rest."""
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble(("$ ", "green"), (" ".join(command), "bold")))
-    for line in printed(command, columns).rstrip().splitlines():
-        console.print(Text.from_ansi(line), soft_wrap=False)
+    lines = [Text.from_ansi(line) for line in printed(command, columns).rstrip().splitlines()]
+    for line in takewhile(lambda line: not line.plain.startswith(until), lines):
+        console.print(line, soft_wrap=False)
     return FONT_FACES.sub("", console.export_svg(title=command[0]))
 
 
@@ -54,4 +58,4 @@ def _read(terminal: int) -> bytes:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(drawn(sys.argv[2:]), encoding="utf-8")
+    Path(sys.argv[1]).write_text(drawn(sys.argv[3:], until=sys.argv[2]), encoding="utf-8")

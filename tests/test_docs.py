@@ -110,8 +110,10 @@ def test_each_picture_shows_the_output_of_its_command() -> None:
         pytest.skip("this machine has no pseudo-terminals")
     for end in ends:
         os.close(end)
-    picture = script("picture").drawn([sys.executable, "-c", "print('\x1b[1m47.13\x1b[0m')"])
+    command = [sys.executable, "-c", "print('\x1b[1m47.13\x1b[0m\\nnotes on it')"]
+    picture = script("picture").drawn(command, until="notes")
     assert ">47.13</text>" in picture
+    assert ">notes" not in picture
     assert_loads_nothing(picture)
 
 
