@@ -26,7 +26,7 @@ FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def drawn(command: list[str], until: str, columns: int = COLUMNS) -> str:
-    """Return the SVG of a terminal in which `command` has been run, without the line that begins with `until` and the rest."""
+    """Return the SVG of a terminal in which `command` has been run, up to the line that begins with `until`."""
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble(("$ ", "green"), (" ".join(command), "bold")))
     lines = [Text.from_ansi(line) for line in printed(command, columns).rstrip().splitlines()]
