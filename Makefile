@@ -67,7 +67,7 @@ lock:
 	uv lock --upgrade
 	{ echo '# Made from uv.lock by `make lock`: the versions that this project is tested with.'; \
 	uv export --quiet --locked --all-extras --no-hashes --no-annotate --no-header --no-emit-project | \
-	sed -E '/^(cuda|nvidia|triton)/d; s/ ;.*//'; } >constraints.txt
+	grep -vE '^(cuda|nvidia|triton)'; } >constraints.txt
 
 wheel: dev
 	$(BIN)/python -m build --wheel
