@@ -57,7 +57,7 @@ format: dev
 # The documentation as a site in site/. A warning, such as a link that leads nowhere, is an error.
 docs: dev
 	$(PIP_INSTALL) --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --clean
+	$(BIN)/mkdocs build --strict --quiet --clean
 
 # What runs experiments and draws their figures.
 venv: $(VENV)/.installed
