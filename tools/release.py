@@ -15,38 +15,41 @@ ROOT = Path(__file__).parents[1]
 
 def problems(root: Path, tag: str, repository: str) -> list[str]:
     """Return what must be changed before `tag` can be released from `repository`."""
-    version = version_of(root)
-    source = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"]
+    version, source = _version(root), source_of(root)
     found = []
     if tag != f"v{version}":
         found.append(f"the tag is {tag}, but gpas_cli/__init__.py has version {version}: tag v{version}, or change it")
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", _section(root, version)[0]):
+    if not _section(root):
         found.append(f"CHANGELOG.md has no heading `## {version} - YYYY-MM-DD`")
     if source != repository:
         found.append(f"pyproject.toml has Source = {source}, but this is {repository}: replace the owner everywhere")
     return found
 
 
-def version_of(root: Path) -> str:
-    """Return the version in the source."""
+def source_of(root: Path) -> str:
+    """Return the address of the public repository."""
+    return str(tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Source"])
+
+
+def notes(root: Path) -> str:
+    """Return the section of CHANGELOG.md about the version, without its heading; "" if it has no date."""
+    found = _section(root)
+    return found[1].strip() if found else ""
+
+
+def _version(root: Path) -> str:
     text = (root / "gpas_cli/__init__.py").read_text("utf-8")
-    return re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0]
+    return str(re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)[0])
 
 
-def notes(root: Path, version: str) -> str:
-    """Return the section of CHANGELOG.md about a version, without its heading."""
-    return _section(root, version)[1].strip()
-
-
-def _section(root: Path, version: str) -> tuple[str, str]:
-    """Return what follows the version in its heading, and the text below; both are empty if there is none."""
+def _section(root: Path) -> re.Match[str] | None:
     text = (root / "CHANGELOG.md").read_text("utf-8")
-    found = re.search(rf"^## {re.escape(version)} - (\S+)$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    return (found[1], found[2]) if found else ("", "")
+    heading = rf"^## {re.escape(_version(root))} - \d{{4}}-\d\d-\d\d$"
+    return re.search(rf"{heading}(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
 
 
 if __name__ == "__main__":
     if found := problems(ROOT, *sys.argv[1:]):
         print(*found, sep="\n", file=sys.stderr)
         sys.exit(2)
-    print(notes(ROOT, version_of(ROOT)))
+    print(notes(ROOT))

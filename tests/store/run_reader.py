@@ -1,4 +1,4 @@
-"""A reader of run directories, written from docs/reference/run-directory.md alone: it imports nothing of the package."""
+"""A reader of run directories, written from docs/reference/run-directory.md alone, without the package."""
 
 import fcntl
 import json
@@ -50,7 +50,7 @@ def state_of(folder, asked, found):
 
 
 def read_stage(stage: Path) -> dict:
-    """Return the name, the kind, the state and the deciding attempt of a stage, its last event and its loss by update."""
+    """Return the name, kind, state and deciding attempt of a stage, its outcome, and its loss by update."""
     after, tries, curve, asked = record(stage / "rerun.json").get("after", 0), [(None, "missing", {})], {}, {}
     for folder in sorted((p for p in stage.iterdir() if re.fullmatch(r"\d{3,9}", p.name)), key=lambda p: int(p.name)):
         own, journal = record(folder / "attempt.json"), folder / "journal.jsonl"
@@ -63,4 +63,11 @@ def read_stage(stage: Path) -> dict:
     if state in ("missing", "interrupted"):
         waits = "queued" if (stage / "claim.json").exists() else state
         state = "cancelled" if (stage / "cancel.json").exists() else waits
-    return {"name": asked["name"], "kind": asked["stage"], "state": state, "attempt": number, "end": end, "curve": curve}
+    return {
+        "name": asked["name"],
+        "kind": asked["stage"],
+        "state": state,
+        "attempt": number,
+        "end": end,
+        "curve": curve,
+    }
