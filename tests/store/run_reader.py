@@ -63,11 +63,5 @@ def read_stage(stage: Path) -> dict:
     if state in ("missing", "interrupted"):
         waits = "queued" if (stage / "claim.json").exists() else state
         state = "cancelled" if (stage / "cancel.json").exists() else waits
-    return {
-        "name": asked["name"],
-        "kind": asked["stage"],
-        "state": state,
-        "attempt": number,
-        "end": end,
-        "curve": curve,
-    }
+    who = {"name": asked["name"], "kind": asked["stage"]}
+    return {**who, "state": state, "attempt": number, "end": end, "curve": curve}

@@ -47,7 +47,7 @@ STATES = {
 
 def test_a_reader_finds_the_states(tmp_path: Path) -> None:
     face = Face(tmp_path / "project")
-    for (state, files), entry in zip(STATES.items(), face.entries(), strict=False):
+    for files, entry in zip(STATES.values(), face.entries(), strict=False):
         attempt = face.ended(entry.name, "done", 9.0) if "../rerun.json" in files else face.attempt(entry.name)
         for name, content in files.items():
             (attempt.path / name).write_text(json.dumps(content))
