@@ -9,11 +9,9 @@ from documentation import PAGES, ROOT
 
 from gpas_cli import __version__
 
-WORKFLOWS = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (ROOT / ".github/workflows").glob("*.yml")}
-
 
 def test_every_address_of_the_repository_is_that_of_pyproject() -> None:
-    owner, name = release.source_of(ROOT).removeprefix("https://github.com/").split("/")
+    owner, name = release.source_of(ROOT).split("/")[-2:]
     address = re.compile(rf"https://(?:github\.com/([\w-]+)/{name}|([\w-]+)\.github\.io/{name}|github\.com/([\w-]+)>)")
     files = [*PAGES, *(ROOT / path for path in ("pyproject.toml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml"))]
     found = {file.name: {"".join(parts) for parts in address.findall(file.read_text("utf-8"))} for file in files}
@@ -22,16 +20,12 @@ def test_every_address_of_the_repository_is_that_of_pyproject() -> None:
 
 
 def test_nothing_is_published_before_the_tests_have_passed() -> None:
-    jobs = WORKFLOWS["release"]["jobs"]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))["jobs"]
     assert all({"test", "build"} == {*jobs[name]["needs"]} for name in ("pypi", "image", "docs"))
-    assert {*jobs["release"]["needs"]} == {"pypi", "image", "docs"}
-    assert jobs["test"]["uses"] == "./.github/workflows/ci.yml"
-
-
-def test_actions_are_pinned_by_major_version() -> None:
-    steps = [step for flow in WORKFLOWS.values() for job in flow["jobs"].values() for step in job.get("steps", [])]
-    pinned = re.compile(r"(?:actions|docker|pypa|astral-sh)/[\w-]+@(?:release/)?v\d+")
-    assert [step["uses"] for step in steps if "uses" in step and not pinned.fullmatch(step["uses"])] == []
+    assert ({*jobs["release"]["needs"]}, jobs["test"]["uses"]) == (
+        {"pypi", "image", "docs"},
+        "./.github/workflows/ci.yml",
+    )
 
 
 def test_a_release_is_of_the_version_and_the_repository_in_the_source(tmp_path: Path) -> None:
@@ -43,7 +37,5 @@ def test_a_release_is_of_the_version_and_the_repository_in_the_source(tmp_path: 
     assert release.problems(tmp_path, f"v{__version__}", source) == []
     assert release.notes(tmp_path) == "- New."
     changes.write_text(f"## {__version__} - unreleased\n")
-    tag, heading, address = release.problems(tmp_path, "v0.0.2", f"{source}-fork")
-    assert f"tag v{__version__}" in tag
-    assert f"`## {__version__} - YYYY-MM-DD`" in heading
-    assert "replace the owner" in address
+    found = "\n".join(release.problems(tmp_path, "v0.0.2", f"{source}-fork"))
+    assert re.search(rf"tag v{__version__}.*\n.*`## {__version__} - YYYY-MM-DD`\n.*replace the owner", found)

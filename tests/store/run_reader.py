@@ -12,12 +12,9 @@ RESULTS = ("done", "diverged")
 
 
 def events(text):
-    found = []
-    for line in text.split(b"\n"):
-        digits, _, value = line.partition(b" ")
-        if digits == b"%08x" % zlib.crc32(value) and value.startswith(b"{"):
-            found.append(json.loads(value))
-    return found
+    lines = [line.partition(b" ") for line in text.split(b"\n")]
+    intact = [value for digits, _, value in lines if digits == b"%08x" % zlib.crc32(value)]
+    return [json.loads(value) for value in intact if value.startswith(b"{")]
 
 
 def record(path):
@@ -35,14 +32,15 @@ def locked(path):
 
 def state_of(folder, asked, found):
     last = next((event for event in reversed(found) if event["kind"] != "warning"), {"kind": ""})
+    alive = (folder / "alive.lock").exists() and locked(folder / "alive.lock")
+    if alive and last.get("outcome") not in RESULTS:
+        return "running", {}
     if last["kind"] == "outcome":
         return last["outcome"], last
     stopped, seen = ("cancelled" if (folder / "cancel.json").exists() else "interrupted"), record(folder / "exit.json")
     if seen:
         code = {0: stopped, 75: stopped, 76: stopped, None: stopped, 130: "cancelled"}
         return stopped if seen["signal"] else code.get(seen["code"], "failed"), {}
-    if (folder / "alive.lock").exists() and locked(folder / "alive.lock"):
-        return "running", {}
     hosts = [event["host"] for event in found if event["kind"] == "start"] or [asked["submitter"]["host"]]
     if hosts[-1] == socket.gethostname():
         return stopped, {}
@@ -50,18 +48,20 @@ def state_of(folder, asked, found):
 
 
 def read_stage(stage: Path) -> dict:
-    """Return the name, kind, state and deciding attempt of a stage, its outcome, and its loss by update."""
-    after, tries, curve, asked = record(stage / "rerun.json").get("after", 0), [(None, "missing", {})], {}, {}
+    """Return the name of a stage, its state and deciding attempt, its results (the last one counts), its loss by update."""
+    after, tries, curve, asked = record(stage / "rerun.json").get("after", 0), [], {}, {}
     for folder in sorted((p for p in stage.iterdir() if re.fullmatch(r"\d{3,9}", p.name)), key=lambda p: int(p.name)):
         own, journal = record(folder / "attempt.json"), folder / "journal.jsonl"
         if (own["key"], own["number"]) == (stage.name, int(folder.name)):
             asked, found = own, events(journal.read_bytes() if journal.exists() else b"")
             curve |= {e["step"]: float(e["loss"]) for e in found if e["kind"] == "step" and "loss" in e}
-            if own["number"] > after:
-                tries.append((own["number"], *state_of(folder, own, found)))
-    number, state, end = next((one for one in reversed(tries) if one[1] in RESULTS), tries[-1])
+            tries.append((own["number"], *state_of(folder, own, found)))
+    results = [one for one in tries if one[1] in RESULTS]
+    deciding = [one for one in (*tries, *results) if one[0] > after]  # the newest result comes last
+    number, state, _ = deciding[-1] if deciding else (None, "missing", {})
     if state in ("missing", "interrupted"):
-        waits = "queued" if (stage / "claim.json").exists() else state
-        state = "cancelled" if (stage / "cancel.json").exists() else waits
-    who = {"name": asked["name"], "kind": asked["stage"]}
-    return {**who, "state": state, "attempt": number, "end": end, "curve": curve}
+        there = [
+            word for word, file in (("cancelled", "cancel.json"), ("queued", "claim.json")) if (stage / file).exists()
+        ]
+        state = (*there, state)[0]
+    return {"name": asked["name"], "state": state, "attempt": number, "results": results, "curve": curve}
