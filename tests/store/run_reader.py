@@ -48,7 +48,7 @@ def state_of(folder, asked, found):
 
 
 def read_stage(stage: Path) -> dict:
-    """Return the name of a stage, its state and deciding attempt, its results (the last one counts), its loss by update."""
+    """Return a stage's name, state and deciding attempt, its results (the last one counts), and its loss by update."""
     after, tries, curve, asked = record(stage / "rerun.json").get("after", 0), [], {}, {}
     for folder in sorted((p for p in stage.iterdir() if re.fullmatch(r"\d{3,9}", p.name)), key=lambda p: int(p.name)):
         own, journal = record(folder / "attempt.json"), folder / "journal.jsonl"
@@ -60,8 +60,6 @@ def read_stage(stage: Path) -> dict:
     deciding = [one for one in (*tries, *results) if one[0] > after]  # the newest result comes last
     number, state, _ = deciding[-1] if deciding else (None, "missing", {})
     if state in ("missing", "interrupted"):
-        there = [
-            word for word, file in (("cancelled", "cancel.json"), ("queued", "claim.json")) if (stage / file).exists()
-        ]
-        state = (*there, state)[0]
+        waits = "queued" if (stage / "claim.json").exists() else state
+        state = "cancelled" if (stage / "cancel.json").exists() else waits
     return {"name": asked["name"], "state": state, "attempt": number, "results": results, "curve": curve}
