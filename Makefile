@@ -52,7 +52,7 @@ format: dev
 # The documentation as a site in site/. A warning, such as a link that leads nowhere, is an error.
 docs: dev
 	@tools/install.sh $(VENV) docs
-	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --clean
+	$(BIN)/mkdocs build --strict --quiet --clean
 
 # What runs experiments and draws their figures.
 venv:

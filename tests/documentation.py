@@ -1,4 +1,4 @@
-"""The blocks of code in README and docs/, and the experiments file that a YAML block is part of."""
+"""The pages of the repository, the blocks of code in them, and the experiments file that a YAML block is part of."""
 
 import importlib.util
 import re
@@ -12,7 +12,8 @@ from gpas_cli.project import packaged
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+FORMS = [path for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) if path.stem != "config"]
+PAGES = [*sorted(ROOT.glob("*.md")), *FORMS, *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 

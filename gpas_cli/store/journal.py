@@ -2,7 +2,7 @@
 
     8 hex digits of crc32(JSON), a space, the JSON, a newline
 
-    9c1f0a3e {"n":7,"t":1760000000.0,"kind":"step","step":10,"loss":4.5}
+    7c38f78c {"n":7,"t":1760000000.0,"kind":"step","step":10,"loss":4.5}
 
 `n` counts the events of a journal from 0, so that a gap shows how many were lost; `t` is unix time; `gpas_cli.events`
 has the kinds and their fields. The checksum limits damage: a torn tail, a flipped bit or a block of zeros after a power
