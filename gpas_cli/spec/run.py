@@ -331,10 +331,8 @@ class Resources:
 
     def tiny(self, mem: str, time: str) -> Resources:
         """Return the resources of a short job of one core, with a GPU if these have any, on the same nodes."""
-        return replace(
-            self.single_process, cpus=1, mem=mem if self.mem else "", time=time, notice=10, pack=1, micro_batch=0,
-            compile="off", strategy="auto", activation_checkpointing="auto",
-        )  # fmt: skip
+        alone = replace(self.single_process, cpus=1, mem=mem if self.mem else "", time=time, notice=10, pack=1)
+        return replace(alone, micro_batch=0, compile="off", strategy="auto", activation_checkpointing="auto")
 
     @cached_property
     def for_tokenising(self) -> Resources:

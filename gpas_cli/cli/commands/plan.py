@@ -29,9 +29,7 @@ from gpas_cli.store.snapshot import current_code
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
 Shrink = Annotated[
     bool,
-    typer.Option(
-        "--shrink", help="Smoke test: train a tiny form of each cell for two updates; its results are kept apart."
-    ),
+    typer.Option("--shrink", help="Smoke test: train each cell in tiny form for two updates; results are kept apart."),
 ]
 
 
@@ -148,8 +146,8 @@ def shrunk_cells(
     folder = root / ".gpas" / "shrunk" / current_code()
     names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
     text = TinyText(*(str((folder / name).relative_to(root)) for name in names))
-    on_nodes = executor not in ("auto", LOCAL)
-    tiny = shrink(whole, text, experiments().catalogue, on_nodes=on_nodes)
+    nodes = executor not in ("auto", LOCAL)
+    tiny = shrink(whole, text, experiments().catalogue, nodes=nodes)
     shrunk: ShrunkJson = {
         "folder": str(folder),
         "left_out": len(chosen) - len(whole),
@@ -157,4 +155,4 @@ def shrunk_cells(
     }
     # The project of shrunk cells shares only the experiments file with this one.
     apart = replace(here, runs=folder / "runs", cache=folder / "cache", database=str(folder / "gpas.db"))
-    return apart, choose(executor if on_nodes else LOCAL, apart.runs)[0], tiny, shrunk
+    return apart, choose(executor if nodes else LOCAL, apart.runs)[0], tiny, shrunk
