@@ -79,7 +79,7 @@ class Student:
         patch.setenv("PATH", f"{self.bin}:{Path(sys.executable).parent}:/usr/bin:/bin")
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
         self.program("module", '#!/bin/sh\necho "$@" >> "$0.log"\n')
-        self.program("apptainer", APPTAINER.replace("{bind}", str(self.scratch)))
+        self.program("apptainer", APPTAINER.replace("{bind}", str(self.scratch)).replace("{proxy}", address))
 
     def program(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
