@@ -132,15 +132,13 @@ def test_a_cell_that_writes_answers_still_does(tasks: str) -> None:
 
 
 def test_jobs_on_nodes_keep_what_chooses_these_and_are_small() -> None:
+    asked = "gpus: 16, nodes: 2, cpus: 64, mem: 400G, notice: 900, strategy: hsdp, partition: a100, python: py, pack: 4"
+    kinds = "tokenise: {gpus: 0, nodes: 1, strategy: auto, partition: cpu}"
     (cell,) = grid(
-        "    base: {size: quickstart, data: quickstart}\n    axes: {norm: [pre]}\n"
-        "    resources: {gpus: 16, nodes: 2, cpus: 64, mem: 400G, time: 1-00:00:00, notice: 900, strategy: hsdp,"
-        " partition: a100, account: proj, python: py, pack: 4, tokenise: {gpus: 0, nodes: 1, strategy: auto,"
-        " partition: cpu}}\n"
+        f"base: {{size: quickstart, data: quickstart}}\naxes: {{norm: [pre]}}\nresources: {{{asked}, {kinds}}}"
     )
     (tiny,) = shrink([cell], TEXT, Catalogue(), nodes=True)
     own, text = tiny.resources, tiny.text_resources
-    assert (own.partition, own.account, own.python) == ("a100", "proj", "py")
-    assert (own.gpus, own.nodes, own.processes, own.threads, own.pack) == (1, 1, 1, 1, 1)
+    assert (own.partition, own.python, own.gpus, own.nodes, own.threads, own.pack) == ("a100", "py", 1, 1, 1, 1)
     assert (own.mem, own.time, own.faults) == ("4G", "0:10:00", {})
     assert (text.partition, text.gpus, text.faults) == ("cpu", 0, {})

@@ -1,5 +1,6 @@
 """The path from nothing to a table in docs/how-to/cluster.md, with the commands and files as they stand on the page."""
 
+import os
 import re
 import shlex
 import socket
@@ -16,27 +17,24 @@ from gpas_cli.project import packaged
 
 pytestmark = pytest.mark.long
 
-CORPORA = 'corpora:\n  notes: {source: files, path: "text/*.txt", tokenizer: bpe, length: 16, eval_tokens: 500}\n'
-# Table 2 in a few updates, of a network with the vocabulary of the paper's, so that it reads the tokens made for these.
-SMALL = f"""\
+# Table 2 in a few updates of a small network, on a few pages of text.
+SMALL = """\
 version: 1
-sizes:
-  toy: {{hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 32000}}
-{CORPORA}recipes:
-  toy: {{lr: 0.01, warmup: 1, steps: 4, batch: 4}}
-resources:
-  toy: {{mem: 1000M, time: 0:10:00}}
+sizes: {toy: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}}
+corpora: {notes: {source: files, path: "text/*.txt", tokenizer: bpe, length: 16, eval_tokens: 500}}
+resources: {toy: {mem: 1000M, time: 0:10:00}}
 grids:
   table2:
-    base: {{data: notes, size: toy}}
-    axes: {{norm: [pre], gate: [none, gpas]}}
-    table: {{rows: [norm, gate], columns: size, against: {{gate: none}}, published: {{gpas: table2_perplexity}}}}
+    base: {data: notes, size: toy, optim: {lr: 0.01, warmup: 1, steps: 4, batch: 4}}
+    axes: {norm: [pre], gate: [none, gpas]}
+    table: {rows: [norm, gate], columns: size, against: {gate: none}, published: {gpas: table2_perplexity}}
 """
 # What `apptainer` does with a command, as far as it matters here; the image has this Python.
 APPTAINER = f"""\
 #!/bin/sh
 echo "$6 $7 $8" >> "$0.log"
-[ "$1 $2 $3 $4" = "exec --nv --bind {{bind}}" ] && [ -f "$5" ] && [ "$6" = python ] || exit 9
+[ "$1 $2 $3 $4" = "exec --nv --bind {{scratch}}" ] && [ -f "$5" ] && [ "$6" = python ] || exit 9
+[ "$HF_HUB_OFFLINE $https_proxy" = "1 {{proxy}}" ] || exit 9
 shift 6
 exec {shlex.quote(sys.executable)} "$@"
 """
@@ -69,35 +67,29 @@ class Student:
     def __init__(self, folder: Path, cluster: Cluster, proxy: socket.socket, patch: pytest.MonkeyPatch):
         self.toy = SlurmToy.at(folder / "checkout")
         self.toy.cluster = cluster
-        self.toy.folder.mkdir()
         self.bin, self.scratch, self._patch = folder / "bin", folder / "scratch", patch
-        for path in (self.bin, self.scratch, self.toy.folder / "text"):
-            path.mkdir()
+        for path in (self.bin, self.scratch, self.toy.folder / "text", folder / "config/gpas"):
+            path.mkdir(parents=True)
         self.toy.write_text()
-        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-        self._no_network = "".join(f", {name}_proxy={address}" for name in ("http", "https", "all"))
-        patch.setenv("PATH", f"{self.bin}:{Path(sys.executable).parent}:/usr/bin:/bin")
+        self.proxy = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        patch.setenv("PATH", f"{self.bin}:{os.environ['PATH']}")
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
-        self.program("module", '#!/bin/sh\necho "$@" >> "$0.log"\n')
-        self.program("apptainer", APPTAINER.replace("{bind}", str(self.scratch)).replace("{proxy}", address))
-
-    def program(self, name: str, text: str) -> None:
-        (self.bin / name).write_text(text)
-        (self.bin / name).chmod(0o755)
+        apptainer = APPTAINER.replace("{scratch}", str(self.scratch)).replace("{proxy}", self.proxy)
+        for name, text in (("apptainer", apptainer), ("module", '#!/bin/sh\necho "$@" >> "$0.log"\n')):
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
 
     def logged(self, name: str) -> list[str]:
-        """Return the arguments of each call of a program."""
+        """Return what a program has noted of its arguments at each call."""
         return (self.bin / f"{name}.log").read_text().splitlines()
 
     def write_site(self, title: str) -> None:
         """Write the site's profile of the page, for jobs that reach no network."""
         (text,) = blocks(title, "yaml")
-        for old, new in (("a100", "low"), ("/scratch/ann", "/scratch"), ("/scratch", str(self.scratch))):
-            assert old in text
-            text = text.replace(old, new)
-        path = self.scratch.parent / "config/gpas/site.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("HF_HUB_OFFLINE=1", f"HF_HUB_OFFLINE=1{self._no_network}"))
+        text = text.replace("a100", "low").replace("/scratch/ann", "/scratch").replace("/scratch", str(self.scratch))
+        refused = "".join(f", {name}_proxy={self.proxy}" for name in ("http", "https", "all"))
+        text = text.replace("HF_HUB_OFFLINE=1", f"HF_HUB_OFFLINE=1{refused}")
+        (self.scratch.parent / "config/gpas/site.yaml").write_text(text)
 
     def __call__(self, words: list[str]) -> str:
         """Run a command of the page, with the variables before it."""
@@ -118,17 +110,15 @@ def test_the_path_to_table_2(
 
     student.write_site("Table 2 on eight A100")
     shipped = packaged("experiments.yaml").read_text("utf-8")
-    text = re.sub(r"gpus: \d+, (nodes: \d+, )?", "", shipped)
-    text = text.replace("base: &reference {data: c4,", "base: &reference {data: notes,")
-    here = text.replace("\ncorpora:\n", f"\n{CORPORA}", 1)
-    student.toy.declare(here)
+    without_gpus = re.sub(r"gpus: \d+, (nodes: \d+, )?", "", shipped)
+    student.toy.declare(SMALL)
     assert "torch on nodes" in student(doctor)
     assert "train: 56 documents of " in student(prepare)
     student.toy.declare(shipped)
     planned = student(plan)
     (shown,) = blocks("Table 2 on eight A100", "text")
     assert [line for line in shown.splitlines() if line not in planned] == []
-    student.toy.declare(here)
+    student.toy.declare(without_gpus)
     assert "10 done" in student(shrink)
     assert set(student.logged("module")) == {"load gcc"}
 
@@ -141,9 +131,7 @@ def test_the_path_to_table_2(
     student.toy.finish()
     assert "2 cells: 2 done" in student(status)
     assert "Pre-LN" in student(table)
-    assert (
-        sorted(student.logged("apptainer")) == ["python -I -c"] * 2 + ["python -u -P"] * 2
-    )  # checks of the code, jobs
+    assert sorted(student.logged("apptainer")) == ["python -I -c"] * 2 + ["python -u -P"] * 2  # check the code, run it
     assert {fact["resources"]["account"] for fact in student.toy.facts()} == {"proj"}
     with pytest.raises(BlockingIOError):
         refusing.accept()
