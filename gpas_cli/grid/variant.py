@@ -166,13 +166,13 @@ class ShrunkSetting:
     after: Annotated[tuple[Any, ...], "its values in their tiny forms"]
 
 
-def shrink(entries: Sequence[Entry], text: TinyText, catalogue: Catalogue) -> list[Entry]:
-    """Return the entries with shrunk cells, for jobs of one core.
+def shrink(entries: Sequence[Entry], text: TinyText, catalogue: Catalogue, *, nodes: bool = False) -> list[Entry]:
+    """Return the entries with shrunk cells, for jobs of one core, which run on the declared nodes with `nodes`.
 
     Raises InvalidExperiments if the tiny form of a cell breaks a rule.
     """
     problems: list[Problem] = []
-    found = [_shrunk(entry, text, catalogue, problems) for entry in entries]
+    found = [_shrunk(entry, text, catalogue, problems, nodes) for entry in entries]
     if problems:
         raise InvalidExperiments(problems)
     return [entry for entry in found if entry is not None]
@@ -200,13 +200,16 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetti
     ]
 
 
-def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[Problem]) -> Entry | None:
+def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[Problem], nodes: bool) -> Entry | None:
     found: list[Problem] = []
     cell = parse_cell(_shrunk_mapping(entry.cell, text), found, catalogue)
     problems.extend(replace(problem, where=f"{entry.id}, shrunk") for problem in found)
     if cell is None:
         return None
     alone = replace(entry, resources=Resources(compile="off"), kind_resources={}, declared=None)
+    if nodes:
+        kinds = {kind: asked.tiny("4G", "0:10:00") for kind, asked in entry.kind_resources.items()}
+        alone = replace(alone, resources=entry.resources.tiny("4G", "0:10:00"), kind_resources=kinds)
     return replace(alone, cell=cell, cadence=_CADENCE, watch=Monitoring())
 
 

@@ -168,8 +168,9 @@ def _convert(hint: Any, value: Any, bounds: Mapping[str, Any], path: SettingPath
     wanted = " or ".join(_describe(o) for o in options if o is not type(None))
     numbers = [one for one in (value if isinstance(value, list) else [value]) if type(one) in (int, float)]
     fault = next((fault for one in numbers if (fault := _violation(str(one), bounds))), "") if str in options else ""
-    quoted = f"; put it in quotes: '{value}'" if str in options and numbers == [value] else ""
-    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{quoted}", alone=True))
+    remedy = f"; put it in quotes: '{value}'" if str in options and numbers == [value] else ""
+    remedy = f"; write [{value}]" if isinstance(value, str) and tuple[str, ...] in options else remedy
+    problems.append(Problem(path, fault or f"{value!r} is not {wanted}{remedy}", alone=True))
     return None
 
 

@@ -329,6 +329,11 @@ class Resources:
         """The resources of a job with only one of these processes."""
         return replace(self, gpus=min(1, self.gpus), cpus=self.cpus_per_task, ranks=1, nodes=1)
 
+    def tiny(self, mem: str, time: str) -> Resources:
+        """Return the resources of a short job of one core, with a GPU if these have any, on the same nodes."""
+        alone = replace(self.single_process, cpus=1, mem=mem if self.mem else "", time=time, notice=10, pack=1)
+        return replace(alone, micro_batch=0, compile="off", strategy="auto", activation_checkpointing="auto")
+
     @cached_property
     def for_tokenising(self) -> Resources:
         """The default resources of a job that tokenises: the cores of one node and no GPU."""

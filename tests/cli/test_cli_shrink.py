@@ -54,9 +54,10 @@ def test_the_plan_of_a_smoke_test_changes_nothing(face: Face) -> None:
     assert not (face.folder / ".gpas").exists()
 
 
-def test_a_smoke_test_runs_on_this_machine_only(face: Face) -> None:
-    for words in (("run", "small", "--executor", "slurm"), ("run", "small", "--test-only"), ("plan", "--gpu", "H100")):
-        assert "--shrink runs on this machine; leave out --" in face(*words, "--shrink", expect=Exit.USAGE).err
+def test_options_without_a_meaning_for_a_smoke_test_are_refused(face: Face) -> None:
+    for words in (("run", "small", "--test-only"), ("plan", "--gpu", "H100")):
+        assert "leave out --" in face(*words, "--shrink", expect=Exit.USAGE).err
+    assert "unknown executor 'slrm'" in face("run", "small", "--shrink", "--executor", "slrm", expect=Exit.USAGE).err
 
 
 def test_changes_of_every_grid_can_be_shown() -> None:

@@ -129,3 +129,16 @@ def test_a_cell_that_writes_answers_still_does(tasks: str) -> None:
     section = tiny_of(f"downstream: {{tasks: {tasks}}}").parameters("downstream")
     assert section.tasks == ("indent", "bracket", "recall")
     assert section.limit < 10
+
+
+def test_jobs_on_nodes_keep_what_chooses_these_and_are_small() -> None:
+    asked = "gpus: 16, nodes: 2, cpus: 64, mem: 400G, notice: 900, strategy: hsdp, partition: a100, python: py, pack: 4"
+    kinds = "tokenise: {gpus: 0, nodes: 1, strategy: auto, partition: cpu}"
+    (cell,) = grid(
+        f"base: {{size: quickstart, data: quickstart}}\naxes: {{norm: [pre]}}\nresources: {{{asked}, {kinds}}}"
+    )
+    (tiny,) = shrink([cell], TEXT, Catalogue(), nodes=True)
+    own, text = tiny.resources, tiny.text_resources
+    assert (own.partition, own.python, own.gpus, own.nodes, own.threads, own.pack) == ("a100", "py", 1, 1, 1, 1)
+    assert (own.mem, own.time, own.faults) == ("4G", "0:10:00", {})
+    assert (text.partition, text.gpus, text.faults) == ("cpu", 0, {})

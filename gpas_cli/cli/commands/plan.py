@@ -22,16 +22,14 @@ from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.project import Project
 from gpas_cli.report.tables.table_place import RETRIED
-from gpas_cli.schedule.scheduler import Scheduler, choose, scheduler_named
+from gpas_cli.schedule.scheduler import Scheduler, choose
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.store.snapshot import current_code
 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
 Shrink = Annotated[
     bool,
-    typer.Option(
-        "--shrink", help="Smoke test: train a tiny form of each cell for two updates here; its results are kept apart."
-    ),
+    typer.Option("--shrink", help="Smoke test: train each cell in tiny form for two updates; results are kept apart."),
 ]
 
 
@@ -70,7 +68,7 @@ def plan(
     chosen = varied_entries(names, where)
     if shrunk:
         if gpu is not None:
-            raise GpasError("--shrink runs on this machine; leave out --gpu")
+            raise GpasError("--shrink has no use for a kind of GPU; leave out --gpu")
         plan_shrunk(chosen, where, executor, asked(names, where), cells or None)
         return
     warn(without_runs(chosen))
@@ -123,8 +121,8 @@ def plan_shrunk(
 
     `where` and `executor` are as for `shrunk_cells`, `cells` and `asked` as for `render`.
     """
-    here, tiny, shrunk = shrunk_cells(chosen, where, executor)
-    planned = make_plan(here.runs, tiny, retry=RETRIED, machine=scheduler_named(LOCAL, here.runs).machine())
+    here, scheduler, tiny, shrunk = shrunk_cells(chosen, where, executor)
+    planned = make_plan(here.runs, tiny, retry=RETRIED, machine=scheduler.machine())
     if STATE.as_json:
         print_json(document(planned, shrunk=shrunk))
     else:
@@ -135,22 +133,21 @@ def plan_shrunk(
 
 def shrunk_cells(
     chosen: Sequence[Entry], where: Sequence[str] | None, executor: str
-) -> tuple[Project, list[Entry], ShrunkJson]:
-    """Return the project of a smoke test of cells, their tiny forms, and what was shrunk.
+) -> tuple[Project, Scheduler, list[Entry], ShrunkJson]:
+    """Return the project of a smoke test of cells, its scheduler, their tiny forms, and what was shrunk.
 
     Of cells that differ only in the seed, one is taken, unless a condition in `where` names seeds. The project is
-    in a folder of the code's version, so that a change of the code runs all cells again.
-
-    Raises GpasError if `executor` is another than this machine's.
+    in a folder of the code's version, so that a change of the code runs all cells again. `executor`: auto is this
+    machine.
     """
-    if executor not in ("auto", LOCAL):
-        raise GpasError(f"--shrink runs on this machine; leave out --executor {executor}")
     whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
     here = project()
     root = here.config.parent
     folder = root / ".gpas" / "shrunk" / current_code()
     names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
-    tiny = shrink(whole, TinyText(*(str((folder / name).relative_to(root)) for name in names)), experiments().catalogue)
+    text = TinyText(*(str((folder / name).relative_to(root)) for name in names))
+    nodes = executor not in ("auto", LOCAL)
+    tiny = shrink(whole, text, experiments().catalogue, nodes=nodes)
     shrunk: ShrunkJson = {
         "folder": str(folder),
         "left_out": len(chosen) - len(whole),
@@ -158,4 +155,4 @@ def shrunk_cells(
     }
     # The project of shrunk cells shares only the experiments file with this one.
     apart = replace(here, runs=folder / "runs", cache=folder / "cache", database=str(folder / "gpas.db"))
-    return apart, tiny, shrunk
+    return apart, choose(executor if nodes else LOCAL, apart.runs)[0], tiny, shrunk

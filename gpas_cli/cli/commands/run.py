@@ -98,8 +98,9 @@ def run_grid(
     checkpoint; failed and cancelled cells wait for `gpas retry`. Ctrl-C asks the jobs to save and exit; a second Ctrl-C
     kills them.
 
-    With --shrink, every cell trains for two updates on this machine, with its scheme, gate, schedules and stages but a
-    tiny width, text and batch: a smoke test, which writes to .gpas/shrunk and leaves the project's results alone.
+    With --shrink, every cell trains for two updates, with its scheme, gate, schedules and stages but a tiny width, text
+    and batch: a smoke test, which writes to .gpas/shrunk and leaves the project's results alone. Jobs run on this
+    machine, or with --executor slurm on the nodes that the cells ask for; the command waits for them.
 
     Exit code 0 if all cells are done, 3 if some are not, 4 if some failed.
 
@@ -110,7 +111,7 @@ def run_grid(
     chosen = varied_entries(names, where) if for_table is None else table_entries(for_table, where)
     if shrink:
         if test_only:
-            raise GpasError("--shrink runs on this machine; leave out --test-only")
+            raise GpasError("--shrink starts its jobs; leave out --test-only")
         if dry_run:
             raise typer.Exit(plan_shrunk(chosen, where, options.executor, asked(names, where)).exit_code)
         _run_shrunk(chosen, where, options)
@@ -170,11 +171,11 @@ def confirm_start(planned: Plan, question: str, yes: bool) -> None:
 
 
 def _run_shrunk(chosen: Sequence[Entry], where: Sequence[str] | None, options: shared.RunOptions) -> NoReturn:
-    """Run cells in tiny form on this machine, print which fail and why, and exit with the code of the outcome."""
-    here, tiny, shrunk = shrunk_cells(chosen, where, options.executor)
+    """Run cells in tiny form, print which fail and why, and exit with the code of the outcome."""
+    here, scheduler, tiny, shrunk = shrunk_cells(chosen, where, options.executor)
     write_sample(Path(shrunk["folder"]))
     say(render_shrunk(shrunk))
-    summary = run_to_end(scheduler_named(LOCAL, here.runs), here, tiny, options, RETRIED)
+    summary = run_to_end(scheduler, here, tiny, options, RETRIED)
     for item in summary.failed:
         say(f"{item.entry.id}: log in {item.status.directory}")
     say(_counts(summary), style="bold")

@@ -326,7 +326,7 @@ def print_submitted(done: Submitted, chosen: Sequence[Entry], words: Sequence[st
     parts += [f"{done.unknown} in an unknown state (gpas status shows why)"] if done.unknown else []
     parts += [f"{len(done.blocked)} blocked by failed prerequisites (gpas retry)"] if done.blocked else []
     varied = any(SEPARATOR in entry.name for entry in chosen)
-    named = shlex.join(words if varied else dict.fromkeys(entry.grid for entry in chosen))
+    named = shlex.join(words if varied else dict.fromkeys(entry.grid for entry in chosen if entry.declared))
     watch = (". Watch: ", (f"gpas status {named} --watch", "bold")) if named else (".",)
     say(Text.assemble((", ".join(parts), "bold"), *watch))
 

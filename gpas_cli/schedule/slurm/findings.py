@@ -279,7 +279,7 @@ def _nodes(project: Project, resources: Mapping[str, Resources]) -> Iterator[Fin
     for asked in probes:
         whose = f" for {asked.label}" if len(probes) > 1 else ""
         if asked.answer is None:
-            remedy = "see `sinfo`, and resources in experiments.yaml"
+            remedy = "see `sinfo`; `gpas explain CELL` says which resources come from which file"
             yield Finding(f"SLURM node{whose}", "problem", asked.problem, remedy)
         else:
             yield from _node(asked.answer, before, time.time(), whose, profiles[asked.label].gpus)

@@ -8,7 +8,6 @@ would report the job as failed.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,10 +127,7 @@ def text(
 
 def single(project: Project, name: str, log: Path, resources: Resources, words: str) -> str:
     """Return the sbatch script of one short task: Python runs `words` (quoted) as it runs jobs of these resources."""
-    gpus = min(1, resources.gpus)
-    memory = "2G" if resources.mem else ""  # enough to import torch
-    small = replace(resources, nodes=1, ranks=1, cpus=1, gpus=gpus, mem=memory, time="0:02:00", notice=10, pack=1)
-    profile = dict(parameters(small))
+    profile = dict(parameters(resources.tiny("2G", "0:02:00")))  # enough to import torch
     options = profile["additional_parameters"].items()
     profile["additional_parameters"] = {option: value for option, value in options if not option.startswith("mail")}
     output = _literal(log)
