@@ -234,9 +234,10 @@ class TokenCache:
                 raise DataError(
                     f"{self.folder}: a new shard disappeared; check whether another program deletes files there"
                 )
-        speed = sum_of(shards[first:]).tokens / (time.monotonic() - began) / workers
-        made_by = self.folder / "made_by.json"
-        disk.write_json(made_by, {**(disk.read_json(made_by) or {}), "speed": speed})
+        if split == "train" and len(shards) > first:  # most of the text, and not made by others meanwhile
+            speed = sum_of(shards[first:]).tokens / (time.monotonic() - began) / workers
+            made_by = self.folder / "made_by.json"
+            disk.write_json(made_by, {**(disk.read_json(made_by) or {}), "speed": speed})
 
     def _present(self, split: str, enough: _Enough) -> tuple[list[Shard], bool]:
         """Return the complete shards from the first on, as many as needed, and whether they suffice."""

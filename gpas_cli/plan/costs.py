@@ -259,9 +259,9 @@ class DiskUse:
     what: Annotated[str, ("download", "tokens", "checkpoints")]
     folder: Path
     free: Free
-    bytes: Annotated[float, "at the end"]
-    peak: Annotated[float, "while checkpoints are written that replace others"]
-    least: Annotated[float, "in any case: `gpas run` refuses to start where that is not free"]
+    bytes: Annotated[int, "at the end"]
+    peak: Annotated[int, "while checkpoints are written that replace others"]
+    least: Annotated[int, "in any case: `gpas run grid` refuses to start where that is not free"]
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,9 @@ def storage(project: Project, jobs: Sequence[StageJob], machine: Machine, sized:
         ("tokens", project.cache, tokens, tokens, tokens),
         ("checkpoints", project.runs, left, peak, sum(one for one, *_ in written)),
     )
-    uses = (DiskUse(w, at, free(at), end, most, _CERTAIN * least) for w, at, end, most, least in found if end)
+    uses = (
+        DiskUse(w, at, free(at), int(end), int(most), int(_CERTAIN * least)) for w, at, end, most, least in found if end
+    )
     return Storage(tuple(uses), tuple(texts), at_once, measured_speed(project.cache))
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -83,12 +83,10 @@ class Plan:
     jobs: tuple[StageJob, ...]
     estimate: Estimate
     machine: Machine
+    storage: Storage  # what the jobs add to the disks, also those that `machine` has too few GPUs for
     text_warnings: tuple[str, ...] = ()
     text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read
     code_warnings: tuple[str, ...] = ()
-    storage: Storage = field(
-        default_factory=Storage
-    )  # what the jobs add to the disks, also those that `machine` has too few GPUs for
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
     elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has
 

@@ -189,7 +189,10 @@ def _storage(planned: Plan) -> list[RenderableType]:
          str(use.folder)) for use in found.uses
     ]  # fmt: skip
     headers = ("new on disk", "at the end", "at the peak", "free", "folder")
-    kept = f"a training keeps its two newest checkpoints and those in `keep`; of {found.at_once} at once, one more each"
+    kept = (
+        "a training keeps its two newest checkpoints and those that `keep` names; at the peak, "
+        f"{found.at_once} at once have one more each"
+    )
     notes = [*([kept] if found.at_once else []), *_texts(planned)]
     table = Columns(headers, rows, right=frozenset(headers[1:4]))
     return [Group(table, *map(_indented, [notes] if notes else []))] if rows else []
@@ -265,7 +268,7 @@ def _texts(planned: Plan) -> Iterator[str]:
     cores, speed = max((job.resources.cpus for job in planned.texts), default=1), planned.storage.speed
     how = f"in a job with {count(cores, 'core')}" if planned.texts else "by the first job that reads it"
     for text in planned.storage.texts:
-        time = f"about {duration(text.tokens / speed / cores)}, as measured here" if speed else "for an unmeasured time"
+        time = f"about {duration(text.tokens / speed / cores)}, as measured here" if speed else "time not measured yet"
         size = f"{abbreviated(text.tokens)} tokens, {time}" if text.tokens else "its size is not known and not counted"
         yield f"{text.name} is tokenised first, {how}: {size}"
 
