@@ -262,12 +262,8 @@ def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> lis
     Reads file times and the cache, but no text, and builds nothing. Raises SurveyUnknown if the text would have to be
     read, and DataError if there is none.
     """
-    return cached_in(known_caches(data, vocab, cache, root=root), data, rows)
-
-
-def cached_in(caches: Sequence[TokenCache], data: Data, rows: int) -> list[dict[str, list[Shard]]] | None:
-    """Return `cached` of the `known_caches` of `data`."""
     found = []
+    caches = known_caches(data, vocab, cache, root=root)
     for own, part, needed in zip(caches, data.parts, _rows_by_part(data, rows), strict=False):
         shards = {split: own.built(split, _enough(_need(own.source, part, split, needed))) for split in SPLITS}
         found.append({split: made for split, made in shards.items() if made is not None})

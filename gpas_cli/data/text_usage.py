@@ -200,15 +200,15 @@ class MissingText:
 def missing_texts(wanted: Iterable[TextRequirement], cache: Path, root: Path) -> list[MissingText]:
     """Return what is not in the token cache of what `wanted` needs, once for each token cache. Reads no text."""
     from gpas_cli.data.loader import rows_needed
-    from gpas_cli.data.prepare import cached_in, known_caches, open_sources
+    from gpas_cli.data.prepare import cached, known_caches, open_sources
 
     found: dict[object, MissingText] = {}
     for demand in wanted:
         data, caches = demand.data, list[Any]()
         with suppress(SurveyUnknown, DataError, OSError):
-            caches = known_caches(data, demand.vocab, cache, root=root)
-            if cached_in(caches, data, demand.rows):
+            if cached(data, demand.vocab, cache, root=root, rows=demand.rows):
                 continue
+            caches = known_caches(data, demand.vocab, cache, root=root)
         sources, rows = open_sources(data, cache, root), rows_needed(data.weights, demand.rows)
         for name, part, source, needed, own in zip_longest(data.names, data.parts, sources, rows, caches):
             unknown = source.name in ("hf", "hf-pairs") and not caches

@@ -275,25 +275,20 @@ class Storage:
     speed: float | None = None
 
 
-def overflows(uses: Iterable[DiskUse], *, certain: bool) -> list[str]:
-    """Return a message for each file system on which what the jobs add is not free, `certain` or possibly."""
-    found: dict[int, list[tuple[float, DiskUse]]] = {}
-    for use in uses:
-        device = use.free.folder.stat().st_dev
-        found.setdefault(device, []).append((use.least if certain else use.peak, use))
-    lines = []
-    for same in found.values():
-        needed, room = (
-            sum(amount for amount, _ in same),
-            min((use.free for _, use in same), key=lambda free: free.bytes),
-        )
-        parts = ", ".join(f"{use.what} {byte_size(amount)} in {use.folder}" for amount, use in same)
-        lines += [
-            f"the jobs {'need at least' if certain else 'may need'} {byte_size(needed)} on one file system ({parts}), "
-            f"and {byte_size(room.bytes)} are free there{' in your quota' * room.quota}; choose folders elsewhere "
-            "(GPAS_RUNS_DIR, GPAS_CACHE, HF_HOME), run fewer cells (--where), keep fewer checkpoints (cadence), or "
-            "free space (`gpas gc`)"
-        ] * (needed > room.bytes)
+def overflows(uses: Iterable[DiskUse], amount: str) -> list[str]:
+    """Return a message for each file system on which an amount of what the jobs add, `least` or `peak`, is not free."""
+    lines, device = [], {use: use.free.folder.stat().st_dev for use in uses}
+    for one in dict.fromkeys(device.values()):
+        same = {use: getattr(use, amount) for use in device if device[use] == one}
+        room = min((use.free for use in same), key=lambda free: free.bytes)
+        if sum(same.values()) > room.bytes:
+            parts = ", ".join(f"{use.what} {byte_size(size)} in {use.folder}" for use, size in same.items())
+            verb, limit = "need at least" if amount == "least" else "may need", " in your quota" * room.quota
+            lines.append(
+                f"the jobs {verb} {byte_size(sum(same.values()))} on one file system ({parts}), and "
+                f"{byte_size(room.bytes)} are free there{limit}; choose folders elsewhere (GPAS_RUNS_DIR, GPAS_CACHE, "
+                "HF_HOME), run fewer cells (--where), keep fewer checkpoints (cadence), or free space (`gpas gc`)"
+            )
     return lines
 
 
@@ -311,14 +306,14 @@ def storage(project: Project, jobs: Sequence[StageJob], machine: Machine, sized:
     absent = [one.parameters or parameters(cell) for one, cell in networks.items() if not one.folder(root).exists()]
     download = sum(text.download for text in texts) + 2 * sum(absent)  # most repositories have two bytes a weight
     tokens = sum(2 * text.tokens for text in texts)
+    # A finetuning may keep the optimizer's state of some layers only.
+    sure = sum(one for job, (one, *_) in zip(trainings, written, strict=True) if job.kind == PRETRAIN)
     found = (
-        ("download", hub_cache(), download, download, download),
-        ("tokens", project.cache, tokens, tokens, tokens),
-        ("checkpoints", project.runs, left, peak, sum(one for one, *_ in written)),
+        ("download", hub_cache(), download, download, _CERTAIN * download),
+        ("tokens", project.cache, tokens, tokens, _CERTAIN * tokens),
+        ("checkpoints", project.runs, left, peak, _CERTAIN * sure),
     )
-    uses = (
-        DiskUse(w, at, free(at), int(end), int(most), int(_CERTAIN * least)) for w, at, end, most, least in found if end
-    )
+    uses = (DiskUse(what, folder, free(folder), *map(int, sizes)) for what, folder, *sizes in found if sizes[0])
     return Storage(tuple(uses), tuple(texts), at_once, measured_speed(project.cache))
 
 

@@ -123,9 +123,8 @@ class Network:
 
     def folder(self, root: Path) -> Path:
         """Return the folder of its files: for a repository that in the hub's cache, which may not exist yet."""
-        if self.path:
-            return root / Path(self.path).expanduser()
-        return hub_cache() / f"models--{self.hf.replace('/', '--')}" / "snapshots" / self.revision
+        cached = hub_cache() / f"models--{self.hf.replace('/', '--')}" / "snapshots" / self.revision
+        return root / Path(self.path).expanduser() if self.path else cached
 
     def with_shape(self, root: Path) -> Network:
         """Return the network with what config.json and the weights say of its shape, if they are on this machine."""

@@ -1,7 +1,6 @@
 """Networks that were not trained here, as parts of cells: what identifies them, and what is refused."""
 
 import json
-import math
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.spec.cell import Cell
-from gpas_cli.spec.cost import parameters, whole_flops_per_token
+from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.network import Network, digests, pin_of, shape_in
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
@@ -142,22 +141,17 @@ def test_the_shape_is_read_under_the_names_of_several_architectures(tmp_path: Pa
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_are_counted_in_the_weights(tmp_path: Path, tied: bool) -> None:
     """Of a network with grouped-query attention, in two files, as `transformers` writes large ones."""
-    llama = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 1000}
-    (tmp_path / "config.json").write_text(json.dumps(llama))
-    layer = {"q": [64, 64], "k": [16, 64], "v": [16, 64], "o": [64, 64], "up": [128, 64], "down": [64, 128], "n": [64]}
-    layers = {f"{number}.{name}": shape for number in range(4) for name, shape in layer.items()}
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 1000}')
+    layer = {"q": [64, 64], "k": [16, 64], "v": [16, 64], "o": [64, 64], "up": [128, 64], "down": [64, 128]}
     tables = {"embed": [1000, 64], **({} if tied else {"head": [1000, 64]})}
-    for number, tensors in enumerate((layers, tables), start=1):
+    for number, tensors in enumerate((layer, tables), start=1):
         header = json.dumps(
             {"__metadata__": {}, **{name: {"shape": shape} for name, shape in tensors.items()}}
         ).encode()
         (tmp_path / f"model-{number}-of-2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"0")
     found = Network(path=".", sha256=PIN).with_shape(tmp_path)
-    number = sum(math.prod(shape) for shape in (layers | tables).values())
+    number = 26_624 + 64_000 * len(tables)
     assert (found.parameters, found.tied) == (number, tied)
-    cell = cell_of(found)
-    assert parameters(cell) == pytest.approx(number, rel=0.01)
-    products = number - (0 if tied else 64_000)
-    assert whole_flops_per_token(cell) - 6 * cell.data.length * 64 * 4 == pytest.approx(6 * products, rel=0.01)
+    assert parameters(cell_of(found)) == pytest.approx(number, rel=0.01)
     (tmp_path / "model-1-of-2.safetensors").write_bytes(b"not a header")
     assert Network(path=".", sha256=PIN).with_shape(tmp_path).parameters == 0

@@ -190,8 +190,7 @@ def _storage(planned: Plan) -> list[RenderableType]:
     ]  # fmt: skip
     headers = ("new on disk", "at the end", "at the peak", "free", "folder")
     kept = (
-        "a training keeps its two newest checkpoints and those that `keep` names; at the peak, "
-        f"{found.at_once} at once have one more each"
+        f"a training keeps two checkpoints and those in `keep`, and one more at its peak; {found.at_once} run at once"
     )
     notes = [*([kept] if found.at_once else []), *_texts(planned)]
     table = Columns(headers, rows, right=frozenset(headers[1:4]))
