@@ -15,7 +15,7 @@ _NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.glusterfs",
      "panfs", "afs", "9p", "fuse.sshfs"]
 )  # fmt: skip
-_QUOTA_SECONDS = 5.0
+_QUOTA_SECONDS = 2.0
 
 
 def type_of(path: Path) -> str:

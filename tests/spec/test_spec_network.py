@@ -145,9 +145,7 @@ def test_parameters_are_counted_in_the_weights(tmp_path: Path, tied: bool) -> No
     layer = {"q": [64, 64], "k": [16, 64], "v": [16, 64], "o": [64, 64], "up": [128, 64], "down": [64, 128]}
     tables = {"embed": [1000, 64], **({} if tied else {"head": [1000, 64]})}
     for number, tensors in enumerate((layer, tables), start=1):
-        header = json.dumps(
-            {"__metadata__": {}, **{name: {"shape": shape} for name, shape in tensors.items()}}
-        ).encode()
+        header = json.dumps({name: {"shape": shape} for name, shape in tensors.items()} | {"__metadata__": {}}).encode()
         (tmp_path / f"model-{number}-of-2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"0")
     found = Network(path=".", sha256=PIN).with_shape(tmp_path)
     number = 26_624 + 64_000 * len(tables)
