@@ -164,7 +164,7 @@ def confirm_start(planned: Plan, question: str, yes: bool) -> None:
 
     Raises GpasError if what its jobs write certainly does not fit on the disks.
     """
-    if planned.overflows:
+    if planned.overflows and planned.startable:  # what cannot run for other reasons is refused with these
         raise GpasError("\n".join(planned.overflows))
     for warning in planned.warnings:
         say(warning, style="yellow")
