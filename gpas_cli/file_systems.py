@@ -1,5 +1,9 @@
-"""The type of the file system a path is on: whether other hosts may share it, and who keeps its locks."""
+"""The file system that a path is on: its type, whether other hosts may share it, and the bytes that are free on it."""
 
+import getpass
+import os
+import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 # Those known to keep their locks in the kernel that mounts them.
@@ -11,6 +15,7 @@ _NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.glusterfs",
      "panfs", "afs", "9p", "fuse.sshfs"]
 )  # fmt: skip
+_QUOTA_SECONDS = 2.0
 
 
 def type_of(path: Path) -> str:
@@ -30,3 +35,39 @@ def network_type(path: Path) -> str:
     """Return the type of the file system that `path` is on if other hosts may share it, such as "nfs4"; else ""."""
     kind = type_of(path)
     return kind if kind in _NETWORK else ""
+
+
+@dataclass(frozen=True)
+class Free:
+    """The bytes that this user can still write below `folder`, which exists; `quota`: whether a quota limits them."""
+
+    folder: Path
+    bytes: int
+    quota: bool = False
+
+
+def free(path: Path) -> Free:
+    """Return what this user can still write to the file system of `path`, which need not exist yet.
+
+    Quotas count where statvfs has them, as on XFS projects, or `lfs quota` (Lustre) or `quota` reports them.
+    """
+    folder = next(folder for folder in (path, *path.parents) if folder.exists())
+    facts = os.statvfs(folder)
+    left = [facts.f_bavail * facts.f_frsize, *_left_in_quotas(folder)]
+    return Free(folder, min(left), quota=min(left) < left[0])
+
+
+def _left_in_quotas(folder: Path) -> list[int]:
+    """Return what each quota of the user on the file system of `folder` leaves, nothing if none is reported."""
+    mount = str(next(above for above in (folder.resolve(), *folder.resolve().parents) if above.is_mount()))
+    command = ["quota", "-ugw", "--show-mntpoint", "--hide-device"]
+    if type_of(folder) == "lustre":
+        command = ["lfs", "quota", "-q", "-u", getpass.getuser(), mount]
+    try:  # the exit code of a quota that is used up is not 0
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_QUOTA_SECONDS, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    # MOUNT USED SOFT HARD ... in units of 1,024 bytes, with * after a number over its limit; a limit of 0 is none.
+    rows = (line.replace("*", "").split()[:4] for line in said.splitlines())
+    sizes = (map(int, row[1:]) for row in rows if row[:1] == [mount] and all(map(str.isdigit, row[1:])))
+    return [1024 * max(0, (hard or soft) - used) for used, soft, hard in sizes if hard or soft]

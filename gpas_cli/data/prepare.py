@@ -262,19 +262,27 @@ def cached(data: Data, vocab: int, cache: Path, *, root: Path, rows: int) -> lis
     Reads file times and the cache, but no text, and builds nothing. Raises SurveyUnknown if the text would have to be
     read, and DataError if there is none.
     """
+    found = []
+    caches = known_caches(data, vocab, cache, root=root)
+    for own, part, needed in zip(caches, data.parts, _rows_by_part(data, rows), strict=False):
+        shards = {split: own.built(split, _enough(_need(own.source, part, split, needed))) for split in SPLITS}
+        found.append({split: made for split, made in shards.items() if made is not None})
+    return found if found and all(len(shards) == len(SPLITS) for shards in found) else None
+
+
+def known_caches(data: Data, vocab: int, cache: Path, *, root: Path) -> list[TokenCache]:
+    """Return the token cache of each part of `data`, nothing before its text was surveyed and its tokenizer made.
+
+    Reads and raises the same as `cached`.
+    """
     sources = open_sources(data, cache, root)
     surveys = [survey for source in sources if (survey := source.known(cache))]
     if len(surveys) < len(sources):
-        return None
+        return []
     made = tokenizer_path(data.tokenizer, vocab, sources[0], surveys[0], cache)
     if made is not None and not made.is_file():
-        return None
-    found = []
-    caches = _token_caches(sources, surveys, data, vocab, cache, root, lambda message: None)
-    for own, part, needed in zip(caches, data.parts, _rows_by_part(data, rows), strict=True):
-        shards = {split: own.built(split, _enough(_need(own.source, part, split, needed))) for split in SPLITS}
-        found.append({split: made for split, made in shards.items() if made is not None})
-    return found if all(len(shards) == len(SPLITS) for shards in found) else None
+        return []
+    return _token_caches(sources, surveys, data, vocab, cache, root, lambda message: None)
 
 
 def build(

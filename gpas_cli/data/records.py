@@ -24,6 +24,7 @@ from gpas_cli.data.corpora import Notify, cached_survey
 from gpas_cli.data.files import check_file, text_of
 from gpas_cli.data.questions import KINDS, questions
 from gpas_cli.data.stdlib import Stdlib
+from gpas_cli.data.text_usage import marks_in
 from gpas_cli.data.tokenizer import bytes_per_token
 from gpas_cli.errors import DataError, nearest
 from gpas_cli.files import parse_json
@@ -35,7 +36,6 @@ _COMMONSENSE_URL = (
 _TIMEOUT_SECONDS = 60
 _HELD_OUT_EXAMPLES = 600  # questions about held-out files of the embedded corpus
 _EMBEDDED_RECIPE = "questions-1"  # part of the fingerprint; change it when the questions change
-_SAMPLE_BYTES = 1_000_000  # read for an estimate of how many records files have
 _JSON_BYTES = 48  # of a record in a file that are not its text: names, quotation marks, braces
 _FIELDS = ("instruction", "input", "output")
 # The prompts of LLM-Adapters (finetune.py). There every line but the first is indented by 16 blanks, by accident: T5's
@@ -127,10 +127,7 @@ def estimated_amount(spec: Finetune, vocab: int, root: Path) -> tuple[int, int] 
     if spec.data in (EMBEDDED, COMMONSENSE):
         return None
     paths = files("finetune.data", spec.data, "train", root)
-    with paths[0].open("rb") as file:
-        sample = file.read(_SAMPLE_BYTES)
-    size = sum(path.stat().st_size for path in paths)
-    examples = max(1, round(size * sample.count(b'"output"') / max(1, len(sample))))
+    size, examples = sum(path.stat().st_size for path in paths), marks_in(paths, b'"output"')
     added = len(_WITHOUT_INPUT) if spec.template != "plain" else 0
     return examples, int((size + examples * (added - _JSON_BYTES)) / bytes_per_token(vocab))
 

@@ -1,7 +1,7 @@
 """The token cache: the ids of every document, written once, in a folder named by a digest of their specification.
 
     <cache>/tokens/<source>-<key16>/spec.json      what the key is the digest of
-                                   /made_by.json   versions and time, for information only
+                                   /made_by.json   versions, time, tokens per second and process; no part of the key
                                    /train/00000.bin    little-endian uint16 ids of the shard's documents, end to end
                                          /00000.len    little-endian uint32 length of each document
                                          /00000.json   {documents, tokens, bytes, sha256, last, final}, written last
@@ -209,6 +209,11 @@ class TokenCache:
             shards, complete = self._present(split, enough)
         return shards
 
+    @property
+    def documents(self) -> int:
+        """The documents of both splits that are in the cache."""
+        return sum(sum_of(self._present(split, lambda totals: False)[0]).documents for split in SPLITS)
+
     def built(self, split: str, enough: _Enough) -> list[Shard] | None:
         """Return what `ensure` would return without building anything, or None if it would have to build."""
         shards, complete = self._present(split, enough)
@@ -220,6 +225,7 @@ class TokenCache:
         if not complete:
             self.describe()
             notify(f"tokenising {self.source.title} {split}")
+        began, first = time.monotonic(), len(shards)
         while not complete:
             self._build(split, enough, shards, notify, workers, progress)
             before = len(shards)
@@ -228,6 +234,10 @@ class TokenCache:
                 raise DataError(
                     f"{self.folder}: a new shard disappeared; check whether another program deletes files there"
                 )
+        if split == "train" and len(shards) > first:  # most of the text, and not made by others meanwhile
+            speed = sum_of(shards[first:]).tokens / (time.monotonic() - began) / workers
+            made_by = self.folder / "made_by.json"
+            disk.write_json(made_by, {**(disk.read_json(made_by) or {}), "speed": speed})
 
     def _present(self, split: str, enough: _Enough) -> tuple[list[Shard], bool]:
         """Return the complete shards from the first on, as many as needed, and whether they suffice."""

@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gpas_cli.data import disk
 from gpas_cli.data.corpora import SPLITS, VALIDATION_PERCENT, Document, Source, SurveyUnknown
 from gpas_cli.data.files import Files
 from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.data import ENDLESS, Data
+from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data
+from gpas_cli.spec.network import hub_cache
 from gpas_cli.words import byte_size, count
 
 if TYPE_CHECKING:
@@ -28,6 +33,10 @@ _EXPECTED_EPOCHS = 1.05
 _EXPECTED_CUT = 0.02
 # Or if attention on spread documents computes more rows than this for each row of text.
 _EXPECTED_SPREAD = 1.5
+_WHOLE_BYTES = {"stdlib": 8_000_000, "languages": 3_000_000}  # of the texts that are not read from the user's files
+_ARROW = 1.7  # bytes in the cache of `datasets`, and of text, for a downloaded one (WMT16 1.66)
+# Of C4, by the card of allenai/c4: a file of 1,024 and its documents. With address and time they have 2,271 bytes.
+_C4_FILE_BYTES, _C4_FILE_DOCUMENTS, _C4_TEXT_BYTES = 318_800_000, 356_317, 2_170
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,87 @@ def _sample(source: Source) -> Iterator[Document]:
         left -= len(document.text)
         if left < 0:
             return
+
+
+@dataclass(frozen=True)
+class MissingText:
+    """About what a text still adds to the disks: `tokens` of two bytes to the token cache, and `download` bytes
+    to the hub's cache. 0 tokens: the size of the text is unknown."""
+
+    name: str
+    tokens: float
+    download: float
+
+
+def missing_texts(wanted: Iterable[TextRequirement], cache: Path, root: Path) -> list[MissingText]:
+    """Return what is not in the token cache of what `wanted` needs, once for each token cache. Reads no text."""
+    from gpas_cli.data.loader import rows_needed
+    from gpas_cli.data.prepare import cached, known_caches, open_sources
+
+    found: dict[object, MissingText] = {}
+    for demand in wanted:
+        data, caches = demand.data, list[Any]()
+        with suppress(SurveyUnknown, DataError, OSError):
+            if cached(data, demand.vocab, cache, root=root, rows=demand.rows):
+                continue
+            caches = known_caches(data, demand.vocab, cache, root=root)
+        sources, rows = open_sources(data, cache, root), rows_needed(data.weights, demand.rows)
+        for name, part, source, needed, own in zip_longest(data.names, data.parts, sources, rows, caches):
+            unknown = source.name in ("hf", "hf-pairs") and not caches
+            if unknown and any((cache / "tokens").glob(f"{source.name}-{'?' * 16}")):
+                continue  # it may be there; that is known once `datasets` has loaded it
+            with suppress(DataError, OSError):
+                one = _missing(name, part, demand.vocab, needed, own.documents if own else 0, source)
+                same = (name, part.tokenizer, part.layout == "pad" and part.length, demand.vocab)
+                found[same] = max(one, found.get(same, one), key=lambda missing: missing.tokens)
+    return list(found.values())
+
+
+def _missing(name: str, data: Data, vocab: int, rows: int, there: int, source: Source) -> MissingText:
+    """Return what of a text that is no mixture is missing, of which `there` documents are in the cache."""
+    repository = "allenai/c4" if data.source == "c4" else data.path.partition(":")[0]
+    blobs = (hub_cache() / f"datasets--{repository.replace('/', '--')}" / "blobs").glob("*")
+    here = sum(path.stat().st_size for path in blobs)
+    if not source.endless:
+        whole = HUB_BYTES.get(data.path.partition("/{")[0], 0)
+        text = _WHOLE_BYTES.get(data.source, _ARROW * whole) + sum(map(_text_bytes, source.paths()))
+        tokens = text / bytes_per_token(vocab)
+        return MissingText(name, tokens, max(0.0, (1 + _ARROW) * (whole - here)))
+    # The lengths of C4's documents are about exponentially distributed: of 256 tokens `layout: pad` keeps 200 by this,
+    # and 195 were counted. Other texts of the web are taken for C4.
+    kept, pad = _C4_TEXT_BYTES / bytes_per_token(vocab), data.layout == "pad"
+    kept *= 1 - math.exp(-data.length / kept) if pad else 1
+    documents = max(0.0, (rows if pad else rows * data.length / kept) + data.eval_tokens / kept - there)
+    download = math.ceil(documents / _C4_FILE_DOCUMENTS) * _C4_FILE_BYTES
+    return MissingText(name, kept * documents, max(0.0, download - here))
+
+
+def _text_bytes(path: Path) -> int:
+    """Return about how many bytes of text a file has."""
+    return path.stat().st_size * (3 if path.suffix in (".gz", ".zst", ".parquet") else 1)
+
+
+def measured_speed(cache: Path) -> float | None:
+    """Return how many tokens a second one process made, the median of the token caches in `cache`, None if unknown."""
+    made = (disk.read_json(path) or {} for path in (cache / "tokens").glob("*/made_by.json"))
+    return statistics.median(speeds) if (speeds := [one["speed"] for one in made if one.get("speed")]) else None
+
+
+def local_amount(path: str, vocab: int, root: Path) -> tuple[int, float]:
+    """Return about how many documents and tokens the files of a text have, or a file of questions, each a document.
+
+    Raises DataError or OSError if there are none.
+    """
+    paths = Files(path, "text", root).paths()
+    lines = marks_in(paths, b"\n")
+    return len(paths) if paths[0].suffix == ".txt" else lines, sum(map(_text_bytes, paths)) / bytes_per_token(vocab)
+
+
+def marks_in(paths: Sequence[Path], mark: bytes) -> int:
+    """Return about how often `mark` is in files, at least 1. Reads at most SAMPLE_BYTES. Raises OSError."""
+    with paths[0].open("rb") as file:
+        sample = file.read(_SAMPLE_BYTES)
+    return max(1, round(sum(path.stat().st_size for path in paths) * sample.count(mark) / max(1, len(sample))))
 
 
 def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:

@@ -157,15 +157,15 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
 
 
 def _disk(project: Project) -> Finding:
-    folder = _existing(project.runs)
-    free = shutil.disk_usage(folder).free
-    low = free < _MIN_FREE_BYTES
+    free = file_systems.free(project.runs)
+    low = free.bytes < _MIN_FREE_BYTES
     remedy = "free some space for checkpoints, or set GPAS_RUNS_DIR to a folder elsewhere" if low else ""
-    return Finding("disk", "problem" if low else "ok", f"{byte_size(free)} free at {folder}", remedy)
+    left = f"{byte_size(free.bytes)} free{' in the quota' if free.quota else ''} at {free.folder}"
+    return Finding("disk", "problem" if low else "ok", left, remedy)
 
 
 def _files(project: Project) -> Iterator[Finding]:
-    folder = _existing(project.runs)
+    folder = file_systems.free(project.runs).folder
     network = file_systems.network_type(folder)
     advice = "keep the database on a local disk or PostgreSQL: set GPAS_DB" if network else ""
     yield Finding("file system", "note" if network else "ok", f"{network or 'local'}: {folder}", advice)
@@ -202,8 +202,3 @@ def _secrets(project: Project) -> Iterator[Finding]:
         detail = f"the database's password is in {where}, written by an earlier version of gpas"
         remedy = "change the password, and delete these folders once their jobs have ended"
         yield Finding("secrets", "problem", detail, remedy)
-
-
-def _existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())

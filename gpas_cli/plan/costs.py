@@ -1,4 +1,5 @@
-"""The cost and the memory of a plan: by size of network, by stage, and on common GPUs if a machine has too few."""
+"""The cost and the memory of a plan: by size of network, by stage, and on common GPUs if a machine has too few; and
+what it adds to the disks."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -7,13 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
+from gpas_cli.data.text_usage import MissingText, measured_speed, missing_texts, requirements
+from gpas_cli.file_systems import Free, free
 from gpas_cli.grid.declared import Entry
 from gpas_cli.plan.estimate import Estimate, Sized, Work, device_hours, estimate
 from gpas_cli.plan.machine import MFU_SOURCE, Machine, NamedGpus
 from gpas_cli.plan.stage_jobs import StageJob
+from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, distinct
-from gpas_cli.spec.cost import DeviceMemory, parameters, peak_flops, predicted
+from gpas_cli.spec.cost import DeviceMemory, checkpoint_bytes, parameters, peak_flops, predicted
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.model import SIZES, Size
+from gpas_cli.spec.network import hub_cache
 from gpas_cli.spec.run import Resources
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.words import byte_size, count
@@ -84,7 +90,7 @@ def _cost(cell: Cell, cells: int, works: Sequence[Work], names: _Names) -> SizeC
         size=size_label(cell, names),
         cells=cells,
         jobs=len(works),
-        parameters=parameters(cell),
+        parameters=(cell.network.parameters if cell.network else 0) or parameters(cell),
         precision=cell.precision,
         batch=cell.optim.batch if trained else 0,
         length=cell.data.length if trained else 0,
@@ -240,3 +246,80 @@ def _alike(jobs: Iterable[StageJob]) -> list[tuple[str, ...]]:
         peaks = tuple(peak_flops(name, precision) for precision in precisions)
         groups[peaks] = (*groups.get(peaks, ()), name)
     return list(groups.values())
+
+
+# The share of an estimate that is needed in any case: texts may be shorter, and a file system may compress.
+_CERTAIN = 0.8
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """What the jobs add to one folder, in bytes."""
+
+    what: Annotated[str, ("download", "tokens", "checkpoints")]
+    folder: Path
+    free: Free
+    bytes: Annotated[int, "at the end"]
+    peak: Annotated[int, "while checkpoints are written that replace others"]
+    least: Annotated[int, "in any case: `gpas run grid` refuses to start where that is not free"]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What the jobs add to the disks. `texts`: those that are not tokenised yet; `at_once`: how many trainings are
+    assumed to run at once; `speed`: the tokens per second of a process that tokenises, None if not measured."""
+
+    uses: tuple[DiskUse, ...] = ()
+    texts: tuple[MissingText, ...] = ()
+    at_once: int = 0
+    speed: float | None = None
+
+
+def overflows(uses: Iterable[DiskUse], amount: str) -> list[str]:
+    """Return a message for each file system on which an amount of what the jobs add, `least` or `peak`, is not free."""
+    lines, device = [], {use: use.free.folder.stat().st_dev for use in uses}
+    for one in dict.fromkeys(device.values()):
+        same = {use: getattr(use, amount) for use in device if device[use] == one}
+        room = min((use.free for use in same), key=lambda free: free.bytes)
+        if sum(same.values()) > room.bytes:
+            parts = ", ".join(f"{use.what} {byte_size(size)} in {use.folder}" for use, size in same.items())
+            verb, limit = "need at least" if amount == "least" else "may need", " in your quota" * room.quota
+            lines.append(
+                f"the jobs {verb} {byte_size(sum(same.values()))} on one file system ({parts}), and "
+                f"{byte_size(room.bytes)} are free there{limit}; choose folders elsewhere (GPAS_RUNS_DIR, GPAS_CACHE, "
+                "HF_HOME), run fewer cells (--where), keep fewer checkpoints (cadence), or free space (`gpas gc`)"
+            )
+    return lines
+
+
+def storage(project: Project, jobs: Sequence[StageJob], machine: Machine, sized: Sized) -> Storage:
+    """Return what `jobs` add to the disks of this machine; other arguments are as for `estimate`."""
+    root = project.config.parent
+    trainings = [job for job in jobs if any(one.key == job.key and one.declared.trains for one in job.cell.stages)]
+    each = min((machine.needs(job.resources) for job in trainings), default=1)
+    at_once = min(len(trainings), max(1, machine.slots // each) if machine.slots else len(trainings))
+    written = [_checkpoints(job, sized(job.cell)) for job in trainings]
+    left = sum(left for _, left, _ in written)
+    peak = left + sum(sorted((peak - left for _, left, peak in written), reverse=True)[:at_once])
+    texts = missing_texts(requirements(job.cell for job in jobs if job.kind == PRETRAIN), project.cache, root)
+    networks = {job.cell.network: job.cell for job in jobs if job.cell.network and job.cell.network.hf}
+    absent = [one.parameters or parameters(cell) for one, cell in networks.items() if not one.folder(root).exists()]
+    download = sum(text.download for text in texts) + 2 * sum(absent)  # most repositories have two bytes a weight
+    tokens = sum(2 * text.tokens for text in texts)
+    # A finetuning may keep the optimizer's state of some layers only.
+    sure = sum(one for job, (one, *_) in zip(trainings, written, strict=True) if job.kind == PRETRAIN)
+    found = (
+        ("download", hub_cache(), download, download, _CERTAIN * download),
+        ("tokens", project.cache, tokens, tokens, _CERTAIN * tokens),
+        ("checkpoints", project.runs, left, peak, _CERTAIN * sure),
+    )
+    uses = (DiskUse(what, folder, free(folder), *map(int, sizes)) for what, folder, *sizes in found if sizes[0])
+    return Storage(tuple(uses), tuple(texts), at_once, measured_speed(project.cache))
+
+
+def _checkpoints(job: StageJob, cell: Cell) -> tuple[int, int, int]:
+    """Return the bytes of one checkpoint of a training, of those that stay, and of those that there are at the peak."""
+    if isinstance(section := cell.parameters(job.kind), Finetune):
+        cell = replace(cell, optim=section.optim(section.amount[1]), precision=section.precision or cell.precision)
+    one, (left, peak) = checkpoint_bytes(cell), job.cadence.checkpoints(cell.optim.updates)
+    return one, left * one, peak * one

@@ -14,11 +14,14 @@ from gpas_cli.plan.costs import (
     JobMemory,
     SizeCost,
     StageCost,
+    Storage,
     by_size,
     by_stage,
     costs_elsewhere,
     memory_of_jobs,
+    overflows,
     size_names,
+    storage,
 )
 from gpas_cli.plan.estimate import Estimate, estimate
 from gpas_cli.plan.machine import Machine
@@ -80,9 +83,9 @@ class Plan:
     jobs: tuple[StageJob, ...]
     estimate: Estimate
     machine: Machine
+    storage: Storage  # what the jobs add to the disks, also those that `machine` has too few GPUs for
     text_warnings: tuple[str, ...] = ()
     text_files: tuple[str, ...] = ()  # how many files and bytes the jobs to start read
-    untokenised: tuple[str, ...] = ()  # the texts that the first job to read them tokenises
     code_warnings: tuple[str, ...] = ()
     startable: bool = True  # whether every job can run on `machine`; `gpas run` starts all jobs or none
     elsewhere: tuple[CostElsewhere, ...] = ()  # the cost of the jobs that ask for more GPUs than `machine` has
@@ -91,15 +94,21 @@ class Plan:
     def exit_code(self) -> Exit:
         """The exit code of `gpas run` as far as it is known: USAGE if it refuses the cells, INCOMPLETE if some of them
         will have no result, else DONE."""
-        if not self.startable:
+        if not self.startable or self.overflows:
             return Exit.USAGE
         return Exit.INCOMPLETE if self.refused else Exit.DONE
+
+    @property
+    def overflows(self) -> list[str]:
+        """Why what the jobs write certainly does not fit on the disks."""
+        return overflows(self.storage.uses, "least")
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about likely failures and surprises among jobs that can start."""
         sizes = [warning for one in self.memory if (warning := one.warning())]
-        return [*sizes, *self.text_warnings, *self.code_warnings]
+        room = [] if self.overflows else overflows(self.storage.uses, "peak")
+        return [*sizes, *room, *self.text_warnings, *self.code_warnings]
 
     @cached_property
     def memory(self) -> list[JobMemory]:
@@ -177,11 +186,11 @@ def plan(
         jobs=tuple(jobs_to_start),
         estimate=estimate(runs, fitting.values(), machine, resume, texts.sized),
         machine=machine,
+        storage=storage(project, [*needed.values()], machine, texts.sized) if project else Storage(),
         startable=len(fitting) == len(needed),
         elsewhere=costs_elsewhere(runs, entries, too_few, resume, texts.sized),
         code_warnings=_other_code(runs, [fitting[key] for key in resume if key in fitting]),
         text_files=tuple(texts.files(job.cell for job in fitting.values())),
-        untokenised=tuple(texts.untokenised(job.cell for job in fitting.values())) if machine.here else (),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
 

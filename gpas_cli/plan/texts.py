@@ -3,8 +3,9 @@ tokenise them beforehand."""
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpas_cli.project import Project
 from gpas_cli.spec.cell import Cell, LaterStage, distinct
 from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.data import Data
-from gpas_cli.spec.downstream import base_name, is_local, local_file, local_path
+from gpas_cli.spec.downstream import LocalAmounts, base_name, is_local, local_file, local_path
 from gpas_cli.spec.finetune import Finetune, Glue
 from gpas_cli.spec.network import Network
 from gpas_cli.spec.objective import Masked
@@ -53,6 +54,7 @@ class Texts:
         shown = entries if any(missing.values()) else ()
         declared = {what: entry.declared for entry in shown for what in _read_by(entry.cell)}
         self._reason_of, self._looked_up = cache(self._reason), cache(self._look_up)
+        self._amount_of = cache(self._count)
         self._missing = {what: _placed(reason, declared.get(what)) for what, reason in missing.items()}
 
     def missing(self, cell: Cell) -> str:
@@ -94,11 +96,6 @@ class Texts:
             for warning in seen.warnings() if seen else []:
                 yield f"{data.label}: {warning}"
 
-    def untokenised(self, cells: Iterable[Cell]) -> list[str]:
-        """Return the texts of these cells that are not in the token cache, as far as that is known."""
-        seen = ((cell.data, self._usage(cell)) for cell in distinct(cells) if cell.network is None)
-        return list(dict.fromkeys(data.label for data, use in seen if use is None or use.estimated))
-
     def files(self, cells: Iterable[Cell]) -> list[str]:
         """Return how many files and bytes the texts of these cells have, as far as they are files here."""
         here, read = self._project, dict.fromkeys(cell.data for cell in distinct(cells) if cell.network is None)
@@ -113,15 +110,25 @@ class Texts:
         return replace(cell, later=tuple(self._stage_sized(stage, cell.text_vocab) for stage in cell.later))
 
     def _stage_sized(self, stage: LaterStage, vocab: int) -> LaterStage:
-        if self._project is None or not isinstance(stage.parameters, Finetune):
+        section = stage.parameters
+        if self._project is None or not isinstance(section, Finetune | LocalAmounts):
             return stage
+        if isinstance(section, LocalAmounts):
+            return replace(stage, parameters=section.with_amounts(partial(self._amount_of, vocab)))
         from gpas_cli.data.records import estimated_amount
 
         try:
-            amount = estimated_amount(stage.parameters, vocab, self._project.config.parent)
+            amount = estimated_amount(section, vocab, self._project.config.parent)
         except (DataError, OSError):
             return stage
-        return replace(stage, parameters=stage.parameters.with_cost_of(*amount)) if amount else stage
+        return replace(stage, parameters=section.with_cost_of(*amount)) if amount else stage
+
+    def _count(self, vocab: int, name: str) -> tuple[int, float] | None:
+        """Return the documents and tokens of a local task or text, None for others and for what is not here."""
+        path = local_file(name) if is_local(name) else local_path(name)
+        with suppress(DataError, OSError):
+            return text_usage.local_amount(path, vocab, self._project.config.parent) if path and self._project else None
+        return None
 
     def _usage(self, cell: Cell) -> TextUsage | None:
         """Return how the cell uses its text, known or estimated; None if it is neither."""

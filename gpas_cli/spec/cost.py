@@ -129,10 +129,10 @@ def computed_flops(cell: CellParts, first: int = 1, last: int = 0) -> float:
 
 
 def parameters(cell: CellParts) -> int:
-    """Return the number of parameters without norms, gates, biases and learned positions (2 % at 71M)."""
+    """Return the number of parameters without norms, gates and biases (2 % at 71M)."""
     size = cell.model.size
-    tables = 1 if cell.model.family.tied else 2
-    return tables * size.vocab * size.hidden + round(size.layers * _per_layer(cell))
+    tables = sum(shape[0] * number for role, shape, number in _matrices(cell.model) if role == TABLE)
+    return tables * size.hidden + round(size.layers * _per_layer(cell))
 
 
 def _connections(model: Model) -> int:
@@ -222,6 +222,11 @@ def state_bytes(cell: CellParts) -> int:
     return 2 * _WEIGHT_BYTES[cell.precision] * parameters(cell) + _optimizer_bytes(cell)
 
 
+def checkpoint_bytes(cell: CellParts) -> int:
+    """Return the bytes of a checkpoint of the training: weights and optimizer state."""
+    return state_bytes(cell) - _WEIGHT_BYTES[cell.precision] * parameters(cell)
+
+
 def _optimizer_bytes(cell: CellParts) -> int:
     kind = cell.optim.kind
     weight = _WEIGHT_BYTES[cell.precision]
@@ -235,6 +240,7 @@ def _matrices(model: Model) -> Iterator[tuple[str, tuple[int, int], int]]:
     yield MATRIX, (size.ffn, size.hidden), (2 if model.family.ffn == "swiglu" else 1) * size.layers
     yield MATRIX, (size.hidden, size.ffn), size.layers
     yield TABLE, (size.vocab, size.hidden), 1 if model.family.tied else 2
+    yield TABLE, (model.family.context, size.hidden), int(model.family.positions == "learned")
 
 
 def activation_bytes(model: Model, precision: str, *, recompute: bool = False, dropout: bool = False) -> int:
@@ -312,8 +318,7 @@ def _saved_copies(cell: CellParts, strategy: str, recompute: bool) -> int:
 
 def _in_layer(cell: CellParts) -> int:
     """Return the number of weights in a layer's matrices."""
-    table = cell.model.size.vocab * cell.model.size.hidden
-    return (parameters(cell) - (1 if cell.model.family.tied else 2) * table) // cell.model.size.layers
+    return int(_per_layer(cell))
 
 
 def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: int) -> tuple[int, int, int]:

@@ -166,6 +166,12 @@ _CORPUS_SETTINGS = ("source", "path", "text_field", "validation")
 _ROW_SETTINGS = ("tokenizer", "length", "eval_tokens", "documents")
 
 
+# Bytes to download of data sets that `datasets` downloads whole, from their cards on the hub.
+HUB_BYTES = {
+    "wmt/wmt16:de-en": 827_152_589, "HuggingFaceFW/fineweb-edu:sample-10BT": 28_000_000_000,
+    "HuggingFaceTB/smollm-corpus:cosmopedia-v2": 122_000_000_000,
+}  # fmt: skip
+
 CORPORA: dict[str, Data] = {
     "c4": Data(),
     "quickstart": Data(source="stdlib", tokenizer="bpe", layout="pack", length=64, eval_tokens=80_000),

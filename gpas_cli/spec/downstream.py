@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.finetune import GLUE_TASKS
@@ -21,8 +22,8 @@ from gpas_cli.spec.parse import setting
 
 DIGEST_DIGITS = 12
 LOCAL_TASK = re.compile(rf"([a-z][a-z0-9_]*)@([0-9a-f]{{{DIGEST_DIGITS}}})")
-_LOCAL_QUESTIONS = 2000  # assumed for a local file, to estimate the cost before the file is read
-_LOCAL_TOKENS = 150  # assumed for a question and all its choices
+# Questions of a local file that is not here, and the tokens of all of them with their choices: assumed.
+_LOCAL_QUESTIONS = (2000, 300_000.0)
 EMBEDDED_QUESTIONS = 1200
 SQUAD = "squad"  # answered by encoders with a head for answers
 RECALL = "recall"  # the rest of names that occur in the lines before
@@ -180,8 +181,22 @@ def averages(tasks: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {_AVERAGE: tuple(mine.values())} if mine else {}
 
 
+class LocalAmounts:
+    """A section that names files of the user, which estimates of its cost count."""
+
+    def amount_of(self, name: str) -> tuple[int, float] | None:
+        """Return how many documents and tokens a file has, None if it is not known (`with_amounts`)."""
+        return None
+
+    def with_amounts(self, amount_of: Callable[[str], tuple[int, float] | None]) -> Self:
+        """Return the section with another `amount_of`."""
+        made = copy(self)
+        vars(made)["amount_of"] = amount_of
+        return made
+
+
 @dataclass(frozen=True, kw_only=True)
-class Downstream:
+class Downstream(LocalAmounts):
     """Scores on downstream tasks (GPAS Table 3), most of them multiple-choice questions.
 
     tasks: names of tasks and groups; groups are replaced by their tasks. shots: answered examples before each question.
@@ -332,8 +347,8 @@ def downstream_tokens(section: Downstream, *, cached: bool = True) -> float:
     total = 0.0
     for name in section.tasks:
         known = KNOWN_TASKS.get(name)
-        questions = known.questions if known else _LOCAL_QUESTIONS
-        tokens = known.tokens if known else _LOCAL_TOKENS
+        questions, whole = section.amount_of(name) or _LOCAL_QUESTIONS
+        questions, tokens = (known.questions, known.tokens) if known else (questions, whole / max(1, questions))
         length = tokens * (1 + section.shots)
         written = most_generated(name)
         read = length + written if cached or not written else min(section.max_length, length + written / 2) * written
@@ -374,8 +389,7 @@ KNOWN_TEXTS: dict[str, KnownText] = {
 }
 
 
-# Assumed of a local text, to estimate the cost before it is read.
-_LOCAL_TEXT = KnownText("", "", 250_000, 250)
+_LOCAL_TEXT = (250, 250_000.0)  # documents and tokens, assumed of a local text that is not here
 
 
 def text_problem(text: str) -> str:
@@ -401,7 +415,7 @@ def text_name(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Texts:
+class Texts(LocalAmounts):
     """Perplexities of the trained network on texts other than its own validation text.
 
     texts: names, or paths of local .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet files, from experiments.yaml on.
@@ -438,5 +452,6 @@ BY_TEXT = ("text_perplexity", "text_loss", "text_bits_per_byte")
 
 def text_tokens(section: Texts) -> float:
     """Return about how many tokens the texts have, or the documents of them that are scored."""
-    texts = [KNOWN_TEXTS.get(text, _LOCAL_TEXT) for text in section.texts]
-    return sum(text.tokens * min(1.0, (section.limit or text.documents) / text.documents) for text in texts)
+    known = {name: (text.documents, float(text.tokens)) for name, text in KNOWN_TEXTS.items()}
+    texts = [known.get(text) or section.amount_of(text) or _LOCAL_TEXT for text in section.texts]
+    return sum(tokens * min(1.0, (section.limit or documents) / max(1, documents)) for documents, tokens in texts)

@@ -125,6 +125,14 @@ class Finetune:
         """Return the number of updates on data of `rows` rows."""
         return max(1, math.ceil(self.epochs * rows / self.batch))
 
+    @property
+    def amount(self) -> tuple[int, int]:
+        """About how many tokens and updates there are; other data count as Commonsense170K (see `with_cost_of`)."""
+        examples, tokens = _COMMONSENSE_EXAMPLES, _COMMONSENSE_TOKENS
+        if self.data == EMBEDDED:
+            examples, tokens = EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * _EMBEDDED_TOKENS_PER_EXAMPLE
+        return tokens, self.steps(examples if self.layout == "pad" else math.ceil(tokens / self.length))
+
     def with_cost_of(self, examples: int, tokens: int) -> Finetune:
         """Return settings that cost with Commonsense170K what these cost with data of this size."""
         share = examples / _COMMONSENSE_EXAMPLES if self.layout == "pad" else tokens / _COMMONSENSE_TOKENS
@@ -140,12 +148,7 @@ def finetuning_tokens(cell: CellParts, cadence: Cadence, resumed: int) -> float:
     """Return the cost in tokens: those to train, with less of a backward pass for layers that do not train, and a third
     of those to evaluate."""
     spec: Finetune = cell.parameters("finetune")
-    # Other data count as Commonsense170K (see `with_cost_of`).
-    examples, per_epoch = _COMMONSENSE_EXAMPLES, _COMMONSENSE_TOKENS
-    if spec.data == EMBEDDED:
-        examples, per_epoch = EMBEDDED_EXAMPLES, EMBEDDED_EXAMPLES * _EMBEDDED_TOKENS_PER_EXAMPLE
-    rows = examples if spec.layout == "pad" else per_epoch / spec.length
-    steps = spec.steps(math.ceil(rows))
+    per_epoch, steps = spec.amount
     left = max(0.0, 1 - resumed / steps)
     trained = 1.0 if spec.method == "full" else min(1.0, spec.lisa_layers / cell.model.size.layers)
     # Of an update's three products per matrix (forward, gradient of the input, of the weight) one is left out.

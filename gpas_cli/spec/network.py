@@ -7,9 +7,11 @@ its files. The pin is the network's identity in the keys of stages, so a folder 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,7 +35,8 @@ _SHAPE_NAMES = {
 }
 _SHAPE = ("layers", "hidden", "ffn", "heads", "vocab")
 MADE = ("gpt2", "llama", "qwen2", "mistral", "gpt_neox", "bert")  # architectures of transformers; bert is Post-LN
-_LARGEST_VOCAB = 65_536  # of a `Size`
+_LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
+_LARGEST_HEADER = 100_000_000  # bytes, by the format of safetensors
 
 
 def _fault(pattern: re.Pattern[str], what: str) -> Any:
@@ -52,7 +55,8 @@ class Network:
     digest of its files. made, seed, updates: a small network of this architecture that is made and trained when it is
     first needed. dtype: of the weights; `stored` keeps bfloat16 and converts others to fp32. trust_code: whether the
     code that comes with the network may run. layers, hidden, ffn, heads, vocab: its shape, by which plans estimate the
-    cost; 0 is read from config.json.
+    cost; 0 is read from config.json. parameters, tied: their number, and whether the head is the table of embeddings;
+    without them both are read from the weights.
     """
 
     hf: str = setting("")
@@ -69,6 +73,8 @@ class Network:
     ffn: int = setting(0, low=0, high=262_144)
     heads: int = setting(0, low=0, high=1024)
     vocab: int = setting(0, low=0, high=10_000_000)
+    parameters: int = setting(0, low=0)
+    tied: bool = setting(False)
 
     @property
     def source(self) -> str:
@@ -117,31 +123,30 @@ class Network:
 
     def folder(self, root: Path) -> Path:
         """Return the folder of its files: for a repository that in the hub's cache, which may not exist yet."""
-        return root / Path(self.path).expanduser() if self.path else _hub_cache(self.hf, self.revision)
+        cached = hub_cache() / f"models--{self.hf.replace('/', '--')}" / "snapshots" / self.revision
+        return root / Path(self.path).expanduser() if self.path else cached
 
     def with_shape(self, root: Path) -> Network:
-        """Return the network with the numbers of its shape that config.json has, if that is on this machine."""
-        try:
-            config = parse_json((self.folder(root) / "config.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return self
-        found = shape_in(config) if isinstance(config, Mapping) else {}
+        """Return the network with what config.json and the weights say of its shape, if they are on this machine."""
+        folder, found = self.folder(root), dict[str, int]()
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            found = shape_in(parse_json((folder / "config.json").read_text("utf-8")))
+            found |= _counted(folder, [found["vocab"], found["hidden"]])
         more: dict[str, Any] = {name: value for name, value in found.items() if not getattr(self, name)}
         return replace(self, **more)
 
     def described(self) -> dict[str, Any]:
         """Return the parts of a cell that stand for the network in estimates of the cost: a plain network of its shape,
         by default that of 1B."""
-        hidden = self.hidden or 2048
-        size = {
-            "layers": self.layers or 24,
-            "hidden": hidden + hidden % 2,
-            "ffn": self.ffn or 4 * hidden,
-            "vocab": min(max(8, self.vocab or 32_000), _LARGEST_VOCAB),
-            "heads": 1,
-        }
+        hidden, layers, ffn = self.hidden or 2048, self.layers or 24, self.ffn
+        vocab = min(max(8, self.vocab or 32_000), _LARGEST_VOCAB)
+        if self.parameters:  # which other kinds of attention and feed-forward networks have, too
+            matrices = (self.parameters - (2 - self.tied) * vocab * hidden) / layers
+            ffn = min(max(1, round((matrices / hidden - 4 * hidden) / 3)), _LARGEST_FFN)
+        shape = {"layers": layers, "hidden": hidden + hidden % 2, "ffn": ffn or 4 * hidden}
         optim = {"lr": 1.0, "warmup": 0, "steps": 1, "batch": 1}
-        return {"size": size, "optim": optim, "precision": self.precision or "pure_bf16"}
+        made = {"size": {**shape, "vocab": vocab, "heads": 1}, "family": {"like": "llama", "tied": self.tied}}
+        return {**made, "optim": optim, "precision": self.precision or "pure_bf16"}
 
 
 def shape_in(config: Mapping[str, Any]) -> dict[str, int]:
@@ -154,11 +159,21 @@ def shape_in(config: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _hub_cache(name: str, revision: str) -> Path:
-    """Return the folder where huggingface_hub keeps a commit of a repository."""
+def _counted(folder: Path, table: list[int]) -> dict[str, int]:
+    """Return `parameters` and `tied` from the headers of the weights, which have one tensor of the shape `table` if the
+    head is tied. Raises OSError, ValueError, LookupError, TypeError or AttributeError for another content."""
+    shapes = []
+    for path in [*folder.glob("model-*-of-*.safetensors")] or folder.glob("model.safetensors"):
+        with path.open("rb") as file:
+            header = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), _LARGEST_HEADER)))
+        shapes += [about["shape"] for name, about in header.items() if name != "__metadata__"]
+    return {"parameters": sum(map(math.prod, shapes)), "tied": shapes.count(table) == 1}
+
+
+def hub_cache() -> Path:
+    """Return the folder where huggingface_hub keeps what it downloads."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    return cache / f"models--{name.replace('/', '--')}" / "snapshots" / revision
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
 def digests(folder: Path) -> tuple[str, str]:

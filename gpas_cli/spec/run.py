@@ -192,6 +192,17 @@ class Cadence:
         assert period is not None
         return seconds >= period
 
+    def checkpoints(self, updates: int) -> tuple[int, int]:
+        """Return how many checkpoints a training of so many updates leaves, and how many there are while it writes the
+        last one.
+
+        With a period, a training is assumed to last for many of them.
+        """
+        every = self.checkpoint_every if isinstance(self.checkpoint_every, int) else 1
+        keep = [step for step in self.keep if step < updates]
+        before = sorted({*range(every, updates, every)[-2:], *keep})
+        return len({*[*before, updates][-2:], *keep}), len({*before[-2:], *keep}) + 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:

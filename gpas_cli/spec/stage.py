@@ -14,6 +14,7 @@ from gpas_cli.errors import Problem
 from gpas_cli.spec.cost import EVALUATED_PER_TRAINED, CellParts, computed_flops
 from gpas_cli.spec.downstream import (
     Downstream,
+    LocalAmounts,
     Texts,
     downstream_tokens,
     measure_of,
@@ -137,7 +138,7 @@ def _optional_text(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Importance:
+class _Importance(LocalAmounts):
     """What the network loses without each of its layers: the rise of the validation loss over `eval_tokens` tokens, and
     the drop of the accuracy on `tasks`.
 
@@ -162,7 +163,8 @@ class _Importance:
 
     def downstream(self) -> Downstream:
         """Return the section by which the tasks are scored."""
-        return Downstream(tasks=self.tasks, max_length=self.max_length, limit=self.limit)
+        section = Downstream(tasks=self.tasks, max_length=self.max_length, limit=self.limit)
+        return section.with_amounts(self.amount_of)
 
     def problems_in(self, cell: CellParts) -> Iterator[Problem]:
         """Yield what contradicts the cell."""

@@ -12,6 +12,7 @@ from launching import FOUR_CORES, entry
 from gpas_cli.data.prepare import Need
 from gpas_cli.data.records import FinetuneRecord, prompt
 from gpas_cli.data.shards import Totals
+from gpas_cli.data.text_usage import missing_texts, requirements
 from gpas_cli.events import Event, Outcome, Phase, Started, fields_of
 from gpas_cli.grid import Entry
 from gpas_cli.plan.estimate import estimate
@@ -108,7 +109,8 @@ def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
     held_out = 50 * 40 * len("the gate of layer 10 is a number of its own ") * 0.08 / 2
     sized = texts.sized(job.cell)
     assert sized.data.eval_tokens == pytest.approx(held_out, rel=0.1)
-    assert texts.untokenised([job.cell]) == ["text/*.txt"]
+    (missing,) = missing_texts(requirements([job.cell]), project.cache, tmp_path)
+    assert missing.tokens == pytest.approx(50 * 40 * len("the gate of layer 10 is a number of its own ") / 2, rel=0.1)
     size = sum(path.stat().st_size for path in (tmp_path / "text").iterdir())
     assert texts.files([job.cell]) == [f"text/*.txt: 50 files, {byte_size(size)}"]
     pretrain, finetune = STAGE_KINDS["pretrain"].cost, STAGE_KINDS["finetune"].cost
@@ -124,6 +126,26 @@ def test_a_job_costs_what_its_text_has(tmp_path: Path) -> None:
     ]
     assert estimated[0].tokens == pytest.approx(pretrain(sized, job.cadence, 0) + tokens)
     assert estimated[1].tokens > 100 * estimated[0].tokens
+
+
+def test_local_texts_and_questions_cost_what_their_files_have(tmp_path: Path) -> None:
+    project = Project(tmp_path / "experiments.yaml", tmp_path / "runs", tmp_path / "cache", "")
+    cell = entry(downstream={"tasks": [LOCAL]}, texts={"texts": ["notes=notes.txt", "two/*.jsonl"]}).cell
+
+    def tokens(kind: str) -> float:
+        return 3 * STAGE_KINDS[kind].cost(Texts(project, [cell]).sized(cell), entry().cadence, 0)
+
+    assert (tokens("downstream"), tokens("texts")) == (300_000, 500_000)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / f"tasks/{LOCAL}.jsonl").write_text((json.dumps({"question": "?" * 100}) + "\n") * 200)
+    (tmp_path / "notes.txt").write_text("a text " * 1000)
+    (tmp_path / "two").mkdir()
+    for name in "ab":
+        (tmp_path / f"two/{name}.jsonl").write_text((json.dumps({"text": "x" * 80}) + "\n") * 50)
+    assert tokens("downstream") == pytest.approx(200 * 116 / 2, rel=0.05)  # two bytes a token with 512 ids
+    assert tokens("texts") == pytest.approx((7_000 + 2 * 50 * 93) / 2, rel=0.05)
+    cell = replace(cell, later=tuple(replace(one, parameters=replace(one.parameters, limit=10)) for one in cell.later))
+    assert tokens("downstream") == pytest.approx(10 * 116 / 2, rel=0.05)
 
 
 NOTES = {"source": "files", "path": "text/*.txt", "tokenizer": "bpe", "layout": "pack", "length": 16, "eval_tokens": 50}

@@ -8,6 +8,7 @@ import pytest
 
 from gpas_cli.errors import GpasError, InvalidExperiments
 from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cost import parameters
 from gpas_cli.spec.network import Network, digests, pin_of, shape_in
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
@@ -60,7 +61,15 @@ def test_every_other_change_is_another_network(network: Network, change: dict[st
 
 def test_no_setting_is_forgotten() -> None:
     known = {"hf", "revision", "path", "sha256", "made", "seed", "updates", "dtype", "trust_code"}
-    assert {own.name for own in fields(Network)} - known == {"layers", "hidden", "ffn", "heads", "vocab"}
+    assert {own.name for own in fields(Network)} - known == {
+        "layers",
+        "hidden",
+        "ffn",
+        "heads",
+        "vocab",
+        "parameters",
+        "tied",
+    }
 
 
 @pytest.mark.parametrize(
@@ -127,3 +136,20 @@ def test_the_shape_is_read_under_the_names_of_several_architectures(tmp_path: Pa
     found = Network(path=".", sha256=PIN, layers=9).with_shape(tmp_path)
     assert (found.layers, found.hidden, found.ffn, found.vocab) == (9, 64, 128, 7)
     assert FOLDER.with_shape(tmp_path) == FOLDER
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_counted_in_the_weights(tmp_path: Path, tied: bool) -> None:
+    """Of a network with grouped-query attention, in two files, as `transformers` writes large ones."""
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 1000}')
+    layer = {"q": [64, 64], "k": [16, 64], "v": [16, 64], "o": [64, 64], "up": [128, 64], "down": [64, 128]}
+    tables = {"embed": [1000, 64], **({} if tied else {"head": [1000, 64]})}
+    for number, tensors in enumerate((layer, tables), start=1):
+        header = json.dumps({name: {"shape": shape} for name, shape in tensors.items()} | {"__metadata__": {}}).encode()
+        (tmp_path / f"model-{number}-of-2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"0")
+    found = Network(path=".", sha256=PIN).with_shape(tmp_path)
+    number = 26_624 + 64_000 * len(tables)
+    assert (found.parameters, found.tied) == (number, tied)
+    assert parameters(cell_of(found)) == pytest.approx(number, rel=0.01)
+    (tmp_path / "model-1-of-2.safetensors").write_bytes(b"not a header")
+    assert Network(path=".", sha256=PIN).with_shape(tmp_path).parameters == 0

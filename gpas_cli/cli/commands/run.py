@@ -161,7 +161,12 @@ def run_entries(
 
 
 def confirm_start(planned: Plan, question: str, yes: bool) -> None:
-    """Print the warnings about a plan and, if it takes long, ask for confirmation."""
+    """Print the warnings about a plan and, if it takes long, ask for confirmation.
+
+    Raises GpasError if what its jobs write certainly does not fit on the disks.
+    """
+    if planned.overflows and planned.startable:  # what cannot run for other reasons is refused with these
+        raise GpasError("\n".join(planned.overflows))
     for warning in planned.warnings:
         say(warning, style="yellow")
     guess = planned.estimate

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -12,9 +12,10 @@ from rich.text import Text
 from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.states import COLOURS
+from gpas_cli.data.text_usage import MissingText
 from gpas_cli.documents import DocumentJson, From, LabelledCellJson, filled
 from gpas_cli.grid.variant import ShrunkSetting
-from gpas_cli.plan.costs import CostElsewhere, JobMemory, SizeCost, StageCost, basis, described, size_label
+from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, StageCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
 from gpas_cli.plan.machine import NamedGpus
 from gpas_cli.plan.plan import Plan, PlanRow, Refusal
@@ -108,6 +109,9 @@ class PlanJson(DocumentJson):
     stage_costs: list[StageCost]
     cost: Annotated[float | None, "GPU-hours times --price"]
     memory: Annotated[list[_JobMemoryJson], "empty if the kind of GPU is unknown"]
+    disk: Annotated[list[DiskUse], "what the jobs add to folders of this machine", From("storage.uses")]
+    untokenised: Annotated[list[MissingText], "what they add, by text", From("storage.texts")]
+    speed: Annotated[float | None, "tokens per second of a process, null if not measured", From("storage.speed")]
     elsewhere: Annotated[list[_ElsewhereJson], "if this machine has too few GPUs: the cost on common ones"]
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
@@ -144,13 +148,14 @@ def render(
     `cells`: whether to list every cell; None lists them unless they are many. `asked`: the words that selected the
     cells, for the commands that are proposed; by default the names of their grids.
     """
-    basis = [*planned.estimate.basis, *planned.warnings, *planned.text_files, *_texts(planned)]
+    basis = [*planned.estimate.basis, *planned.warnings, *planned.text_files]
     parts: list[RenderableType] = [_hanging(line) for line in refusals(planned)]
     parts += [Text(_money(planned.estimate, price))] if price is not None else []
     parts += [_by_size(planned)] if planned.jobs or not planned.elsewhere else []
     parts += [_by_stage(planned)] if len({job.kind for job in planned.jobs}) > 1 else []
     parts += [_indented(basis)] if basis else []
     parts += _memory(planned)
+    parts += _storage(planned)
     words = shlex.join(asked or grids_of(planned))
     parts += _elsewhere(planned, words)
     parts += _cells(planned, cells, words)
@@ -174,6 +179,22 @@ def _memory(planned: Plan) -> list[RenderableType]:
     first = planned.memory[0]
     has = byte_size(first.memory.device_bytes)
     return [Text(f"predicted memory of each GPU ({first.gpu}, {has}):"), _memory_table(planned.memory)]
+
+
+def _storage(planned: Plan) -> list[RenderableType]:
+    """Return what the jobs add to the disks, against what is free there."""
+    found = planned.storage
+    rows = [
+        (use.what, byte_size(use.bytes), byte_size(use.peak), byte_size(use.free.bytes) + " of quota" * use.free.quota,
+         str(use.folder)) for use in found.uses
+    ]  # fmt: skip
+    headers = ("new on disk", "at the end", "at the peak", "free", "folder")
+    kept = (
+        f"a training keeps two checkpoints and those in `keep`, and one more at its peak; {found.at_once} run at once"
+    )
+    notes = [*([kept] if found.at_once else []), *_texts(planned)]
+    table = Columns(headers, rows, right=frozenset(headers[1:4]))
+    return [Group(table, *map(_indented, [notes] if notes else []))] if rows else []
 
 
 def _elsewhere(planned: Plan, words: str) -> list[RenderableType]:
@@ -230,7 +251,7 @@ def refusals(planned: Plan) -> list[str]:
     others = Counter(refusal.reason for row in planned.rows for refusal in row.refusals if not refusal.gpus)
     lines = [f"{count(len(short), 'cell')} cannot run here: {_too_few(planned, short)}"] if short else []
     lines += [f"{count(number, 'cell')} cannot run here: {reason}" for reason, number in others.items()]
-    return lines
+    return [*lines, *planned.overflows]
 
 
 def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
@@ -241,10 +262,14 @@ def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
     return f"their jobs ask for {numbers} GPUs, but {planned.machine.seen()}"
 
 
-def _texts(planned: Plan) -> list[str]:
-    jobs = {job.name: f"in a job with {count(job.resources.cpus, 'core')}" for job in planned.texts}
-    first = jobs or dict.fromkeys(planned.untokenised, "by the first job that reads it")
-    return [f"{name} is tokenised first, {how}; its time is not estimated" for name, how in first.items()]
+def _texts(planned: Plan) -> Iterator[str]:
+    """Yield how each text is tokenised that is not, and how long that takes, as far as it was measured here."""
+    cores, speed = max((job.resources.cpus for job in planned.texts), default=1), planned.storage.speed
+    how = f"in a job with {count(cores, 'core')}" if planned.texts else "by the first job that reads it"
+    for text in planned.storage.texts:
+        time = f"about {duration(text.tokens / speed / cores)}, as measured here" if speed else "time not measured yet"
+        size = f"{abbreviated(text.tokens)} tokens, {time}" if text.tokens else "its size is not known and not counted"
+        yield f"{text.name} is tokenised first, {how}: {size}"
 
 
 def headline(planned: Plan) -> str:

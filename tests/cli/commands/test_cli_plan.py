@@ -1,5 +1,7 @@
 """`gpas plan`: the summary first, each reason once, and estimates for GPUs that the machine does not have."""
 
+from pathlib import Path
+
 import pytest
 from face import EXPERIMENTS, TRAINED, Face, end
 
@@ -205,3 +207,25 @@ def test_a_size_of_the_users_own_has_its_name(face: Face) -> None:
     sizes = [size["size"] for size in face("plan", "deeper", "--json").json["sizes"]]
     assert sizes == ["7 layers, 32 wide", "8 layers, 32 wide"]  # neither is `mine`
     assert "7 layers, 32 wide" in face("plan", "deeper").out
+
+
+def test_what_does_not_fit_on_the_disk_is_refused_before_anything_starts(
+    face: Face, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = next(str(above) for above in (tmp_path, *tmp_path.parents) if above.is_mount())
+    (tmp_path / "quota").write_text(f"#!/bin/sh\necho {mount} 100 0 $(cat {tmp_path}/limit)\n")
+    (tmp_path / "quota").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "limit").write_text("500")
+    said = face("run", "grid", "--executor", "local", expect=2)
+    assert said.err.startswith("gpas: the jobs need at least ")
+    assert f"in {face.runs}), and 410 kB are free there in your quota; choose folders elsewhere" in said.err
+    assert not list(face.runs.glob("??/*/*/attempt.json"))
+    disk = face("run", "grid", "--dry-run", "--json", expect=2).json["disk"]
+    assert "410 kB of quota  " in face("plan").out
+    (tmp_path / "limit").write_text(f"{100 + round(0.9 * sum(use['peak'] for use in disk) / 1024)}")
+    (warning,) = (line for line in face("plan", "--json").json["warnings"] if "file system" in line)
+    assert warning.startswith("the jobs may need ")
+    assert warning[:20] in face("run", "grid", "--executor", "local", "--yes").out
+    (tmp_path / "limit").write_text("0")
+    assert "file system" not in face("plan").out

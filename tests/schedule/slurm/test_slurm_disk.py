@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up_during_training_costs_only_an_attempt(
         toy.until(lambda states: states["pre-gpas-s1"] == "interrupted", allowed=("running", "interrupted"))
         wait(lambda: toy.queue() == {})
         refused = toy("run", "grid", "--executor", "slurm", "--yes", expect=2)
-        assert "No space left" in refused.err
+        assert "are free there" in refused.err
         assert "Traceback" not in refused.err
     complete(toy)
     assert len(toy.attempts()) == 2
