@@ -1,6 +1,5 @@
 """The file system that a path is on: its type, whether other hosts may share it, and the bytes that are free on it."""
 
-import getpass
 import os
 import subprocess
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ _NETWORK = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "fuse.glusterfs",
      "panfs", "afs", "9p", "fuse.sshfs"]
 )  # fmt: skip
-_QUOTA_SECONDS = 2.0
 
 
 def type_of(path: Path) -> str:
@@ -49,7 +47,7 @@ class Free:
 def free(path: Path) -> Free:
     """Return what this user can still write to the file system of `path`, which need not exist yet.
 
-    Quotas count where statvfs has them, as on XFS projects, or `lfs quota` (Lustre) or `quota` reports them.
+    Quotas count where statvfs has them, as on XFS projects, or `quota` reports them; those of Lustre do not.
     """
     folder = next(folder for folder in (path, *path.parents) if folder.exists())
     facts = os.statvfs(folder)
@@ -61,10 +59,8 @@ def _left_in_quotas(folder: Path) -> list[int]:
     """Return what each quota of the user on the file system of `folder` leaves, nothing if none is reported."""
     mount = str(next(above for above in (folder.resolve(), *folder.resolve().parents) if above.is_mount()))
     command = ["quota", "-ugw", "--show-mntpoint", "--hide-device"]
-    if type_of(folder) == "lustre":
-        command = ["lfs", "quota", "-q", "-u", getpass.getuser(), mount]
     try:  # the exit code of a quota that is used up is not 0
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_QUOTA_SECONDS, check=False).stdout
+        said = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     # MOUNT USED SOFT HARD ... in units of 1,024 bytes, with * after a number over its limit; a limit of 0 is none.

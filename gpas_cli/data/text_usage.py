@@ -229,8 +229,7 @@ def _missing(name: str, data: Data, vocab: int, rows: int, there: int, source: S
     if not source.endless:
         whole = HUB_BYTES.get(data.path.partition("/{")[0], 0)
         text = _WHOLE_BYTES.get(data.source, _ARROW * whole) + sum(map(_text_bytes, source.paths()))
-        tokens = text / bytes_per_token(vocab)
-        return MissingText(name, tokens, max(0.0, (1 + _ARROW) * (whole - here)))
+        return MissingText(name, text / bytes_per_token(vocab), max(0.0, (1 + _ARROW) * (whole - here)))
     # The lengths of C4's documents are about exponentially distributed: of 256 tokens `layout: pad` keeps 200 by this,
     # and 195 were counted. Other texts of the web are taken for C4.
     kept, pad = _C4_TEXT_BYTES / bytes_per_token(vocab), data.layout == "pad"
@@ -257,8 +256,8 @@ def local_amount(path: str, vocab: int, root: Path) -> tuple[int, float]:
     Raises DataError or OSError if there are none.
     """
     paths = Files(path, "text", root).paths()
-    lines = marks_in(paths, b"\n")
-    return len(paths) if paths[0].suffix == ".txt" else lines, sum(map(_text_bytes, paths)) / bytes_per_token(vocab)
+    documents = len(paths) if paths[0].suffix == ".txt" else marks_in(paths, b"\n")
+    return documents, sum(map(_text_bytes, paths)) / bytes_per_token(vocab)
 
 
 def marks_in(paths: Sequence[Path], mark: bytes) -> int:

@@ -158,10 +158,9 @@ def _declared(project: Project, check: Check | None = None) -> tuple[int, list[E
 
 def _disk(project: Project) -> Finding:
     free = file_systems.free(project.runs)
-    low = free.bytes < _MIN_FREE_BYTES
-    remedy = "free some space for checkpoints, or set GPAS_RUNS_DIR to a folder elsewhere" if low else ""
+    remedy = "make room for checkpoints, or set GPAS_RUNS_DIR to another folder" if free.bytes < _MIN_FREE_BYTES else ""
     left = f"{byte_size(free.bytes)} free{' in the quota' if free.quota else ''} at {free.folder}"
-    return Finding("disk", "problem" if low else "ok", left, remedy)
+    return Finding("disk", "problem" if remedy else "ok", left, remedy)
 
 
 def _files(project: Project) -> Iterator[Finding]:

@@ -44,9 +44,6 @@ class RMSNorm(nn.Module):
         weight = self.weight if self.scale == 1 else self.weight * self.scale
         return _Normed.apply(x, weight, self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
-
 
 class _Normed(torch.autograd.Function):
     """weight * x / rms(x). Of the activations only x is saved: on a CPU, torch's RMSNorm saves three times as much, and
@@ -101,9 +98,6 @@ class LayerNorm(nn.Module):
         normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
         return normed if self.scale == 1 else normed * self.scale
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps:g}, start={self.start:.4g}, scale={self.scale:.4g}"
-
 
 class DyT(nn.Module):
     """scale * (weight * tanh(slope * x) + bias), in place of a norm (Zhu et al. 2025, "Transformers without
@@ -126,9 +120,6 @@ class DyT(nn.Module):
         """x: (..., hidden) -> same shape and dtype."""
         y = (torch.tanh(x * self.slope) * self.weight + self.bias).to(x.dtype)
         return y if self.scale == 1 else y * self.scale
-
-    def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, start={self.start:.4g}, scale={self.scale:.4g}"
 
 
 # Name of a family's norm -> module.
@@ -156,9 +147,6 @@ class LearnedFactor(nn.Module):
         """x: (..., hidden) -> same shape, in the wider of its dtype and the weight's."""
         return x * (self.weight if self.scale == 1 else self.weight * self.scale)
 
-    def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, start={self.start:g}"
-
 
 class HyperConnection(nn.Module):
     """What a sub-layer reads of n copies of the stream and how they leave it (Zhu et al. 2024, equations 2 to 5 with
@@ -179,9 +167,6 @@ class HyperConnection(nn.Module):
         # No matrix product, which autocast would round to half precision.
         mixed = torch.stack([(x * column[:, None]).sum(-2) for column in self.mix.unbind(1)], -2)
         return mixed + y[..., None, :] * self.write[:, None]
-
-    def extra_repr(self) -> str:
-        return f"{len(self.read)}, place={self.place}"
 
 
 def learned_or_fixed(spec: float | Factor, hidden: int) -> float | LearnedFactor:
@@ -423,9 +408,6 @@ class GpasGate(nn.Module):
             return _Gated.apply(x.to(dtype), share, saves_input)  # type: ignore[no-any-return, no-untyped-call]
         x = x.to(wide)
         return x - share * (x.detach() if self.stop_gradient else x)
-
-    def extra_repr(self) -> str:
-        return f"start={self.start:g}, stop_gradient={self.stop_gradient}"
 
 
 class _Gated(torch.autograd.Function):

@@ -2,7 +2,7 @@
 what it adds to the disks."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -275,21 +275,20 @@ class Storage:
     speed: float | None = None
 
 
-def overflows(uses: Iterable[DiskUse], amount: str) -> list[str]:
-    """Return a message for each file system on which an amount of what the jobs add, `least` or `peak`, is not free."""
-    lines, device = [], {use: use.free.folder.stat().st_dev for use in uses}
+def overflows(uses: Iterable[DiskUse], amount: str) -> Iterator[str]:
+    """Yield a message for each file system on which an amount of what the jobs add, `least` or `peak`, is not free."""
+    device = {use: use.free.folder.stat().st_dev for use in uses}
     for one in dict.fromkeys(device.values()):
         same = {use: getattr(use, amount) for use in device if device[use] == one}
         room = min((use.free for use in same), key=lambda free: free.bytes)
         if sum(same.values()) > room.bytes:
             parts = ", ".join(f"{use.what} {byte_size(size)} in {use.folder}" for use, size in same.items())
             verb, limit = "need at least" if amount == "least" else "may need", " in your quota" * room.quota
-            lines.append(
+            yield (
                 f"the jobs {verb} {byte_size(sum(same.values()))} on one file system ({parts}), and "
                 f"{byte_size(room.bytes)} are free there{limit}; choose folders elsewhere (GPAS_RUNS_DIR, GPAS_CACHE, "
                 "HF_HOME), run fewer cells (--where), keep fewer checkpoints (cadence), or free space (`gpas gc`)"
             )
-    return lines
 
 
 def storage(project: Project, jobs: Sequence[StageJob], machine: Machine, sized: Sized) -> Storage:

@@ -101,13 +101,13 @@ class Plan:
     @property
     def overflows(self) -> list[str]:
         """Why what the jobs write certainly does not fit on the disks."""
-        return overflows(self.storage.uses, "least")
+        return list(overflows(self.storage.uses, "least"))
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about likely failures and surprises among jobs that can start."""
         sizes = [warning for one in self.memory if (warning := one.warning())]
-        room = [] if self.overflows else overflows(self.storage.uses, "peak")
+        room = () if self.overflows else overflows(self.storage.uses, "peak")
         return [*sizes, *room, *self.text_warnings, *self.code_warnings]
 
     @cached_property

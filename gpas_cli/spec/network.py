@@ -36,7 +36,6 @@ _SHAPE_NAMES = {
 _SHAPE = ("layers", "hidden", "ffn", "heads", "vocab")
 MADE = ("gpt2", "llama", "qwen2", "mistral", "gpt_neox", "bert")  # architectures of transformers; bert is Post-LN
 _LARGEST_VOCAB, _LARGEST_FFN = 65_536, 262_144  # of a `Size`
-_LARGEST_HEADER = 100_000_000  # bytes, by the format of safetensors
 
 
 def _fault(pattern: re.Pattern[str], what: str) -> Any:
@@ -128,12 +127,11 @@ class Network:
 
     def with_shape(self, root: Path) -> Network:
         """Return the network with what config.json and the weights say of its shape, if they are on this machine."""
-        folder, found = self.folder(root), dict[str, int]()
+        folder, found = self.folder(root), dict[str, Any]()
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             found = shape_in(parse_json((folder / "config.json").read_text("utf-8")))
             found |= _counted(folder, [found["vocab"], found["hidden"]])
-        more: dict[str, Any] = {name: value for name, value in found.items() if not getattr(self, name)}
-        return replace(self, **more)
+        return replace(self, **{name: value for name, value in found.items() if not getattr(self, name)})
 
     def described(self) -> dict[str, Any]:
         """Return the parts of a cell that stand for the network in estimates of the cost: a plain network of its shape,
@@ -144,8 +142,8 @@ class Network:
             matrices = (self.parameters - (2 - self.tied) * vocab * hidden) / layers
             ffn = min(max(1, round((matrices / hidden - 4 * hidden) / 3)), _LARGEST_FFN)
         shape = {"layers": layers, "hidden": hidden + hidden % 2, "ffn": ffn or 4 * hidden}
-        optim = {"lr": 1.0, "warmup": 0, "steps": 1, "batch": 1}
         made = {"size": {**shape, "vocab": vocab, "heads": 1}, "family": {"like": "llama", "tied": self.tied}}
+        optim = {"lr": 1.0, "warmup": 0, "steps": 1, "batch": 1}
         return {**made, "optim": optim, "precision": self.precision or "pure_bf16"}
 
 
@@ -161,11 +159,12 @@ def shape_in(config: Mapping[str, Any]) -> dict[str, int]:
 
 def _counted(folder: Path, table: list[int]) -> dict[str, int]:
     """Return `parameters` and `tied` from the headers of the weights, which have one tensor of the shape `table` if the
-    head is tied. Raises OSError, ValueError, LookupError, TypeError or AttributeError for another content."""
+    head is tied. A header has at most 100 MB. Raises OSError, ValueError, LookupError, TypeError or AttributeError for
+    another content."""
     shapes = []
     for path in [*folder.glob("model-*-of-*.safetensors")] or folder.glob("model.safetensors"):
         with path.open("rb") as file:
-            header = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), _LARGEST_HEADER)))
+            header = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
         shapes += [about["shape"] for name, about in header.items() if name != "__metadata__"]
     return {"parameters": sum(map(math.prod, shapes)), "tied": shapes.count(table) == 1}
 

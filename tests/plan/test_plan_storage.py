@@ -102,11 +102,8 @@ def test_the_peak_depends_on_how_many_trainings_run_at_once(project: Project) ->
 def test_a_quota_is_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = next(str(above) for above in (tmp_path, *tmp_path.parents) if above.is_mount())
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for name, kind in (("quota", "ext4"), ("lfs", "lustre")):
-        monkeypatch.setattr(file_systems, "type_of", lambda path, kind=kind: kind)
-        table = (
-            f"Disk quotas for user x (uid 1):\n Filesystem blocks quota limit\n{mount} 90* 80 100 6days 4 0 0\n/x 1 1 1"
-        )
-        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<END\n{table}\nEND\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
-        assert file_systems.free(tmp_path / "absent/runs") == file_systems.Free(tmp_path, 10 * 1024, quota=True)
+    head = "Disk quotas for user x (uid 1):\n Filesystem blocks quota limit"
+    rows = f"{mount} 90* 80 100 6days 4 0 0\n/x 1 1 1"
+    (tmp_path / "quota").write_text(f"#!/bin/sh\ncat <<END\n{head}\n{rows}\nEND\nexit 1\n")
+    (tmp_path / "quota").chmod(0o755)
+    assert file_systems.free(tmp_path / "absent/runs") == file_systems.Free(tmp_path, 10 * 1024, quota=True)

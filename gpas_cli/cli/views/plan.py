@@ -189,10 +189,8 @@ def _storage(planned: Plan) -> list[RenderableType]:
          str(use.folder)) for use in found.uses
     ]  # fmt: skip
     headers = ("new on disk", "at the end", "at the peak", "free", "folder")
-    kept = (
-        f"a training keeps two checkpoints and those in `keep`, and one more at its peak; {found.at_once} run at once"
-    )
-    notes = [*([kept] if found.at_once else []), *_texts(planned)]
+    kept = f"a training keeps two checkpoints and those in `keep`, at its peak one more; {found.at_once} run at once"
+    notes = [*[kept] * bool(found.at_once), *_texts(planned)]
     table = Columns(headers, rows, right=frozenset(headers[1:4]))
     return [Group(table, *map(_indented, [notes] if notes else []))] if rows else []
 
