@@ -62,9 +62,10 @@ venv:
 dev: venv
 	@tools/install.sh $(VENV) figures,dev
 
-# uv.lock with the newest versions, and constraints.txt, its versions for pip, which takes CUDA's from the index of its torch.
+# uv.lock, with UPGRADE=1 of the newest versions, and constraints.txt, which has its versions for pip. CUDA's are left out there:
+# they are those of torch's index.
 lock:
-	uv lock --upgrade
+	uv lock $(if $(UPGRADE),--upgrade)
 	{ echo '# Made from uv.lock by `make lock`: the versions that this project is tested with.'; \
 	uv export --quiet --locked --all-extras --no-hashes --no-annotate --no-header --no-emit-project | \
 	grep -vE '^(cuda|nvidia|triton)'; } >constraints.txt
