@@ -95,8 +95,8 @@ def run_grid(
     --wait it stays, keeps the queue filled and resubmits interrupted jobs.
 
     Cells that another `gpas run` is running are followed, not run again. Interrupted cells resume from their last
-    checkpoint; failed and cancelled cells wait for `gpas retry`. Ctrl-C asks the jobs to save and exit; a second Ctrl-C
-    kills them.
+    checkpoint; failed and cancelled cells wait for `gpas retry`. Ctrl-C asks jobs of this machine to save and exit, and
+    a second Ctrl-C kills them; jobs of SLURM keep running.
 
     With --shrink, every cell trains for two updates, with its scheme, gate, schedules and stages but a tiny width, text
     and batch: a smoke test, which writes to .gpas/shrunk and leaves the project's results alone. Jobs run on this
