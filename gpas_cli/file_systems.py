@@ -1,6 +1,6 @@
 """The file system that a path is on: its type, whether other hosts may share it, and the bytes that are free on it."""
 
-import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,14 @@ def free(path: Path) -> Free:
 
     Quotas count where statvfs has them, as on XFS projects, or `quota` reports them; those of Lustre do not.
     """
-    folder = next(folder for folder in (path, *path.parents) if folder.exists())
-    facts = os.statvfs(folder)
-    left = [facts.f_bavail * facts.f_frsize, *_left_in_quotas(folder)]
+    folder = existing(path)
+    left = [shutil.disk_usage(folder).free, *_left_in_quotas(folder)]
     return Free(folder, min(left), quota=min(left) < left[0])
+
+
+def existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _left_in_quotas(folder: Path) -> list[int]:

@@ -41,7 +41,7 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1_051, 106),
+    "": (1_052, 107),
     "cli": (6_213, 238),
     "data": (3_333, 164),
     "doctor": (154, 1),
@@ -54,7 +54,7 @@ BUDGET = {
     "report": (5_911, 271),
     "results": (208, 9),
     "schedule": (3_159, 111),
-    "spec": (4_314, 256),
+    "spec": (4_313, 256),
     "state": (1_377, 100),
     "statistics": (273, 30),
     "store": (2_034, 151),

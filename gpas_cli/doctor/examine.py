@@ -164,7 +164,7 @@ def _disk(project: Project) -> Finding:
 
 
 def _files(project: Project) -> Iterator[Finding]:
-    folder = file_systems.free(project.runs).folder
+    folder = file_systems.existing(project.runs)
     network = file_systems.network_type(folder)
     advice = "keep the database on a local disk or PostgreSQL: set GPAS_DB" if network else ""
     yield Finding("file system", "note" if network else "ok", f"{network or 'local'}: {folder}", advice)

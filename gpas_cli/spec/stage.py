@@ -163,8 +163,7 @@ class _Importance(LocalAmounts):
 
     def downstream(self) -> Downstream:
         """Return the section by which the tasks are scored."""
-        section = Downstream(tasks=self.tasks, max_length=self.max_length, limit=self.limit)
-        return section.with_amounts(self.amount_of)
+        return Downstream(tasks=self.tasks, max_length=self.max_length, limit=self.limit).with_amounts(self.amount_of)
 
     def problems_in(self, cell: CellParts) -> Iterator[Problem]:
         """Yield what contradicts the cell."""

@@ -102,8 +102,7 @@ def test_a_busy_machine_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_full_disk_is_a_problem(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, status: str
 ) -> None:
-    facts = SimpleNamespace(f_bavail=int(free), f_frsize=1)
-    monkeypatch.setattr(file_systems.os, "statvfs", lambda folder: facts)
+    monkeypatch.setattr(file_systems.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(free)))
     found = examine._disk(project)  # there is no runs/ yet
     assert (found.status, bool(found.remedy)) == (status, status == "problem")
     assert found.detail == f"{free / 1e9:.1f} GB free at {tmp_path}"
