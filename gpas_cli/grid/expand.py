@@ -1,6 +1,6 @@
 """Expand a declared grid into cells: product, conditional axes, exclusions, overrides, recipes, checks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 
@@ -201,7 +201,7 @@ class Expansion:
         """
         settings = children(draft.settings)
         seed = settings["seed"].value if "seed" in settings else None
-        others = tuple((name, id(node)) for name, node in settings.items() if name != "seed")
+        others = (id(grid.scope), *((name, id(node)) for name, node in settings.items() if name != "seed"))
         if others in self.parsed and type(seed) is int and 0 <= seed <= MOST_SEED:
             return self.parsed[others][1].with_seed(seed)
         cell = self.parse(grid, draft)
@@ -211,7 +211,7 @@ class Expansion:
 
     def parse(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
-        recipe = self.experiments.recipes.get(_size_name(draft.settings))
+        recipe = grid.scope.recipes.get(_size_name(draft.settings))
         settings = draft.settings
         if recipe is not None:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
@@ -220,20 +220,20 @@ class Expansion:
         if values.get(NETWORK, "none") != "none":
             unread = [name for name in values if name in CELL_PARTS]
             found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
-        cell = parse_cell(values, found, self.experiments.catalogue)
+        cell = parse_cell(values, found, grid.scope.catalogue)
         for problem in found:
             placed = located(problem, settings, grid.mark)
             if recipe is None and problem.path[:1] == ("optim",) and problem.message == "is required":
-                self.report_missing_recipe(placed, settings)
+                self.report_missing_recipe(placed, settings, grid.scope.catalogue.sizes)
             else:
                 self.report(placed)
         return cell
 
-    def report_missing_recipe(self, problem: Problem, settings: Node) -> None:
+    def report_missing_recipe(self, problem: Problem, settings: Node, sizes: Collection[str]) -> None:
         """Report a size without a recipe, unless there is no such size, which is another problem."""
         size = children(settings).get("size")
         name = _size_name(settings)
-        if size is not None and (not name or name in self.experiments.catalogue.sizes):
+        if size is not None and (not name or name in sizes):
             message = f"is required: size {name or 'without a name'} has no entry under 'recipes'"
             self.report(replace(problem, message=message, where=str(size.mark)))
 
@@ -266,9 +266,9 @@ class Expansion:
             watch=grid.watch,
             resources=self.resources(grid, draft.settings),
             notes=draft.notes,
-            declared=Declared(grid.name, draft.settings, self.experiments.corpora, draft.added),
+            declared=Declared(grid.name, draft.settings, grid.scope.corpora, draft.added),
         )
-        if self.experiments.kind_resources.by_kind or grid.resources.by_kind:
+        if grid.scope.kind_resources.by_kind or grid.resources.by_kind:
             entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
         if section := cell.parameters("finetune"):
@@ -284,7 +284,7 @@ class Expansion:
             if not stage.declared.trains or not hasattr(recipe, "split_fault"):
                 continue
             if uneven := recipe.split_fault(entry.resources_of(stage).processes):
-                of_file = self.experiments.kind_resources.by_kind
+                of_file = grid.scope.kind_resources.by_kind
                 at = grid.resources.by_kind.get(stage.kind) or of_file.get(stage.kind) or grid.resources.own or grid
                 path = ("grids", grid.name, "resources", *([] if stage.kind == PRETRAIN else [stage.kind]))
                 self.report(Problem(path, uneven, str(at.mark)))
@@ -292,7 +292,7 @@ class Expansion:
     def resources(self, grid: Grid, settings: Node) -> Resources:
         """Return the resources of a training: its size's, overridden by its grid's."""
         size = _size_name(settings)
-        by_size = self.experiments.resources
+        by_size = grid.scope.resources
         base = by_size.get(size) or by_size.get(ALL) or _DEFAULT
         own = grid.resources.own
         layers = [(("grids", grid.name, "resources"), own)] if own else []
@@ -304,7 +304,7 @@ class Expansion:
         defaults[TOKENISE] = entry.text_resources
         trained = {stage.kind for stage in entry.cell.stages if stage.declared.trains}
         sections = [
-            (("resources",), self.experiments.kind_resources.by_kind),
+            (("resources",), grid.scope.kind_resources.by_kind),
             (("grids", grid.name, "resources"), grid.resources.by_kind),
         ]
         made = {}

@@ -90,27 +90,27 @@ def read_grid_resources(part: Part, stages: Sequence[str]) -> ResourceSettings:
 
 
 def read_resources(
-    part: Part, sizes: Collection[str], stages: Sequence[str], site: Entries
+    layers: Sequence[Mapping[str, Part]], sizes: Collection[str], stages: Sequence[str]
 ) -> tuple[dict[str, Resources], ResourceSettings]:
-    """Return the resources of the whole file over the site's: by size and for `all`, and the settings that override
-    them for a kind of job.
+    """Return the resources of a file's grids: by size and for `all`, and the settings that override them for a kind of
+    job. Each of the layers, sections by name, overrides the ones before.
     """
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
-    parts = part.entries()
     known = (*sizes, ALL, *kinds)
-    for name, child in (*site.items(), *parts.items()):
+    for name, child in (item for layer in layers for item in layer.items()):
         if name not in known:
             hint = f"write {ALL}: {{{name}: ...}}" if name in FIELDS else nearest(name, known)
             child.report(f"no size or stage '{name}'; {hint}", child.key)
         elif name not in kinds:
             child.instance(Resources)
     by_size: dict[str, Resources] = {}
-    for name in dict.fromkeys((ALL, *site, *parts)):
-        whole = _layered(site[ALL], site[name], parts[ALL], parts[name])
-        if isinstance(whole.value, dict) and name not in kinds:
+    for name in dict.fromkeys((ALL, *(name for layer in layers for name in layer if name not in kinds))):
+        parts = [layer[one] for layer in layers for one in dict.fromkeys((ALL, name)) if one in layer]
+        whole = _layered(*parts) if parts else None
+        if whole and isinstance(whole.value, dict):
             by_size[name] = overlaid(by_size.get(ALL, Resources()), whole)
-    layered = [_layered(site[name], parts[name]) for name in kinds]
-    return by_size, ResourceSettings(by_kind=_read_kinds(layered))
+    layered = {name: [layer[name] for layer in layers if name in layer] for name in kinds}
+    return by_size, ResourceSettings(by_kind=_read_kinds([_layered(*parts) for parts in layered.values() if parts]))
 
 
 def overlaid(base: Resources, part: Part) -> Resources:

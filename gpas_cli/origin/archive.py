@@ -191,8 +191,8 @@ def _printed(
             made = build(entries, known.states, known.results, spec)
         for form, suffix in (("markdown", "md"), ("csv", "csv")):
             yield f"tables/{name}.{suffix}", render(made, form).encode()
-        for source in spec.published:
-            yield f"published/{source}.yaml", papers.path_of(source).read_bytes()
+        for pack in spec.published:
+            yield f"published/{pack.name}.yaml", pack.document("numbers").read_bytes()
 
 
 def _declared(project: Project, experiments: Experiments, entries: Sequence[Entry]) -> dict[str, Member]:

@@ -9,14 +9,15 @@ import typer
 
 from gpas_cli.cli.commands.plan import plan_for
 from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
-from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
+from gpas_cli.cli.options import AsJson, Where, complete_table, offer
+from gpas_cli.cli.selection import entries, experiments, papers_known, project, recorded_of, split_settings, varied_entries
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.expand import expand
+from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
@@ -32,7 +33,6 @@ from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.stage import CONVERGENCE
 
-_SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
 
 
@@ -47,7 +47,7 @@ _TableNames = Annotated[
 _Source = Annotated[
     str | None,
     typer.Option(
-        "--source", help=f"The paper whose tables to print: {', '.join(_SOURCES)}.", autocompletion=offer_list(_SOURCES)
+        "--source", help="The paper whose tables to print: gpas, poster, curse ...", autocompletion=offer(papers_known)
     ),
 ]
 _Value = Annotated[
@@ -290,32 +290,33 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[papers.Prin
 
     Raises GpasError for a grid without published numbers if there is no `source`.
     """
-    chosen = papers.source_named(source) if source else None
+    packs = papers_known()
+    chosen = pack_named(source, packs) if source else None
     if not names:
-        return _of_source(chosen or papers.USUAL)
+        return _of_paper(chosen or packs[papers.USUAL])
     found = [
         part
         for name in names
-        for part in (papers.printed_named(name) if papers.is_printed_name(name) else _of_grid(name, chosen))
+        for part in (papers.printed_named(name, packs) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
     return list({part.title: part for part in found}.values())
 
 
-def _of_source(source: str) -> list[papers.PrintedPart]:
-    return [part for number in papers.numbers(source) for part in papers.printed(source, number)]
+def _of_paper(pack: Pack) -> list[papers.PrintedPart]:
+    return [part for number in papers.numbers(pack) for part in papers.printed(pack, number)]
 
 
-def _of_grid(name: str, source: str | None) -> list[papers.PrintedPart]:
+def _of_grid(name: str, chosen: Pack | None) -> list[papers.PrintedPart]:
     grids = experiments().grids
     if name not in grids:
         raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
     spec = grids[name].table
-    declared = {of: table.partition("@")[0] for of, table in (spec.published if spec else {}).items()}
-    parts = [part for of in declared if source in (of, None) for part in _of_source(of)]
-    named = {part.name for part in parts if declared[part.source] in (table.name for table in part.tables)}
-    found = [part for part in parts if part.name in named]
-    if not found and source:
-        return _of_source(source)
+    declared = {pack: table.partition("@")[0] for pack, table in (spec.published if spec else {}).items()}
+    parts = [(part, table) for pack, table in declared.items() if chosen in (pack, None) for part in _of_paper(pack)]
+    named = {part.name for part, wanted in parts if wanted in (table.name for table in part.tables)}
+    found = [part for part, _ in parts if part.name in named]
+    if not found and chosen:
+        return _of_paper(chosen)
     if not found:
         raise GpasError(f"grid '{name}' has no published table beside it; name one: gpas:2")
     return found
@@ -344,7 +345,7 @@ def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
 
 def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
-    printed_parts = papers.printed_named(name)
+    printed_parts = papers.printed_named(name, papers_known())
     parts = _served_parts(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:

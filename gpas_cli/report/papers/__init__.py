@@ -1,12 +1,7 @@
-"""Published numbers, in one YAML file per source, looked up by the labels of our cells.
+"""Published numbers, in the file numbers.yaml of each pack (`gpas_cli.grid.packs`), looked up by the labels of our cells.
 
-    sources:
-      gpas            the GPAS paper            curse_of_depth   The Curse of Depth (LayerNorm Scaling)
-      poster          the GPAS poster           spike_no_more    Spike No More
-      code            the GPAS repository       raptr            RaPTr
-
-A table has rows with labels and one column axis; the labels in `where` apply to all of it, the source's `where` to all
-of its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches
+A table has rows with labels and one column axis; the labels in `where` apply to all of it, the file's `where` to all of
+its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches
 any of them. A row without a label for the gate, the embedding or the depth means that it is unchanged.
 
 The tables of a source as it prints them have its order of rows and columns, its headings and its digits. The key
@@ -37,17 +32,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.packs import Pack, canonical, pack_named
 
 CellLabels = Mapping[str, Any]
 Place = tuple[str, int, int]  # published table, row and column
 
-SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
 UNCHANGED = {"gate": "none", "embed": "plain", "parametrisation": "standard", "depth": "full", "budget": "steps"}
 # With `as_if` only the direction of effects is compared.
 _NOT_COMPARED = ("size", "family", "init", "std", "data", "text", "steps")
@@ -97,7 +91,7 @@ class PublishedTable:
     no_cells: why a number has no cell of ours beside it.
     """
 
-    source: str
+    pack: Pack
     name: str
     what: str
     metric: str
@@ -115,6 +109,16 @@ class PublishedTable:
     remarks: tuple[Remark, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
     no_cells: str = "no grid declares such a cell"
+
+    @property
+    def source(self) -> str:
+        """The name of the pack that prints it."""
+        return self.pack.name
+
+    @property
+    def short(self) -> str:
+        """The short title of the paper: "GPAS paper"."""
+        return short_title(self.pack)
 
     @property
     def digits(self) -> int:
@@ -237,51 +241,55 @@ class PublishedCell:
         return round(self.value - base.value, 6)  # printed numbers have a few decimals, and so has their difference
 
 
-def published(source: str, name: str) -> PublishedTable:
-    """Return the table `name` of `source`.
+def published(pack: Pack, name: str) -> PublishedTable:
+    """Return the table `name` of a paper.
 
     A name such as "table2_perplexity@71m" looks every cell up in the column 71m, whatever its own label. Raises
-    GpasError with the nearest name for an unknown source, table or column.
+    GpasError with the nearest name for an unknown table or column.
     """
     name, _, as_if = name.partition("@")
-    known = load(source)["tables"]
+    known = load(pack).get("tables", {})
     if name not in known:
-        raise GpasError(f"'{source}' has no table '{name}'; {nearest(name, known)}")
-    table = _table(source, name)
+        raise GpasError(f"'{pack.name}' has no table '{name}'; {nearest(name, known)}")
+    table = _table(pack, name)
     columns = table.columns or tuple(dict.fromkeys(row.labels.get("size", "") for row in table.rows))
     if as_if and not any(_same(label, as_if) for label in columns):
-        raise GpasError(f"{source}: {name} has no column '{as_if}'; {nearest(as_if, map(str, columns))}")
+        raise GpasError(f"{pack.name}: {name} has no column '{as_if}'; {nearest(as_if, map(str, columns))}")
     return replace(table, as_if=as_if, compared_as="", batches=()) if as_if else table
 
 
-def tables(source: str) -> tuple[str, ...]:
-    """Return the names of the source's tables."""
-    return tuple(load(source)["tables"])
+def tables(pack: Pack) -> tuple[str, ...]:
+    """Return the names of a paper's tables."""
+    return tuple(load(pack).get("tables", {}))
 
 
-def path_of(source: str) -> Path:
-    """Return the path of a source's file. Raises GpasError with the nearest name for an unknown source."""
-    if source not in SOURCES:
-        raise GpasError(f"unknown source '{source}'; {nearest(source, SOURCES)}")
-    return Path(__file__).parent / f"{source}.yaml"
+def short_title(pack: Pack) -> str:
+    """Return the short title of a paper: "GPAS paper"; without one, the name of its pack."""
+    return str(load(pack).get("short", pack.name))
+
+
+def title_of(paper: str, packs: Mapping[str, Pack]) -> str:
+    """Return the short title of a paper that a claim names; its name if it is not one of the packs."""
+    return short_title(packs[canonical(paper)]) if canonical(paper) in packs else paper
 
 
 @cache
-def load(source: str) -> dict[str, Any]:
-    """Return the file of one source as plain data. Raises GpasError with the nearest name for an unknown source."""
-    text = path_of(source).read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.load(text, Loader=_LOADER)
+def load(pack: Pack) -> dict[str, Any]:
+    """Return the numbers of a paper as plain data, {} if it has none."""
+    data: dict[str, Any] = {}
+    if pack.has("numbers"):
+        data = yaml.load(pack.document("numbers").read_text(encoding="utf-8"), Loader=_LOADER)
     return data
 
 
 @cache
-def _table(source: str, name: str) -> PublishedTable:
-    whole = load(source)
+def _table(pack: Pack, name: str) -> PublishedTable:
+    whole = load(pack)
     data: dict[str, Any] = dict(whole["tables"][name])
     where = frozen({**whole.get("where", {}), **data.pop("where", {})})
     columns = data.pop("columns", {"axis": "", "labels": ()})
     return PublishedTable(
-        source=source,
+        pack=pack,
         name=name,
         axis=columns["axis"],
         columns=tuple(columns["labels"]),
@@ -319,7 +327,6 @@ def _same(a: object, b: object) -> bool:
 
 
 SEPARATOR = ":"  # in the name of a printed table: gpas:2
-ALIASES = {"curse": "curse_of_depth", "spike": "spike_no_more"}  # short names of sources on the command line
 USUAL = "gpas"
 _PLACES = ("Left", "Right")  # of two tables under one caption
 
@@ -365,29 +372,22 @@ class PrintedPart:
         return tuple(named.values())
 
 
-def source_named(name: str) -> str:
-    """Return the source called `name` or by its short name. Raises GpasError with the nearest name."""
-    if name in ALIASES or name in SOURCES:
-        return ALIASES.get(name, name)
-    raise GpasError(f"unknown source '{name}'; {nearest(name, (*SOURCES, *ALIASES))}")
-
-
-def numbers(source: str) -> tuple[str, ...]:
-    """Return the numbers of the source's tables."""
-    return tuple(load(source).get("layouts", {}))
+def numbers(pack: Pack) -> tuple[str, ...]:
+    """Return the numbers of a paper's tables."""
+    return tuple(load(pack).get("layouts", {}))
 
 
 def label_of(table: PublishedTable) -> str:
-    """Return what the source calls a table: "Table 2"; "" if its numbers are from the text."""
-    return _labels(table.source).get(table.name, "")
+    """Return what the paper calls a table: "Table 2"; "" if its numbers are from the text."""
+    return _labels(table.pack).get(table.name, "")
 
 
 @cache
-def _labels(source: str) -> dict[str, str]:
+def _labels(pack: Pack) -> dict[str, str]:
     return {
-        table.name: load(source)["layouts"][number].get("label", f"Table {number}")
-        for number in numbers(source)
-        for part in printed(source, number)
+        table.name: load(pack)["layouts"][number].get("label", f"Table {number}")
+        for number in numbers(pack)
+        for part in printed(pack, number)
         for table in part.tables
     }
 
@@ -397,37 +397,36 @@ def is_printed_name(name: str) -> bool:
     return SEPARATOR in name
 
 
-def printed_named(name: str, source: str = USUAL) -> tuple[PrintedPart, ...]:
-    """Return the parts of the table SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
-    before, separator, number = name.rpartition(SEPARATOR)
-    source = source_named(before) if separator else source
-    known = numbers(source)
+def printed_named(name: str, packs: Mapping[str, Pack]) -> tuple[PrintedPart, ...]:
+    """Return the parts of the table PAPER:NUMBER, or NUMBER of GPAS. Raises GpasError with the nearest name."""
+    paper, _, number = name.rpartition(SEPARATOR)
+    pack = pack_named(paper or USUAL, packs)
+    known = numbers(pack)
     if number not in known:
-        raise GpasError(f"{load(source)['short']} has no table '{number}'; {nearest(number, known)}")
-    return printed(source, number)
+        raise GpasError(f"{short_title(pack)} has no table '{number}'; {nearest(number, known)}")
+    return printed(pack, number)
 
 
 @cache
-def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
-    """Return the parts of the table `number` of `source`, which must exist."""
-    data = load(source)["layouts"][number]
-    title = f"{load(source)['short']}, {data.get('label', f'Table {number}')}: {data['caption']}"
+def printed(pack: Pack, number: str) -> tuple[PrintedPart, ...]:
+    """Return the parts of the table `number` of a paper, which must exist."""
+    data = load(pack)["layouts"][number]
+    title = f"{short_title(pack)}, {data.get('label', f'Table {number}')}: {data['caption']}"
     parts = data["parts"]
     titles = [title]
     if len(parts) > 1:
         alike = len({part["corner"] for part in parts}) == 1
         corners = ["" if alike else f": {part['corner']}" for part in parts]
         titles = [f"{title} {place}{corner}." for place, corner in zip(_PLACES, corners, strict=True)]
-    name = f"{source}{SEPARATOR}{number}"
-    return tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True))
+    name = f"{pack.name}{SEPARATOR}{number}"
+    return tuple(_part(pack, name, own, part) for own, part in zip(titles, parts, strict=True))
 
 
-def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
-    source = name.partition(SEPARATOR)[0]
+def _part(pack: Pack, name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
     texts: Mapping[str, Any] = data.get("texts", {})
     lines = [PrintedLine(row, tuple(PublishedCell(None, text=one) for one in own)) for row, own in texts.items()]
     if not lines:
-        lines = [line for band in data.get("bands") or [data] for line in _lines(source, data, band)]
+        lines = [line for band in data.get("bands") or [data] for line in _lines(pack, data, band)]
     return PrintedPart(
         name=name,
         title=title,
@@ -435,12 +434,12 @@ def _part(name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
         headings=tuple(data["headings"]),
         lines=tuple(lines),
         quantities=tuple(data.get("quantities", ())),
-        cells_of=printed(source, data["cells_of"])[0] if "cells_of" in data else None,
+        cells_of=printed(pack, data["cells_of"])[0] if "cells_of" in data else None,
     )
 
 
-def _lines(source: str, part: Mapping[str, Any], band: Mapping[str, Any]) -> Iterator[PrintedLine]:
-    columns = [column for name in band.get("columns") or part["columns"] for column in _columns(source, name, part)]
+def _lines(pack: Pack, part: Mapping[str, Any], band: Mapping[str, Any]) -> Iterator[PrintedLine]:
+    columns = [column for name in band.get("columns") or part["columns"] for column in _columns(pack, name, part)]
     title = band["title"] if "bands" in part and "title" in band else ""
     for place, row in enumerate(band["rows"], band.get("first", 0)):
         cells = []
@@ -451,11 +450,11 @@ def _lines(source: str, part: Mapping[str, Any], band: Mapping[str, Any]) -> Ite
         yield PrintedLine(row, tuple(cells), title)
 
 
-def _columns(source: str, name: str, part: Mapping[str, Any]) -> Iterator[tuple[PublishedTable, int, int]]:
+def _columns(pack: Pack, name: str, part: Mapping[str, Any]) -> Iterator[tuple[PublishedTable, int, int]]:
     """Yield the published table, the position and the offset of the rows of each column that `name` stands for."""
     name, _, further = name.partition("+")
     name, at, label = name.partition("@")
-    table = published(source, name)
+    table = published(pack, name)
     every = range(len(table.rows)) if part.get("transposed") else range(len(table.columns) or 1)
     yield from ((table, i, int(further or 0)) for i in every if not at or str(table.columns[i]) == label)
 

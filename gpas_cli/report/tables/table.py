@@ -205,7 +205,7 @@ def build(
     Raises GpasError for an unknown metric, axis or published table, if two entries of one table cell differ in more
     than the averaged axis, and for networks if the columns are not tasks.
     """
-    sources = {source: published(source, name) for source, name in spec.published.items()}
+    sources = {pack.name: published(pack, name) for pack, name in spec.published.items()}
     kinds = stage_kinds(entries)
     what = what or metric(_compared_value(spec.value, sources.values(), kinds), kinds)
     return _Builder(entries, states, results, replace(spec, value=what.name), what, sources).table(networks)
