@@ -6,9 +6,9 @@ from itertools import chain, product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override
-from gpas_cli.grid.document import Label, Mark, Node, mapping
+from gpas_cli.grid.document import Label, Mark, Node, mapping, placed
 from gpas_cli.grid.read import fixed_labels
-from gpas_cli.grid.resources import ALL, overlaid
+from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.cost import MOST_SEED
@@ -211,8 +211,8 @@ class Expansion:
 
     def parse(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
-        recipe = self.experiments.recipes.get(_size_name(draft.settings))
         settings = draft.settings
+        recipe = self.recipe(settings)
         if recipe is not None:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
         found: list[Problem] = []
@@ -222,19 +222,26 @@ class Expansion:
             found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
         cell = parse_cell(values, found, self.experiments.catalogue)
         for problem in found:
-            placed = located(problem, settings, grid.mark)
+            problem = located(problem, settings, grid.mark)
             if recipe is None and problem.path[:1] == ("optim",) and problem.message == "is required":
-                self.report_missing_recipe(placed, settings)
+                self.report_missing_recipe(problem, settings)
             else:
-                self.report(placed)
+                self.report(problem)
         return cell
+
+    def recipe(self, settings: Node) -> Node | None:
+        """Return the recipe of the size in the file, or else in the package, whose settings are placed at the size."""
+        name = _size_name(settings)
+        own, built_in = self.experiments.recipes.get(name), of_built_in_sizes("recipes")[name].node
+        return own or (placed(built_in, children(settings)["size"].mark) if built_in else None)
 
     def report_missing_recipe(self, problem: Problem, settings: Node) -> None:
         """Report a size without a recipe, unless there is no such size, which is another problem."""
         size = children(settings).get("size")
         name = _size_name(settings)
         if size is not None and (not name or name in self.experiments.catalogue.sizes):
-            message = f"is required: size {name or 'without a name'} has no entry under 'recipes'"
+            missing = f"size {name or 'without a name'} has no recipe"
+            message = f"is required: {missing}; write optim: {{lr: ..., warmup: ..., steps: ..., batch: ...}}"
             self.report(replace(problem, message=message, where=str(size.mark)))
 
     def report(self, problem: Problem) -> None:
