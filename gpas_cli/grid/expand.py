@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override
-from gpas_cli.grid.document import Label, Mark, Node, mapping
+from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Scope
+from gpas_cli.grid.document import Label, Mark, Node, mapping, placed
 from gpas_cli.grid.read import fixed_labels
-from gpas_cli.grid.resources import ALL, overlaid
+from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.cost import MOST_SEED
@@ -211,8 +211,8 @@ class Expansion:
 
     def parse(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
-        recipe = grid.scope.recipes.get(_size_name(draft.settings))
         settings = draft.settings
+        recipe = _recipe(settings, grid.scope)
         if recipe is not None:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
         found: list[Problem] = []
@@ -222,11 +222,11 @@ class Expansion:
             found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
         cell = parse_cell(values, found, grid.scope.catalogue)
         for problem in found:
-            placed = located(problem, settings, grid.mark)
+            problem = located(problem, settings, grid.mark)
             if recipe is None and problem.path[:1] == ("optim",) and problem.message == "is required":
-                self.report_missing_recipe(placed, settings, grid.scope.catalogue.sizes)
+                self.report_missing_recipe(problem, settings, grid.scope.catalogue.sizes)
             else:
-                self.report(placed)
+                self.report(problem)
         return cell
 
     def report_missing_recipe(self, problem: Problem, settings: Node, sizes: Collection[str]) -> None:
@@ -234,7 +234,8 @@ class Expansion:
         size = children(settings).get("size")
         name = _size_name(settings)
         if size is not None and (not name or name in sizes):
-            message = f"is required: size {name or 'without a name'} has no entry under 'recipes'"
+            missing = f"size {name or 'without a name'} has no recipe"
+            message = f"is required: {missing}; write optim: {{lr: ..., warmup: ..., steps: ..., batch: ...}}"
             self.report(replace(problem, message=message, where=str(size.mark)))
 
     def report(self, problem: Problem) -> None:
@@ -360,6 +361,13 @@ class Expansion:
     def broken(self) -> set[str]:
         """Return the grids without cells; the reason is reported where they are declared."""
         return {name for name, entries in self.expanded.items() if not entries}
+
+
+def _recipe(settings: Node, scope: Scope) -> Node | None:
+    """Return the recipe of the size that the file declares, or else the package's, whose settings are placed at the size."""
+    name = _size_name(settings)
+    own, built_in = scope.recipes.get(name), of_built_in_sizes("recipes")[name].node
+    return own or (placed(built_in, children(settings)["size"].mark) if built_in else None)
 
 
 def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:

@@ -91,7 +91,9 @@ def interpret(
         others = _of_values(experiments, {name: grid for name, (grid, _) in read.items() if name not in grids})
         more += (problem for problem in others if all(problem.where != other.where for other in problems))
         sections = {"size": "sizes", "data": "corpora", "network": "networks"}
-        faulty = {(what, name) for what, section in sections.items() for file in files for name in file.sections[section]}
+        faulty = {
+            (what, name) for what, section in sections.items() for file in files for name in file.sections[section]
+        }
         raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
 

@@ -59,12 +59,18 @@ class Pack:
 @cache
 def known_packs() -> dict[str, Pack]:
     """Return the packs of this package and of installed ones by name. Raises GpasError for one whose folder is missing."""
-    found = {path.name: Pack(path.name, path) for path in sorted(_FOLDER.iterdir()) if path.is_dir() and path.name[0] not in "._"}
+    found = {
+        path.name: Pack(path.name, path)
+        for path in sorted(_FOLDER.iterdir())
+        if path.is_dir() and path.name[0] not in "._"
+    }
     for point in metadata.entry_points(group=_GROUP):
         name = canonical(point.name)
         module = util.find_spec(point.value)
         if module is None or not module.origin:
-            raise GpasError(f"the paper '{name}' of an installed package has no folder: there is no module {point.value}")
+            raise GpasError(
+                f"the paper '{name}' of an installed package has no folder: there is no module {point.value}"
+            )
         if name in found:
             raise GpasError(f"an installed package has a paper '{name}', which is also in {found[name].folder}")
         found[name] = Pack(name, Path(module.origin).parent)

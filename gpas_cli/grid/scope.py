@@ -81,7 +81,9 @@ def _of_own_sizes(file: File, section: str) -> dict[str, Part]:
     return {file.prefix + name: parts[name] for name in file.sections["sizes"] if name in parts}
 
 
-def _named(cls: type[_T], entries: Mapping[str, Part], built_in: Mapping[str, _T], known: Mapping[str, _T]) -> dict[str, _T]:
+def _named(
+    cls: type[_T], entries: Mapping[str, Part], built_in: Mapping[str, _T], known: Mapping[str, _T]
+) -> dict[str, _T]:
     """Return the sizes or corpora of a file. Built-in names cannot be redefined: published results refer to them."""
     found: dict[str, _T] = {}
     # A mixture may name corpora that follow it.

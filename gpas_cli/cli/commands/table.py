@@ -10,7 +10,15 @@ import typer
 from gpas_cli.cli.commands.plan import plan_for
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Where, complete_table, offer
-from gpas_cli.cli.selection import entries, experiments, papers_known, project, recorded_of, split_settings, varied_entries
+from gpas_cli.cli.selection import (
+    entries,
+    experiments,
+    papers_known,
+    project,
+    recorded_of,
+    split_settings,
+    varied_entries,
+)
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson, From, filled
