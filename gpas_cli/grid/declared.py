@@ -298,10 +298,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Experiments:
-    """An experiments.yaml with the packs that it includes. `scope` is that of its own grids; `packs` are the papers that
-    are known, by name; `included` those whose grids belong to it; `site` has the sections of resources in the site's
-    profile; `seeds` has the seeds added beside the file, by grid; `claims` are the file's own by name, each at the sizes
-    that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
+    """An experiments.yaml with the packs that it includes. `scope` is that of its own grids; `packs` are the papers
+    that are known, by name; `included` those whose grids belong to it; `site` has the sections of resources in the
+    site's profile; `seeds` has the seeds added beside the file, by grid; `claims` are the file's own by name, each at
+    the sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
 
     path: Path
     default: str

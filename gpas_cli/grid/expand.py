@@ -364,7 +364,7 @@ class Expansion:
 
 
 def _recipe(settings: Node, scope: Scope) -> Node | None:
-    """Return the recipe of the size that the file declares, or else the package's, whose settings are placed at the size."""
+    """Return the recipe of the size in the file, or else in the package, whose settings are placed at the size."""
     name = _size_name(settings)
     own, built_in = scope.recipes.get(name), of_built_in_sizes("recipes")[name].node
     return own or (placed(built_in, children(settings)["size"].mark) if built_in else None)

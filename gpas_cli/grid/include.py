@@ -8,7 +8,7 @@ with these over them. The same is true of `axes`, `cadence`, `watch`, `resources
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
@@ -187,22 +187,25 @@ def _check_need(need: Part, pack: Pack) -> None:
 
 
 def with_likes(grids: Mapping[str, Part], visible: Mapping[str, Part]) -> dict[str, Part]:
-    """Return the grids with the sections of others that theirs are like; `visible` are the grids that these may name."""
+    """Return the grids with the sections of others that theirs are like; `visible` are those that they may name."""
     found = {}
     for name, part in grids.items():
-        sections = {key: node for key in _LIKE if (node := _section(part, key, visible, ()))}
-        found[name] = part if part.node is None or not sections else _with(part, sections)
+        sections = {key: node for key in _LIKE if (node := _section(part, key, visible, [name]))}
+        if sections and part.node:
+            whole = mapping({**children(part.node), **sections}, part.node.mark, part.node.key)
+            part = replace(part, node=whole)
+        found[name] = part
     return found
 
 
-def _with(part: Part, sections: Mapping[str, Node]) -> Part:
-    assert part.node is not None
-    whole = mapping({**children(part.node), **sections}, part.node.mark, part.node.key)
-    return replace(part, node=whole)
+def _section(
+    part: Part, key: str, visible: Mapping[str, Part], trail: Sequence[str], first: Part | None = None
+) -> Node | None:
+    """Return a section of a grid over the one that it is like, None if it has no `like`.
 
-
-def _section(part: Part, key: str, visible: Mapping[str, Part], trail: Sequence[str]) -> Node | None:
-    """Return a section of a grid over the one that it is like, None if it has no `like`."""
+    trail: the grids that led here, each like the next; first: the `like` of the first, where a circle is reported. What
+    else is wrong with the others is reported there.
+    """
     node = children(part.node).get(key)
     entries = children(node)
     if node is None or "like" not in entries:
@@ -211,20 +214,17 @@ def _section(part: Part, key: str, visible: Mapping[str, Part], trail: Sequence[
     at = Part(entries["like"], (*part.path, key, "like"), part.problems, entries["like"].mark)
     name = at.text()
     if name in trail:
-        at.report(f"the grids are like each other in a circle: {' -> '.join([*trail, name])}")
+        (first or at).report(f"the grids are like each other in a circle: {' -> '.join([*trail, name])}")
     elif name and name not in visible:
         at.report(f"no grid '{name}'; {nearest(name, visible)}")
     elif name:
-        # What is wrong with the other grid is reported there.
         other = replace(visible[name], problems=[])
-        under = _section(other, key, visible, (*trail, name)) or children(other.node).get(key)
+        under = _section(other, key, visible, [*trail, name], first or at) or children(other.node).get(key)
         if under is None:
             at.report(f"{name} has no '{key}'")
         elif key == "base":
-            own = nested(own, part.problems, (*part.path, key))
+            own = nested(own, part.problems, tuple(map(str, (*part.path, key))))
             return merge(nested(under, [], ()), own)
-        elif not own.value:
-            return under
         else:
-            return mapping({**children(under), **children(own)}, node.mark, node.key)
+            return mapping({**children(under), **children(own)}, node.mark, node.key) if own.value else under
     return own

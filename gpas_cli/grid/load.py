@@ -1,5 +1,5 @@
-"""Read experiments.yaml, the packs that it includes, and the plugin files that they name as `Experiments`, and report all
-their problems at once.
+"""Read experiments.yaml, the packs that it includes, and the plugin files that they name as `Experiments`, and report
+all their problems at once.
 
 Rules across grids are checked here: includes form no cycle, and conditions and tables name axes and labels that exist.
 """

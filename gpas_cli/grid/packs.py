@@ -1,20 +1,19 @@
-"""Packs: a paper in a folder, with what it declares and what it has published. All files are optional.
+"""Packs: a paper in a folder, with what it declares and what it has published. Each file may be missing.
 
     README.md        what is reproduced and what is not
-    grids.yaml       grids, and the sizes, corpora, networks, recipes and resources that they need, as in experiments.yaml
+    grids.yaml       grids, and the sizes, corpora, networks, recipes and resources that they need
     numbers.yaml     the published tables (`gpas_cli.report.papers`)
     claims.yaml      the paper's claims, as under `claims` in experiments.yaml
     figures.yaml     the paper's figures (`gpas_cli.report.figures.paper_figures`)
 
-The packs of this package lie in gpas_cli/papers, those of installed packages are entry points of the group
-`gpas_cli.papers`: the name of the pack, and the module in whose folder it lies. The numbers, claims and figures of these
-are known by name; their grids, and all of a pack in another folder, only where a file says so:
+The packs of this package lie in gpas_cli/papers. Those of installed packages are entry points of the group
+`gpas_cli.papers`: the name of the pack, and the module in whose folder it lies. Their numbers, claims and figures are
+known by name. Their grids, and all of a pack in another folder, belong to an experiments file that includes them:
 
     include: [gpas, ./mypaper, {pack: ./theirs, as: theirs}]
 
-As pip does with packages, a name may be written with - or _, and the beginning of a name is enough if no other pack's
-name begins with it. With `as`, the pack has this name, and NAME. stands before the names of its grids, claims, sizes,
-corpora and networks.
+As with pip, - and _ are the same in a name; the first words of a name are enough if no other pack's name begins with
+them. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora and networks.
 """
 
 import hashlib
@@ -58,7 +57,7 @@ class Pack:
 
 @cache
 def known_packs() -> dict[str, Pack]:
-    """Return the packs of this package and of installed ones by name. Raises GpasError for one whose folder is missing."""
+    """Return the packs of this package and of installed ones by name. Raises GpasError for one without a folder."""
     found = {
         path.name: Pack(path.name, path)
         for path in sorted(_FOLDER.iterdir())
@@ -83,7 +82,7 @@ def canonical(name: str) -> str:
 
 
 def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
-    """Return the pack with this name, or the only one whose name begins with it. Raises GpasError with the nearest name."""
+    """Return the pack with this name, or the only one that begins with it. Raises GpasError with the nearest name."""
     wanted = canonical(name.lower())
     if wanted in packs:
         return packs[wanted]

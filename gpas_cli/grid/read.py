@@ -48,7 +48,7 @@ AxisLabels = dict[str, tuple[Label, ...]]
 
 
 def read_grid(name: str, part: Part, stages: Sequence[str], file: File) -> tuple[Grid, bool]:
-    """Return the grid declared by `part` of a file, and whether nothing is wrong with it that is also wrong with its cells.
+    """Return the grid that `part` of a file declares, and whether no problem of it is also one of its cells.
 
     Adds what is wrong to the problems. `stages` are the stages after pretraining.
     """

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Scope
-from gpas_cli.grid.document import Node
 from gpas_cli.grid.include import File
 from gpas_cli.grid.resources import read_resources
 from gpas_cli.grid.settings import Entries, Part, children
@@ -24,8 +23,8 @@ _T = TypeVar("_T")
 def read_scopes(main: File, plugins: Plugin, site: Entries) -> dict[File, Scope]:
     """Return the scope of experiments.yaml and of each file that it includes. Faulty declarations are reported.
 
-    A file's grids may name what is built in, what the included files declare, and its own. Sizes have the recipe and the
-    resources of the file that declares them, unless a file has others for its own grids; the site's profile and
+    A file's grids may name what is built in, what the included files declare, and its own. Sizes have the recipe and
+    the resources of the file that declares them, unless a file has others for its own grids; the site's profile and
     experiments.yaml override the resources of all grids.
     """
     scopes: dict[File, Scope] = {}
@@ -125,7 +124,7 @@ def _pin_problems(network: Network, root: Path) -> Iterator[Problem]:
 
 
 def _check_recipes(recipes: Mapping[str, Part], sizes: Collection[str]) -> None:
-    """Report what is wrong with recipes. They may be partial; settings that are still missing are reported for the cell."""
+    """Report what is wrong with recipes. They may be partial; what is still missing is reported for the cell."""
     for name, child in recipes.items():
         if name not in sizes:
             child.report(f"no size '{name}'; {nearest(name, sizes)}", child.key)

@@ -41,7 +41,6 @@ from gpas_cli.grid.document import Node, parse_document, read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 from gpas_cli.project import Project
-from gpas_cli.report import papers
 from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.table import build

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import yaml
+from named_papers import published
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
@@ -11,7 +12,6 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import published
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.table import build
 from gpas_cli.spec.model import shortcut_std
@@ -192,8 +192,8 @@ UNPRINTED = {
 def test_every_cell_of_a_published_table_has_its_number(grid: str) -> None:
     spec = EXPERIMENTS.grids[grid].table_spec
     cells = [cell for row in build(GRIDS[grid], {}, {}, spec).rows for cell in row.cells if cell.statuses]
-    bare = {source: sum(source not in cell.printed for cell in cells) for source in spec.published}
-    assert bare == {source: UNPRINTED.get((grid, source), 0) for source in spec.published}
+    bare = {pack.name: sum(pack.name not in cell.printed for cell in cells) for pack in spec.published}
+    assert bare == {pack.name: UNPRINTED.get((grid, pack.name), 0) for pack in spec.published}
 
 
 def test_table_11_of_raptr_trains_nothing_besides_table_3() -> None:

@@ -14,7 +14,6 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_grid, offer
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.claims.declared import all_claims, select_claims, tuned_claims, undeclared_claims

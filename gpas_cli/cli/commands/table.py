@@ -9,7 +9,7 @@ import typer
 
 from gpas_cli.cli.commands.plan import plan_for
 from gpas_cli.cli.console import print_json, say
-from gpas_cli.cli.options import AsJson, Where, complete_table, offer
+from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
 from gpas_cli.cli.selection import (
     entries,
     experiments,

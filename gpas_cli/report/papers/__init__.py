@@ -1,4 +1,4 @@
-"""Published numbers, in the file numbers.yaml of each pack (`gpas_cli.grid.packs`), looked up by the labels of our cells.
+"""Published numbers, in numbers.yaml of each pack (`gpas_cli.grid.packs`), looked up by the labels of our cells.
 
 A table has rows with labels and one column axis; the labels in `where` apply to all of it, the file's `where` to all of
 its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches

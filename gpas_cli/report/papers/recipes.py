@@ -1,9 +1,9 @@
 """The recipes by which published numbers were obtained, and where a cell differs from them.
 
-A recipe is data in the numbers.yaml of its paper: settings by their names in experiments.yaml (`optim.lr`), one value for all
-columns or one for each; {best_of: [...]} where the number is from the best of several runs. `settings` are stated in
-the paper, `code` only in the published code, and `unstated` in neither. `exceptions` are settings of single rows, null
-where a setting does not apply, and `not_here` is what none of our settings expresses.
+A recipe is data in its paper's numbers.yaml: settings by their names in experiments.yaml (`optim.lr`), one value for
+all columns or one for each; {best_of: [...]} where the number is from the best of several runs. `settings` are stated
+in the paper, `code` only in the published code, and `unstated` in neither. `exceptions` are settings of single rows,
+null where a setting does not apply, and `not_here` is what none of our settings expresses.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence

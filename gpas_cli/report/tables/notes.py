@@ -365,7 +365,8 @@ def _objectives(table: Table) -> Iterator[Note]:
             found |= {(source, one.published, one.ours): None} if one.setting == OBJECTIVE else {}
     for source, *kinds in found:
         theirs, ours = (f"{_LOSSES.get(kind, kind)} loss ({kind})" for kind in kinds)
-        said = f"{table.published[source].short} prints the {theirs}, ours is the {ours}: only signs of differences compare"
+        short = table.published[source].short
+        said = f"{short} prints the {theirs}, ours is the {ours}: only signs of differences compare"
         yield Note("compared", said)
 
 
@@ -416,7 +417,8 @@ def _budgets(table: Table) -> Iterator[Note]:
         padding = " with padding" if entry.data.layout == "pad" else ""
         for source, printed in cell.printed.items():
             if (theirs := printed.cell.tokens) and not 1 / _SAME_BUDGET < ours / theirs < _SAME_BUDGET:
-                budgets = f"{abbreviated(theirs)} tokens in {table.published[source].short}, {abbreviated(ours)}{padding} here"
+                there = f"{abbreviated(theirs)} tokens in {table.published[source].short}"
+                budgets = f"{there}, {abbreviated(ours)}{padding} here"
                 found[f"{table.columns[i].title} was trained on {budgets}"] = None
     yield from (Note("budget", text) for text in found)
 

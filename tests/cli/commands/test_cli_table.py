@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from face import EXPERIMENTS, START, TRAINED, Face, end, gpas
 from jsonschema import Draft202012Validator
+from named_papers import numbers
 from test_cli_schema import check
 
 from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
 from gpas_cli.documents import json_schema
-from gpas_cli.report.papers import numbers
 
 AGAINST = "against: {gate: none}"
 
