@@ -170,7 +170,7 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
     """Return the cells that a figure needs: of the paper's grid, or of another one."""
     grid = grid or spec.grid
     if grid not in experiments.grids:
-        problem = f"experiments.yaml declares no grid '{grid}'; `gpas init` writes one that does"
+        problem = f"experiments.yaml declares no grid '{grid}'; `gpas init --papers` writes one that does"
         return Request(spec, grid, problem=problem)
     declared = expand(experiments, [grid])
     own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]
