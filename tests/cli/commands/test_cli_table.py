@@ -76,7 +76,7 @@ def test_a_papers_table_with_our_numbers(face: Face) -> None:
         if value < 7:
             metrics = {"perplexity": 31.0 + value, "perplexity_reference": 30.0 + value}
             face.recorded(entry, ("start", START), ("outcome", end("done", metrics=metrics)))
-    document = face("table", "--paper", "--json").json
+    document = face("table", "--source", "gpas", "--json").json
     Draft202012Validator(json_schema(PaperTablesJson, closed=True)).validate(document)
     assert [table["name"] for table in document["tables"]] == ["gpas:2"]
     assert document["published"][0]["name"] == "gpas:1"
