@@ -7,6 +7,7 @@ from itertools import chain, product
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Scope
 from gpas_cli.grid.document import Label, Mark, Node, mapping, placed
+from gpas_cli.grid.packs import including
 from gpas_cli.grid.read import fixed_labels
 from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
@@ -66,7 +67,8 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
     wanted = list(dict.fromkeys(names or [experiments.default]))
     for name in wanted:
         if name not in experiments.grids:
-            raise GpasError(f"no grid '{name}' in {experiments.path.name}; {nearest(name, experiments.grids)}")
+            hint = including(name) or nearest(name, experiments.grids)
+            raise GpasError(f"no grid '{name}' in {experiments.path.name}; {hint}")
     entries, problems = expanded(experiments, wanted)
     if problems:
         raise InvalidExperiments(problems)

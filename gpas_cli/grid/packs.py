@@ -90,3 +90,11 @@ def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
     if len(begun) == 1:
         return begun[0]
     raise GpasError(f"no paper '{name}'; {nearest(wanted, packs)}")
+
+
+def including(grid: str) -> str:
+    """Return how to include the grid of a known paper: "add gpas to `include`"; "" if no known paper has it."""
+    line = f"\n  {grid}:\n"
+    packs = (pack for pack in known_packs().values() if pack.has("grids"))
+    names = [pack.name for pack in packs if line in pack.document("grids").read_text("utf-8")]
+    return f"add {names[0].replace('_', '-')} to `include`" if names else ""

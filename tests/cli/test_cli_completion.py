@@ -51,7 +51,7 @@ def test_values_are_completed(shell: str, tmp_path: Path) -> None:
         pytest.skip(f"{shell} is not installed")
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     environ = {"HOME": str(tmp_path), "PATH": path, "TERM": "dumb", "LC_ALL": "C.UTF-8"}
-    subprocess.run(["gpas", "init"], cwd=tmp_path, env=environ, check=True, capture_output=True)
+    subprocess.run(["gpas", "init", "--papers"], cwd=tmp_path, env=environ, check=True, capture_output=True)
     set_up, options = SET_UP[shell]
     pid, terminal = pty.fork()
     if pid == 0:

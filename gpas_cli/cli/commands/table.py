@@ -86,9 +86,7 @@ def table(
     where: Where = None,
     paper: Annotated[
         bool,
-        typer.Option(
-            "--paper", help="Print the published numbers beside ours; without a grid, all tables of the GPAS paper."
-        ),
+        typer.Option("--paper", help="Print the published numbers beside ours; --source gpas prints a paper's tables."),
     ] = False,
     published_only: Annotated[
         bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
@@ -126,7 +124,7 @@ def table(
     names, settings = split_settings(names or [])
     if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
-    if published_only or source is not None or any(papers.SEPARATOR in name for name in names) or (paper and not names):
+    if published_only or source is not None or any(papers.SEPARATOR in name for name in names):
         if value or external or best:
             raise GpasError("--value, --best and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)

@@ -27,7 +27,7 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.packs import Pack
+from gpas_cli.grid.packs import Pack, including
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
 from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.quantities import quantity
@@ -172,7 +172,7 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
     """Return the cells that a figure needs: of the paper's grid, or of another one."""
     grid = grid or spec.grid
     if grid not in experiments.grids:
-        problem = f"experiments.yaml declares no grid '{grid}'; `gpas init` writes one that does"
+        problem = f"{experiments.path.name} declares no grid '{grid}'; {including(grid)}"
         return Request(spec, grid, problem=problem)
     declared = expand(experiments, [grid])
     own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]
