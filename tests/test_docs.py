@@ -27,7 +27,7 @@ from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.packs import known_packs
-from gpas_cli.report.papers import load
+from gpas_cli.report.papers import load as numbers_of
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
@@ -284,8 +284,8 @@ def test_the_citation_and_the_changelog_are_of_this_version() -> None:
     assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0")
     assert citation["type"] == "software"
     assert "preferred-citation" not in citation  # which would be cited in place of the software
-    papers = [load(pack)["title"] for pack in known_packs().values() if pack.has("numbers") and pack.name != "code"]
-    titles = {title.removesuffix(" (poster)") for title in papers}
+    papers = [pack for pack in known_packs().values() if pack.has("numbers") and pack.name != "code"]
+    titles = {numbers_of(pack)["title"].removesuffix(" (poster)") for pack in papers}
     assert {work["title"] for work in citation["references"]} == titles
     assert f"## {__version__} " in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert (ROOT / "LICENSE").read_text("utf-8").split("\n")[0].strip() == "Apache License"

@@ -93,7 +93,7 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
         ("run grid optim.l", "optim.lr="),
         ("run sm", "small"),
         ("run grid --for-table raptr:", "raptr:7"),
-        ("table spike:", "spike:2"),
+        ("table spike_no_more:", "spike_no_more:2"),
         ("table --value perpl", "perplexity"),
         ("figure --paper gpas-3", "gpas-3a"),
         ("figure --against gate=g", "gate=gpas"),

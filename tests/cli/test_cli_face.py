@@ -128,11 +128,11 @@ def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[
 def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken = project / "here/broken.yaml"
     text = (project / "here/experiments.yaml").read_text()
-    text = text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("std: 0.08", "std: -1")
-    broken.write_text(text.replace("table4_position}", "table9}").replace("value: mean_", "value: mea_"))
+    text = text.replace("- pre\n      - deepnorm", "- prre\n      - deepnorm").replace("std: 0.08", "std: -1")
+    broken.write_text(text.replace("table4_position", "table9").replace("value: mean_", "value: mea_"))
     done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes", expect=2)
     checked = gpas(project, "-c", "broken.yaml", "doctor", expect=None)
-    broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position}", "table9}"))
+    broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position", "table9"))
     gpas(project, "-c", "broken.yaml", "plan", expect=2)
     gpas(project, "-c", "broken.yaml", "status")  # it reads no table
     broken.unlink()
