@@ -13,30 +13,35 @@ known by name. Their grids, and all of a pack in another folder, belong to an ex
     include: [gpas, ./mypaper, {pack: ./theirs, as: theirs}]
 
 As with pip, - and _ are the same in a name; the first words of a name are enough if no other pack's name begins with
-them. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora and networks.
+them. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora, networks,
+claims and figures.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata, util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.document import read_document
+from gpas_cli.grid.settings import children
 
 _GROUP = "gpas_cli.papers"
-_FOLDER = Path(__file__).parents[1] / "papers"
+FOLDER = Path(__file__).parents[1] / "papers"
 _DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A paper in a folder. installed: whether it belongs to this or another installed package, which is trusted."""
+    """A paper in a folder. installed: whether it belongs to this or another installed package, which is trusted.
+    prefix: what stands before the names that it declares."""
 
     name: str
     folder: Path
     installed: bool = True
+    prefix: str = ""
 
     def document(self, name: str) -> Path:
         """Return the path of one of its files, which need not exist: `grids`, `numbers`, `claims` or `figures`."""
@@ -45,6 +50,15 @@ class Pack:
     def has(self, name: str) -> bool:
         """Return whether it has this file."""
         return self.document(name).is_file()
+
+    @cached_property
+    def _grids(self) -> Collection[str]:
+        root = read_document(self.document("grids")) if self.has("grids") else None
+        return children(children(root).get("grids"))
+
+    def outside(self, grid: str) -> str:
+        """Return the name by which other files know a grid that its files name."""
+        return f"{self.prefix}{grid}" if self.prefix and grid in self._grids else grid
 
     @property
     def digest(self) -> str:
@@ -60,12 +74,15 @@ def known_packs() -> dict[str, Pack]:
     """Return the packs of this package and of installed ones by name. Raises GpasError for one without a folder."""
     found = {
         path.name: Pack(path.name, path)
-        for path in sorted(_FOLDER.iterdir())
+        for path in sorted(FOLDER.iterdir())
         if path.is_dir() and path.name[0] not in "._"
     }
     for point in metadata.entry_points(group=_GROUP):
         name = canonical(point.name)
-        module = util.find_spec(point.value)
+        try:
+            module = util.find_spec(point.value)
+        except ModuleNotFoundError:
+            module = None
         if module is None or not module.origin:
             raise GpasError(
                 f"the paper '{name}' of an installed package has no folder: there is no module {point.value}"
@@ -77,13 +94,13 @@ def known_packs() -> dict[str, Pack]:
 
 
 def canonical(name: str) -> str:
-    """Return the name of a pack as it is kept: with _ in place of -."""
-    return name.replace("-", "_")
+    """Return the name of a pack as it is kept: in small letters, with _ in place of -."""
+    return name.replace("-", "_").lower()
 
 
 def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
     """Return the pack with this name, or the only one that begins with it. Raises GpasError with the nearest name."""
-    wanted = canonical(name.lower())
+    wanted = canonical(name)
     if wanted in packs:
         return packs[wanted]
     begun = [pack for known, pack in packs.items() if wanted and known.startswith(f"{wanted}_")]

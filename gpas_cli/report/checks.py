@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpas_cli.errors import GpasError, Problem
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec
+from gpas_cli.grid.packs import FOLDER, Pack
 from gpas_cli.grid.settings import children, unnamed
+from gpas_cli.report.claims.declared import paper_claims
+from gpas_cli.report.figures.paper_figures import figures_of
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import feature_fault, metric, state_metric
+from gpas_cli.report.shapes import checked
 from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, StageKind
 from gpas_cli.words import listed
@@ -16,7 +20,11 @@ _NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference
 
 
 def report_problems(experiments: Experiments) -> Iterator[Problem]:
-    """Yield the problems of tables and claims, with their places in the file."""
+    """Yield the problems of tables and claims, and of the packs in folders, with their places in the files."""
+    packs = [pack for pack in experiments.included if pack.folder.parent != FOLDER]
+    if faults := [fault for pack in packs for fault in _pack_problems(pack, experiments)]:
+        yield from faults  # the tables of grids name the packs' numbers
+        return
     for grid in experiments.grids.values():
         yield from _unreported(experiments.grids, grid)
         if grid.table is not None:
@@ -25,6 +33,24 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
     for claim in (claim for sizes in experiments.claims.values() for claim in sizes):
         for comparison in claim.comparisons:
             yield from _comparison_problems(experiments, claim, comparison)
+
+
+def _pack_problems(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
+    """Yield the problems of a pack that is not one of this package, and names that it shares with another one."""
+    try:
+        checked(pack, "numbers")
+        declared = {"claims": paper_claims(pack, experiments), "figures": figures_of(pack)}
+    except InvalidExperiments as error:
+        yield from error.problems
+        return
+    for claim in (claim for sizes in declared["claims"].values() for claim in sizes):
+        for comparison in claim.comparisons:
+            yield from _comparison_problems(experiments, claim, comparison)
+    for other in (one for one in experiments.packs.values() if one != pack):
+        others = {"claims": paper_claims(other), "figures": figures_of(other)}
+        for what, name in ((what, name) for what, own in declared.items() for name in own if name in others[what]):
+            message = f"{other.name} has it as well; include one of them as `{{pack: ..., as: NAME}}`"
+            yield Problem((what, name), message, str(pack.document(what)))
 
 
 def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: Iterable[StageKind]) -> Iterator[Problem]:
