@@ -16,9 +16,9 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem, closest, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
-from gpas_cli.grid.packs import Pack, canonical, pack_named
+from gpas_cli.grid.packs import DOCUMENTS, Pack, canonical, pack_named
 from gpas_cli.grid.settings import Entries, Part, children, merge, name_fault, nested, root_of
 
 _OF_PACKS = ("version", "include", "needs", "plugins", "sizes", "corpora", "networks", "recipes", "resources", "grids")
@@ -127,10 +127,14 @@ def _pack(name: str, named: str, file: File, packs: dict[str, Pack], item: Part)
     if name.startswith((".", "/", "~")):
         folder = (file.path.parent / Path(name).expanduser()).resolve()
         pack = Pack(canonical(folder.name), folder, installed=False)
-        if not any(map(pack.has, ("grids", "numbers", "claims", "figures"))):
+        if not any(map(pack.has, DOCUMENTS)):
             missing = "has no grids.yaml, numbers.yaml, claims.yaml or figures.yaml"
             item.report(f"{folder} {missing if folder.is_dir() else 'is not a folder'}")
             return None
+        for path in sorted(folder.glob("*.y*ml")):
+            meant = f"{closest(path.stem, DOCUMENTS)}.yaml"
+            if meant not in (path.name, ".yaml"):
+                item.report(f"{path} is not read; did you mean {meant}?")
     else:
         try:
             pack = pack_named(name, packs)

@@ -30,7 +30,7 @@ from gpas_cli.grid.settings import children
 
 _GROUP = "gpas_cli.papers"
 FOLDER = Path(__file__).parents[1] / "papers"
-_DOCUMENTS = ("grids", "numbers", "claims", "figures")
+DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Pack:
     def digest(self) -> str:
         """16 hexadecimal digits that identify the content of its files."""
         total = hashlib.sha256()
-        for path in (self.document(name) for name in _DOCUMENTS if self.has(name)):
+        for path in (self.document(name) for name in DOCUMENTS if self.has(name)):
             total.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
         return total.hexdigest()[:16]
 

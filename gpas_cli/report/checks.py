@@ -39,16 +39,16 @@ def _pack_problems(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
     """Yield the problems of a pack that is not one of this package, and names that it shares with another one."""
     try:
         checked(pack, "numbers")
-        declared = {"claims": paper_claims(pack, experiments), "figures": figures_of(pack)}
+        claims, figures = paper_claims(pack, experiments), figures_of(pack)
     except InvalidExperiments as error:
         yield from error.problems
         return
-    for claim in (claim for sizes in declared["claims"].values() for claim in sizes):
+    for claim in (claim for sizes in claims.values() for claim in sizes):
         for comparison in claim.comparisons:
             yield from _comparison_problems(experiments, claim, comparison)
     for other in (one for one in experiments.packs.values() if one != pack):
-        others = {"claims": paper_claims(other), "figures": figures_of(other)}
-        for what, name in ((what, name) for what, own in declared.items() for name in own if name in others[what]):
+        shared = {"claims": claims.keys() & paper_claims(other), "figures": figures.keys() & figures_of(other)}
+        for what, name in ((what, name) for what, names in shared.items() for name in sorted(names)):
             message = f"{other.name} has it as well; include one of them as `{{pack: ..., as: NAME}}`"
             yield Problem((what, name), message, str(pack.document(what)))
 

@@ -129,8 +129,9 @@ def _describe_std(model: Model) -> str:
 
 def describe_norm(model: Model) -> str:
     """Return the scheme's name if its settings are the published ones. LNS is published in two forms."""
-    usual = all(getattr(model.norm, own.name) == own.default for own in fields(model.norm))
-    return model.scheme if usual or isinstance(model.norm, LNS) else NO_MATCH
+    norm: Any = model.norm
+    usual = all(getattr(norm, own.name) == own.default for own in fields(norm))
+    return model.scheme if usual or isinstance(norm, LNS) else NO_MATCH
 
 
 def _declared(entry: Entry, *path: str) -> str:
