@@ -13,7 +13,7 @@ known by name. Their grids, and all of a pack in another folder, belong to an ex
     include: [gpas, ./mypaper, {pack: ./theirs, as: theirs}]
 
 As with pip, - and _ are the same in a name; the first words of a name are enough if no other pack's name begins with
-them. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora, networks,
+them, but for one that continues the name. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora, networks,
 claims and figures.
 """
 
@@ -99,13 +99,16 @@ def canonical(name: str) -> str:
 
 
 def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
-    """Return the pack with this name, or the only one that begins with it. Raises GpasError with the nearest name."""
+    """Return the pack with this name, or the one that begins with it, if the names of others only continue its name.
+
+    Raises GpasError with the nearest name.
+    """
     wanted = canonical(name)
     if wanted in packs:
         return packs[wanted]
-    begun = [pack for known, pack in packs.items() if wanted and known.startswith(f"{wanted}_")]
-    if len(begun) == 1:
-        return begun[0]
+    begun = sorted(known for known in packs if wanted and known.startswith(f"{wanted}_"))
+    if begun and all(known.startswith(begun[0]) for known in begun):
+        return packs[begun[0]]
     raise GpasError(f"no paper '{name}'; {nearest(wanted, packs)}")
 
 
