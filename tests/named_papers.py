@@ -8,7 +8,11 @@ from gpas_cli.report import papers
 from gpas_cli.report.papers import PrintedPart, PublishedTable
 
 PACKS = known_packs()
-SOURCES = tuple(name for name, pack in PACKS.items() if pack.has("numbers"))
+NUMBERS = tuple(name for name, pack in PACKS.items() if pack.has("numbers"))
+# Those whose networks are trained here: their tables name recipes. The others have numbers alone.
+SOURCES = tuple(
+    name for name in NUMBERS if any("recipes" in table for table in papers.load(PACKS[name])["tables"].values())
+)
 
 
 def _pack(source: str | Pack) -> Pack:

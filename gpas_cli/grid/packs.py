@@ -13,8 +13,8 @@ known by name. Their grids, and all of a pack in another folder, belong to an ex
     include: [gpas, ./mypaper, {pack: ./theirs, as: theirs}]
 
 As with pip, - and _ are the same in a name; the first words of a name are enough if no other pack's name begins with
-them, but for one that continues the name. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora, networks,
-claims and figures.
+them, but for one that continues the name. With `as`, the pack has this name, and NAME. stands before the names of its
+grids, sizes, corpora, networks, claims and figures.
 """
 
 import hashlib

@@ -13,8 +13,10 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.declared import select_claims
+from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.figures.paper_figures import figures_of, named
 from gpas_cli.report.papers import published
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.shapes import checked
 
 FILES = {
@@ -211,3 +213,15 @@ def test_packs_that_include_each_other_are_an_error() -> None:
 def test_the_numbers_and_figures_of_the_package_have_the_shape(name: str) -> None:
     assert bool(checked(PACKS[name], "numbers")) is PACKS[name].has("numbers")
     assert bool(figures_of(PACKS[name])) is PACKS[name].has("figures")
+
+
+@pytest.mark.parametrize("name", [name for name in PACKS if PACKS[name].has("grids")])
+def test_each_pack_of_the_package_can_be_included_alone(name: str) -> None:
+    experiments = including(f"[{name.replace('_', '-')}]")
+    for grid in experiments.grids:
+        assert expand(experiments, [grid])
+    claims = [claim for claim in select_claims(experiments) if claim.source.paper == name]
+    assert bool(claims) is PACKS[name].has("claims")
+    for claim in claims:
+        found = evaluate(claim, Recorded(expand(experiments, claim.grids)))
+        assert found.missing
