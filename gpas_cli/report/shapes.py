@@ -23,8 +23,12 @@ def checked(pack: Pack, name: str) -> dict[str, Any]:
     problems: list[Problem] = []
     root = root_of(read_document(pack.document(name)) if pack.has(name) else None, problems)
     _check(root, _SHAPES[name])
-    for table in root.entries()["tables"].entries().values() if not problems else ():
+    whole = root.entries()
+    for table in whole["tables"].entries().values() if not problems else ():
         _check_columns(table)
+        for recipe in table.entries()["recipes"].items():
+            if recipe.value not in (known := whole["recipes"].entries()) and "/" not in recipe.value:
+                recipe.report(f"no recipe '{recipe.value}'; {nearest(recipe.value, known)}")
     if problems:
         raise InvalidExperiments(problems)
     return root.node.plain() if root.node else {}

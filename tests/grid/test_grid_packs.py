@@ -112,6 +112,8 @@ def test_a_plugin_of_a_pack_has_published_numbers() -> None:
         ("numbers.yaml", "[20]", "[20, 30]", "8:39: tables.one.rows.values: has 2 numbers for 1 column"),
         ("numbers.yaml", "[20]", "[n/a]", "8:40: tables.one.rows.values: 'n/a' is not number or null"),
         ("numbers.yaml", "[20]", "20", "8:39: tables.one.rows.values: '20' is not a list; write [20]"),
+        ("numbers.yaml", "    rows", "    recipes: [own]\n    rows", "7:15: tables.one.recipes: no recipe 'own'; none is"),
+        ("numbers.yaml", "tables:", "recipes: {own: {}}\ntables:", "2:11: recipes.own: needs 'stated_in'"),
         ("numbers.yaml", "tables:", "tables: [", "4:9: is not YAML: while parsing a flow sequence"),
         ("numbers.yaml", FILES["numbers.yaml"], "- 1\n", "1:1: a list is not a mapping"),
         ("figures.yaml", "    title", "    tilte", "4:5: figures.paper-1.tilte: unknown key 'tilte'; did you mean"),
