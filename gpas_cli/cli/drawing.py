@@ -154,8 +154,7 @@ def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]])
     if figure.missing:
         words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
         words.append(f"Run: {figure.command}")
-    toy = paper_figures.declared_figures(experiments().packs)[figure.name].toy
-    if not figure.panels and not figure.note and toy in experiments().grids:
+    if not figure.panels and not figure.note and paper_figures.declared_figures(experiments().packs)[figure.name].toy:
         words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
     if figure.unrecorded:
         words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")
