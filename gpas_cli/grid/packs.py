@@ -52,13 +52,14 @@ class Pack:
         return self.document(name).is_file()
 
     @cached_property
-    def _grids(self) -> Collection[str]:
+    def grids(self) -> Collection[str]:
+        """The names of its grids in its files."""
         root = read_document(self.document("grids")) if self.has("grids") else None
         return children(children(root).get("grids"))
 
     def outside(self, grid: str) -> str:
         """Return the name by which other files know a grid that its files name."""
-        return f"{self.prefix}{grid}" if self.prefix and grid in self._grids else grid
+        return f"{self.prefix}{grid}" if self.prefix and grid in self.grids else grid
 
     @property
     def digest(self) -> str:
@@ -114,7 +115,5 @@ def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
 
 def including(grid: str) -> str:
     """Return how to include the grid of a known paper: "add gpas to `include`"; "" if no known paper has it."""
-    line = f"\n  {grid}:\n"
-    packs = (pack for pack in known_packs().values() if pack.has("grids"))
-    names = [pack.name for pack in packs if line in pack.document("grids").read_text("utf-8")]
+    names = [pack.name for pack in known_packs().values() if grid in pack.grids]
     return f"add {names[0].replace('_', '-')} to `include`" if names else ""

@@ -20,37 +20,33 @@ _NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference
 
 
 def report_problems(experiments: Experiments) -> Iterator[Problem]:
-    """Yield the problems of tables and claims, and of the packs in folders, with their places in the files."""
-    packs = [pack for pack in experiments.included if pack.folder.parent != FOLDER]
-    if faults := [fault for pack in packs for fault in _pack_problems(pack, experiments)]:
-        yield from faults  # the tables of grids name the packs' numbers
-        return
+    """Yield the problems of tables and claims, and of packs that are not of this package, with their places."""
+    claims = dict(experiments.claims)
+    try:
+        for pack in (pack for pack in experiments.included if pack.folder.parent != FOLDER):
+            checked(pack, "numbers")
+            claims |= paper_claims(pack, experiments)
+            yield from _shared_names(pack, experiments)
+    except InvalidExperiments as error:
+        yield from error.problems
+        return  # the tables of grids name the packs' numbers
     for grid in experiments.grids.values():
         yield from _unreported(experiments.grids, grid)
         if grid.table is not None:
             kinds = experiments.catalogue.stage_kinds.values()
             yield from _problems(experiments.grids, grid, grid.table, kinds)
-    for claim in (claim for sizes in experiments.claims.values() for claim in sizes):
-        for comparison in claim.comparisons:
-            yield from _comparison_problems(experiments, claim, comparison)
-
-
-def _pack_problems(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
-    """Yield the problems of a pack that is not one of this package, and names that it shares with another one."""
-    try:
-        checked(pack, "numbers")
-        claims, figures = paper_claims(pack, experiments), figures_of(pack)
-    except InvalidExperiments as error:
-        yield from error.problems
-        return
     for claim in (claim for sizes in claims.values() for claim in sizes):
         for comparison in claim.comparisons:
             yield from _comparison_problems(experiments, claim, comparison)
+
+
+def _shared_names(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
+    """Yield the names of claims and figures that another pack has as well."""
     for other in (one for one in experiments.packs.values() if one != pack):
-        shared = {"claims": claims.keys() & paper_claims(other), "figures": figures.keys() & figures_of(other)}
-        for what, name in ((what, name) for what, names in shared.items() for name in sorted(names)):
-            message = f"{other.name} has it as well; include one of them as `{{pack: ..., as: NAME}}`"
-            yield Problem((what, name), message, str(pack.document(what)))
+        for what, named in (("claims", paper_claims), ("figures", figures_of)):
+            for name in sorted(named(pack).keys() & named(other).keys()):
+                message = f"{other.name} has it as well; include one of them as `{{pack: ..., as: NAME}}`"
+                yield Problem((what, name), message, str(pack.document(what)))
 
 
 def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: Iterable[StageKind]) -> Iterator[Problem]:

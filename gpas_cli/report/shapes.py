@@ -1,5 +1,6 @@
 """Check the numbers and figures of packs: their keys, and the kinds of their values, as shapes.yaml lists them."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,18 @@ import yaml
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.grid.document import read_document
 from gpas_cli.grid.packs import Pack
-from gpas_cli.grid.settings import Part, root_of
+from gpas_cli.grid.settings import Entries, Part, root_of
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.words import count
 
 _SHAPES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _CURVES = (*QUANTITIES, "bound")
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "any": lambda value: True,
+    "number": lambda value: type(value) in (int, float),
+    "number or null": lambda value: value is None or type(value) in (int, float),
+    "lower or higher": lambda value: value in ("lower", "higher"),
+}
 
 
 @cache
@@ -25,10 +32,7 @@ def checked(pack: Pack, name: str) -> dict[str, Any]:
     _check(root, _SHAPES[name])
     whole = root.entries()
     for table in whole["tables"].entries().values() if not problems else ():
-        _check_columns(table)
-        for recipe in table.entries()["recipes"].items():
-            if recipe.value not in (known := whole["recipes"].entries()) and "/" not in recipe.value:
-                recipe.report(f"no recipe '{recipe.value}'; {nearest(recipe.value, known)}")
+        _check_table(table.entries(), whole["recipes"].entries())
     if problems:
         raise InvalidExperiments(problems)
     return root.node.plain() if root.node else {}
@@ -49,22 +53,21 @@ def _check(part: Part, shape: Any) -> None:
         if part.value == ():
             part.report("is an empty list")
     elif shape == "curves":
-        for name in part.texts():
-            if name not in _CURVES:
-                part.report(f"unknown curve '{name}'; {nearest(name, _CURVES)}")
+        for name in (name for name in part.texts() if name not in _CURVES):
+            part.report(f"unknown curve '{name}'; {nearest(name, _CURVES)}")
     elif shape == "text":
         part.sentence()
-    elif (shape == "lower or higher" and part.value not in shape.split(" or ")) or (
-        shape.startswith("number") and type(part.value) not in (int, float, type(None) if "null" in shape else int)
-    ):
+    elif not _KINDS[shape](part.value):
         part.report(f"'{part.value}' is not {shape}")
 
 
-def _check_columns(table: Part) -> None:
-    """Report lists of numbers that are longer or shorter than the columns."""
-    parts = table.entries()
-    wanted = len(parts["columns"].entries()["labels"].items()) or 1
-    rows = [row.entries().without(("labels",)).entries() for row in parts["rows"].items()]
-    for part in (parts["train_tokens"], parts["batches"], *(part for row in rows for part in row.values())):
+def _check_table(table: Entries, recipes: Entries) -> None:
+    """Report lists of numbers that are longer or shorter than the columns, and recipes that are not there."""
+    wanted = len(table["columns"].entries()["labels"].items()) or 1
+    rows = [row.entries().without(("labels",)).entries() for row in table["rows"].items()]
+    for part in (table["train_tokens"], table["batches"], *(part for row in rows for part in row.values())):
         if part.node and len(part.value) != wanted:
             part.report(f"has {count(len(part.value), 'number')} for {count(wanted, 'column')}")
+    for part in table["recipes"].items():
+        if part.value not in recipes and "/" not in part.value:
+            part.report(f"no recipe '{part.value}'; {nearest(part.value, recipes)}")
