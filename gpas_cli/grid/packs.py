@@ -26,7 +26,7 @@ from pathlib import Path
 from gpas_cli.errors import GpasError, nearest
 
 _GROUP = "gpas_cli.papers"
-_FOLDER = Path(__file__).parents[1] / "papers"
+OF_PACKAGE = Path(__file__).parents[1] / "papers"
 _DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
@@ -58,11 +58,8 @@ class Pack:
 @cache
 def known_packs() -> dict[str, Pack]:
     """Return the packs of this package and of installed ones by name. Raises GpasError for one without a folder."""
-    found = {
-        path.name: Pack(path.name, path)
-        for path in sorted(_FOLDER.iterdir())
-        if path.is_dir() and path.name[0] not in "._"
-    }
+    paths = sorted(OF_PACKAGE.iterdir()) if OF_PACKAGE.is_dir() else []  # the copy that jobs execute has none
+    found = {path.name: Pack(path.name, path) for path in paths if path.is_dir() and path.name[0] not in "._"}
     for point in metadata.entry_points(group=_GROUP):
         name = canonical(point.name)
         module = util.find_spec(point.value)

@@ -183,6 +183,11 @@ class Table:
     remarks: tuple[Note, ...] = ()
     alone: bool = False
 
+    @property
+    def papers(self) -> dict[str, str]:
+        """The papers whose numbers are beside ours, with the digests of their files."""
+        return {source: table.pack.digest for source, table in self.published.items()}
+
     @cached_property
     def statuses(self) -> tuple[EntryStatus, ...]:
         """Each entry once, with a number if it has one: with a column per task, an entry is in several cells."""
