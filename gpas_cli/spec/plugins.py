@@ -68,9 +68,15 @@ def plugin_of(name: str, source: str) -> Plugin:
 
 
 @cache
+def entry_points() -> metadata.EntryPoints:
+    """Return those of all installed packages, read once: each call of `metadata` reads the files of every package."""
+    return metadata.entry_points()
+
+
+@cache
 def installed() -> Plugin:
     """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
-    found = metadata.entry_points()  # of all groups, because each call reads the files of every installed package
+    found = entry_points()
     schemes: dict[str, type[Scheme]] = {}
     for point, package in _points(found.select(group=_SCHEME_GROUP), "scheme"):
         schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
