@@ -68,20 +68,24 @@ def plugin_of(name: str, source: str) -> Plugin:
 
 
 @cache
-def entry_points() -> metadata.EntryPoints:
-    """Return those of all installed packages, read once: each call of `metadata` reads the files of every package."""
-    return metadata.entry_points()
+def entry_points(group: str) -> metadata.EntryPoints:
+    """Return those of a group in all installed packages."""
+    return _every_entry_point().select(group=group)
+
+
+@cache
+def _every_entry_point() -> Any:
+    return metadata.entry_points()  # each call reads the files of every installed package
 
 
 @cache
 def installed() -> Plugin:
     """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
-    found = entry_points()
     schemes: dict[str, type[Scheme]] = {}
-    for point, package in _points(found.select(group=_SCHEME_GROUP), "scheme"):
+    for point, package in _points(entry_points(_SCHEME_GROUP), "scheme"):
         schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
     kinds: dict[str, StageKind] = {}
-    for point, package in _points(found.select(group=_STAGE_KIND_GROUP), "stage kind"):
+    for point, package in _points(entry_points(_STAGE_KIND_GROUP), "stage kind"):
         kinds |= _kinds_with_origin({point.name: _loaded(point, package, "stage kind")}, PluginOrigin(package))
     return Plugin(schemes, kinds)
 
