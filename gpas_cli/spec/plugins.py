@@ -70,7 +70,8 @@ def plugin_of(name: str, source: str) -> Plugin:
 @cache
 def entry_points(group: str) -> metadata.EntryPoints:
     """Return those of a group in all installed packages."""
-    return _every_entry_point().select(group=group)
+    found: metadata.EntryPoints = _every_entry_point().select(group=group)
+    return found
 
 
 @cache
