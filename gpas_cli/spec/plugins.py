@@ -67,7 +67,6 @@ def plugin_of(name: str, source: str) -> Plugin:
     return Plugin(_with_origin(schemes, origin), _kinds_with_origin(kinds, origin))
 
 
-@cache
 def entry_points(group: str) -> metadata.EntryPoints:
     """Return those of a group in all installed packages."""
     found: metadata.EntryPoints = _every_entry_point().select(group=group)
