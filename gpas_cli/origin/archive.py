@@ -37,10 +37,11 @@ from gpas_cli.errors import GpasError
 from gpas_cli.files import open_regular
 from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, Experiments
-from gpas_cli.grid.document import Node, parse_document, read_document
+from gpas_cli.grid.document import parse_document, read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
 from gpas_cli.grid.packs import OF_PACKAGE, Pack
+from gpas_cli.grid.resources import private_settings
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.render import render
@@ -127,11 +128,8 @@ def write_archive(
 def _public(experiments: Experiments, grids: Mapping[str, Sequence[Entry]]) -> tuple[dict[str, Member], list[str]]:
     """Return the experiments file without the values of PRIVATE settings if it has any, and their places.
 
-    Raises GpasError if the file would declare other cells, and if a paper in a folder has such values.
+    Raises GpasError if the file would declare other cells.
     """
-    for path in (pack.document("grids") for pack in experiments.included if not pack.installed and pack.has("grids")):
-        if places := _without_values(path.read_bytes().decode("utf-8-sig"), str(path))[1]:
-            raise GpasError(f"{', '.join(places)}: these values may be secrets; move them to {experiments.path.name}")
     name = experiments.path.name
     text = experiments.path.read_bytes().decode("utf-8-sig")
     changed, places = _without_values(text, name)
@@ -151,7 +149,7 @@ def _public(experiments: Experiments, grids: Mapping[str, Sequence[Entry]]) -> t
 def _without_values(text: str, name: str) -> tuple[str, list[str]]:
     """Return an experiments file with *** for the values of PRIVATE settings, all else as it was, and their places."""
     found: dict[tuple[int, int], tuple[str, str]] = {}
-    for setting, node in _private(parse_document(text, name)):
+    for setting, node in private_settings(parse_document(text, name)):
         if node.span and isinstance(node.value, str) and (public := hidden(setting, node.value)) != node.value:
             found[node.span] = f"'{public}'", str(node.mark)
     for (start, end), (value, _) in sorted(found.items(), reverse=True):
@@ -160,16 +158,6 @@ def _without_values(text: str, name: str) -> tuple[str, list[str]]:
         ending = before[len(before.rstrip()) :]  # of a block scalar
         text = f"{text[:start]}{anchor[0] if anchor else ''}{value}{ending}{text[end:]}"
     return text, [place for _, place in found.values()]
-
-
-def _private(node: Node, within: bool = False) -> Iterator[tuple[str, Node]]:
-    """Yield the entries of PRIVATE settings, each with the name of its setting. within: `node` is in `resources`."""
-    value = node.value
-    for name, child in value.items() if isinstance(value, dict) else ():
-        if within and name in PRIVATE and not isinstance(child.value, dict):  # a size may have such a name
-            yield from ((name, item) for item in (child.value if isinstance(child.value, tuple) else (child,)))
-        else:
-            yield from _private(child, within or name == "resources")
 
 
 def _public_record(attempt: AttemptDir) -> tuple[str, bytes | None]:

@@ -117,8 +117,8 @@ def test_papers_are_included(finished: Face, tmp_path: Path) -> None:
     assert "theirs" in gpas(folder, "status", "theirs").out
     grids.write_text("version: 1\nresources: {all: {setup: [export TOKEN=secret]}}\n")
     refused = finished("export", "--archive", "small.tar.gz", "small", expect=Exit.USAGE).err
-    assert "mypaper/grids.yaml:2:" in refused
-    assert "secret" not in refused.replace("may be secrets", "")
+    assert "mypaper/grids.yaml:2:27: resources.setup: is for experiments.yaml or the site's profile" in refused
+    assert "secret" not in refused
 
 
 def test_added_seeds_and_tuned_settings_are_included(finished: Face, tmp_path: Path) -> None:
