@@ -43,8 +43,8 @@ from gpas_cli.grid.load import interpret
 from gpas_cli.project import Project
 from gpas_cli.report import papers
 from gpas_cli.report.recorded import recorded, stage_keys
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.render import render
-from gpas_cli.report.tables.table import build
 from gpas_cli.spec.downstream import is_local, local_file
 from gpas_cli.spec.run import PRIVATE, hidden
 from gpas_cli.store import peek

@@ -25,9 +25,9 @@ from gpas_cli.report.claims.verdict import WORDS, ClaimJson, ClaimPartJson, clai
 from gpas_cli.report.papers import SOURCES, load, numbers, printed
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.paper_table import is_published_beside, serving, with_declared
+from gpas_cli.report.tables.grid_table import build
+from gpas_cli.report.tables.paper_table import is_published_beside, paper_table, serving
 from gpas_cli.report.tables.render import render, to_html
-from gpas_cli.report.tables.table import build
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import main_result
 from gpas_cli.state.status import RESULTS, CellStatus
@@ -257,7 +257,7 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
         own = {name: one for name, one in cells.items() if is_published_beside(one[0], part)}
         served = serving(part, own) if own else None
         if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
-            made = with_declared(served, known.states, known.results)
+            made = paper_table(served, known.states, known.results, declared=True)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
             yield _PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")

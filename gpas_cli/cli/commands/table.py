@@ -25,9 +25,10 @@ from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import select_networks
-from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
+from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
+from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
 from gpas_cli.report.tables.sheet import Drawn
-from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
+from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.stage import CONVERGENCE
@@ -364,14 +365,13 @@ def paper_sections(
     With `names` of grids, only the parts of which these have cells. declared: show the metric that a grid declares
     beside the one that the published numbers are compared with.
     """
-    made = with_declared if declared else paper_table
     found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
             if served is None or part.quantities
-            else made(served, known.states, known.results)
+            else paper_table(served, known.states, known.results, declared=declared)
             for part, served in found
         ]
 

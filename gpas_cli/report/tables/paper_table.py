@@ -15,33 +15,19 @@ from itertools import product
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PrintedLine, PrintedPart, PublishedCell, PublishedTable
-from gpas_cli.report.papers.recipes import deviations, fit
+from gpas_cli.report.papers.recipes import fit
 from gpas_cli.report.quantities import METRICS, metric
 from gpas_cli.report.tables.entry_status import (
     NO_UNIT,
     Results,
     States,
-    as_averaged,
-    best_variant,
     by_variant,
-    entry_status,
-    in_units_of,
 )
 from gpas_cli.report.tables.sheet import Note
-from gpas_cli.report.tables.table import (
-    Column,
-    Printed,
-    Row,
-    Table,
-    TableCell,
-    ranked,
-    with_columns,
-    with_summary,
-)
+from gpas_cli.report.tables.table import Column, Frame, Printed, Row, Spot, Table, TableCell, fill, with_declared
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.translation import BLEU
-from gpas_cli.statistics import stats
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
@@ -149,47 +135,48 @@ def _compared_metric(cell: PublishedCell) -> Metric:
     return known
 
 
-def paper_table(served: Serving, states: States, results: Results, what: Metric | None = None) -> Table:
+def paper_table(served: Serving, states: States, results: Results, *, declared: bool = False) -> Table:
     """Return the part as printed, with our numbers first and the published ones beside them.
 
-    what: the metric of our numbers, by default the one that the published are compared with.
+    declared: also show the metric that the grid declares (`table.with_declared`).
     """
+    frame = _frame(served)
+    own = metric(served.grid.table_spec.value, stage_kinds(served.entries)) if declared else None
+    table = with_declared(frame, own, states, results) if own else fill(frame, states, results)
+    return replace(table, remarks=(_about_cells(served, table), *table.remarks))
+
+
+def _about_cells(served: Serving, table: Table) -> Note:
+    """Return the grid that has the cells, and those whose number is the best of several settings."""
+    shown = [cell for row in table.rows for cell in row.cells if cell.others and cell.summary]
+    tuned = listed(list(dict.fromkeys(cell.statuses[0].entry.name for cell in shown)), _NAMED)
+    best = f"; as in the paper, the best of several settings is shown: {tuned}" if shown else ""
+    return Note("cells", f"our numbers are from the grid {served.grid.name}{best}")
+
+
+def _frame(served: Serving) -> Frame:
+    """Return the part as printed, without our numbers."""
     part, spec = served.part, _spec(served.part, served.grid)
-    plain = {cell.place: _cell(cell, served, spec, what, states, results) for line in part.lines for cell in line.cells}
-    plain = plain if what else _in_their_units(part, plain, spec.over)
-    rows = ranked(
-        [_row(line, part, spec, plain) for line in part.lines],
-        lambda row, column: _compared_metric(part.lines[row].cells[column]),
-    )
-    columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
+    places = {cell.place: (i, j) for i, line in enumerate(part.lines) for j, cell in enumerate(line.cells)}
+    units = {cell.place[0]: places[cell.place] for line in part.lines for cell in line.cells if cell.is_unit}
+    lines = [
+        (
+            Row(_key(line, spec), line.title, (), base=_base_key(line, part, spec), section=line.band),
+            [
+                replace(
+                    _spot(cell, served),
+                    base=places[cell.base.place] if cell.base else None,
+                    unit=units.get(cell.place[0]),
+                )
+                for cell in line.cells
+            ],
+        )
+        for line in part.lines
+    ]
+    columns = tuple(_column(part, i, spec) for i in range(len(part.headings)))
     sources = {table.source: table for table in reversed(part.tables)}
-    tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
-    shown = listed(list(dict.fromkeys(tuned)), _NAMED)
-    best = f"; as in the paper, the best of several settings is shown: {shown}" if tuned else ""
-    note = Note("cells", f"our numbers are from the grid {served.grid.name}{best}")
-    return Table(
-        spec,
-        columns[0].metric,
-        tuple(columns),
-        tuple(rows),
-        sources,
-        printed=part.name,
-        corner=part.corner,
-        remarks=(note, *(() if what else _units(part))),
-    )
-
-
-def _in_their_units(part: PrintedPart, plain: Mapping[Place, TableCell], over: str) -> dict[Place, TableCell]:
-    """Return our cells by place; where the paper's numbers are relative to a row, so are ours."""
-    units = {cell.place[0]: plain[cell.place].summary for line in part.lines for cell in line.cells if cell.is_unit}
-    found = dict(plain)
-    for place, own in plain.items():
-        if place[0] in units:
-            unit = units[place[0]]
-            mean = unit.mean if unit else None
-            statuses, others = (in_units_of(runs, mean) for runs in (own.statuses, own.others))
-            found[place] = with_summary(replace(own, statuses=statuses, others=others), over)
-    return found
+    table = Table(spec, columns[0].metric, columns, (), sources, printed=part.name, corner=part.corner)
+    return Frame(replace(table, remarks=tuple(_units(part))), lines)
 
 
 def _units(part: PrintedPart) -> Iterator[Note]:
@@ -255,61 +242,37 @@ def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
     )
 
 
-def _row(line: PrintedLine, part: PrintedPart, spec: TableSpec, plain: Mapping[Place, TableCell]) -> Row:
-    """Return a row with the differences from the cells of its base."""
-    cells = []
-    for cell in line.cells:
-        own = plain[cell.place]
-        if cell.base is not None:
-            own = replace(own, delta=stats.paired(own.values, plain[cell.base.place].values))
-        cells.append(own)
+def _base_key(line: PrintedLine, part: PrintedPart, spec: TableSpec) -> RowKey | None:
     first = line.cells[0].base
     below = [other for other in part.lines if first and other.cells[0].place[:2] == first.place[:2]]
-    base_key = _key(below[0], spec) if below else None
-    return Row(_key(line, spec), line.title, tuple(cells), base=base_key, section=line.band)
+    return _key(below[0], spec) if below else None
 
 
 def _key(line: PrintedLine, spec: TableSpec) -> RowKey:
     return (line.band, line.title) if len(spec.rows) > 1 else (line.title,)
 
 
-def _cell(
-    printed: PublishedCell,
-    served: Serving,
-    spec: TableSpec,
-    what: Metric | None,
-    states: States,
-    results: Results,
-) -> TableCell:
+def _spot(printed: PublishedCell, served: Serving) -> Spot:
     table = printed.table
     assert table is not None  # settings have no cells
-    what, task = what or _compared_metric(printed), _task(printed)
+    task = _task(printed)
     entries = served.places.get(printed.place, ())
-    every = []
-    for entry in entries:
-        label = next((label for label in _tasks(entry) if base_name(label) == task), task)
-        status = entry_status(entry, spec.over, what, label or "", states, results)
-        every.append(as_averaged(status, printed.batches, what))
-    statuses, others = best_variant(every, spec.over, what)
-    beside = {}
-    if printed.value is not None or printed.text:  # also N/A and a dash
-        unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
-        deviating = deviations(entries, table) if entries else ()
-        # Beside our numbers, underlining marks ours alone.
-        beside[table.source] = Printed(replace(printed, mark=""), printed.minus(printed.base), deviating, unserved)
-    return with_summary(TableCell(statuses, printed=beside, others=others), spec.over)
+    runs = [
+        (entry, next((label for label in _tasks(entry) if base_name(label) == task), task) or "") for entry in entries
+    ]
+    beside = {table.source: replace(printed, mark="")}  # beside our numbers, underlining marks ours alone
+    unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
+    return Spot(_compared_metric(printed), runs, lambda entry: beside, unserved)
 
 
-def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None) -> Column:
-    cells = [line.cells[index] for line in part.lines]
-    table, column = cells[0].table, cells[0].column
+def _column(part: PrintedPart, index: int, spec: TableSpec) -> Column:
+    first = part.lines[0].cells[index]
+    table, metric = first.table, _compared_metric(first)
     assert table is not None  # settings have no cells
-    label = table.columns[column] if table.axis in (spec.columns, "text") else part.headings[index]
-    sources = tuple(dict.fromkeys(cell.table.source for cell in cells if cell.table and cell.value is not None))
-    metric = what or _compared_metric(cells[0])
-    if table.relative_to and not what:
+    label = table.columns[first.column] if table.axis in (spec.columns, "text") else part.headings[index]
+    if table.relative_to:
         metric = replace(metric, name=f"relative_{metric.name}")  # no longer what attempts report
-    return Column(label, part.headings[index], metric, sources)
+    return Column(label, part.headings[index], metric)
 
 
 def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
@@ -374,17 +337,3 @@ def _trained_tokens(entries: Sequence[Entry], results: Results) -> Iterator[str]
     for entry in entries:
         read = _count(entry.cell.optim.rows * entry.cell.data.length)
         yield f"{read} with padding" if entry.cell.data.layout == "pad" else read
-
-
-def with_declared(served: Serving, states: States, results: Results) -> Table:
-    """Return a paper's table with the metric that the grid declares beside the one that its numbers are compared with.
-
-    Where the published code averages otherwise, the perplexity over all tokens has separate columns.
-    """
-    compared = paper_table(served, states, results)
-    own = metric(served.grid.table_spec.value, stage_kinds(served.entries))
-    shown = {column.metric.name for column in compared.columns}
-    if own.name in shown or any(column.metric.family != own.family for column in compared.columns):
-        return compared
-    declared = paper_table(served, states, results, own)
-    return with_columns(compared, declared, [own.title] * len(declared.columns))

@@ -19,10 +19,11 @@ from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, PrintedPart, PublishedCell, PublishedTable, numbers, printed
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Result
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
-from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import RETRIED, Place, find_place, holes, place_name, remedies
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops

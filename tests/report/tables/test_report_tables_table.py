@@ -16,10 +16,11 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.grid_table import beside_published, build
 from gpas_cli.report.tables.notes import gains, notes
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN
-from gpas_cli.report.tables.table import Table, TableCell, beside_published, build
+from gpas_cli.report.tables.table import Table, TableCell
 
 TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
 
