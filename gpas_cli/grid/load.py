@@ -331,6 +331,11 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         for name in names:
             if name not in valid and (message := _no_axis(grid, name, valid)):
                 problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))
+    listed = {part: children(children(grid.table_node).get(part)) for part in ("rows", "columns", "bands")}
+    for part, title, node in ((part, *item) for part, lines in listed.items() for item in lines.items()):
+        for axis, wanted in children(node).items():
+            for one in wanted.value if isinstance(wanted.value, tuple) else (wanted,):
+                check_choice(Part(one, (*path, part, title, axis), problems, one.mark), labels.get(axis))
     if table.best in (*table.rows, table.columns, table.over):
         message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"
         problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))

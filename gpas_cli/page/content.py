@@ -22,7 +22,8 @@ from gpas_cli.report import query
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import WORDS, ClaimJson, ClaimPartJson, claim_json
-from gpas_cli.report.papers import SOURCES, load, numbers, printed
+from gpas_cli.report.papers import SOURCES, load, numbers
+from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import build

@@ -21,6 +21,7 @@ from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.figures.series import has_labels
+from gpas_cli.report.papers.printed import PrintedPart, printed, printed_named
 from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
@@ -285,7 +286,7 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[list[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def printed_tables(names: Sequence[str], source: str | None) -> list[papers.PrintedPart]:
+def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedPart]:
     """Return the tables called SOURCE:NUMBER, and the tables that grids of these names show beside their numbers; all
     tables of `source` without names, and for a grid that names none of them.
 
@@ -297,16 +298,16 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[papers.Prin
     found = [
         part
         for name in names
-        for part in (papers.printed_named(name) if papers.is_printed_name(name) else _of_grid(name, chosen))
+        for part in (printed_named(name) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
     return list({part.title: part for part in found}.values())
 
 
-def _of_source(source: str) -> list[papers.PrintedPart]:
-    return [part for number in papers.numbers(source) for part in papers.printed(source, number)]
+def _of_source(source: str) -> list[PrintedPart]:
+    return [part for number in papers.numbers(source) for part in printed(source, number)]
 
 
-def _of_grid(name: str, source: str | None) -> list[papers.PrintedPart]:
+def _of_grid(name: str, source: str | None) -> list[PrintedPart]:
     grids = experiments().grids
     if name not in grids:
         raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
@@ -323,8 +324,8 @@ def _of_grid(name: str, source: str | None) -> list[papers.PrintedPart]:
 
 
 def _served_parts(
-    parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
-) -> list[tuple[papers.PrintedPart, Serving | None]]:
+    parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
+) -> list[tuple[PrintedPart, Serving | None]]:
     """Return every part with the cells that belong in it, None if no grid has any.
 
     names: the grids to choose from, by default all. where: conditions on their cells.
@@ -345,7 +346,7 @@ def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
 
 def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
-    printed_parts = papers.printed_named(name)
+    printed_parts = printed_named(name)
     parts = _served_parts(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
@@ -358,7 +359,7 @@ def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
 
 
 def paper_sections(
-    parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
+    parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
 ) -> list[Table]:
     """Return every part: with our numbers where a grid has such cells, else as printed.
 
@@ -370,7 +371,7 @@ def paper_sections(
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
-            if served is None or part.quantities
+            if served is None or part.settings
             else paper_table(served, known.states, known.results, declared=declared)
             for part, served in found
         ]

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.declared import Entry, TableSpec
-from gpas_cli.grid.document import Label
+from gpas_cli.grid.declared import Entry, Line, TableSpec
+from gpas_cli.grid.document import Label, spelled
 from gpas_cli.report.labels import (
     RowKey,
     label_title,
@@ -18,7 +18,7 @@ from gpas_cli.report.labels import (
     scheme_titles,
     stage_kinds,
 )
-from gpas_cli.report.papers import PublishedCell, PublishedTable, published
+from gpas_cli.report.papers import PublishedCell, PublishedTable, has_labels, published
 from gpas_cli.report.quantities import metric, recorded_metric
 from gpas_cli.report.recorded import ExternalNetwork, Recorded
 from gpas_cli.report.tables.entry_status import Results, States, group
@@ -26,6 +26,9 @@ from gpas_cli.report.tables.external import Externals, external_rows
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
+from gpas_cli.words import count, listed
+
+_NAMED = 3  # rows in one message
 
 
 def build(
@@ -54,8 +57,13 @@ def _frame(
 ) -> Frame:
     sources = {source: published(source, name) for source, name in spec.published.items()}
     kinds = stage_kinds(entries)
-    what = what or metric(_compared_value(spec.value, sources.values(), kinds), kinds)
+    what = what or _declared_metric(spec, _compared_value(spec.value, sources.values(), kinds), kinds)
     return _Axes(entries, replace(spec, value=what.name), what, sources).frame(networks)
+
+
+def _declared_metric(spec: TableSpec, name: str, kinds: Collection[StageKind]) -> Metric:
+    found = metric(name, kinds)
+    return found if spec.digits is None else replace(found, digits=spec.digits)
 
 
 @dataclass(frozen=True)
@@ -77,13 +85,13 @@ class _Axes:
         self._check()
         spec = self.spec
         groups = group(self.entries, spec)
-        labels = list(dict.fromkeys(label for columns in groups.values() for label in columns))
+        labels = sorted(dict.fromkeys(label for columns in groups.values() for label in columns), key=self._heading)
         bases = {
             key: base
             for key in groups
             if (base := tuple(spec.against.get(axis, label) for axis, label in zip(spec.rows, key, strict=True))) != key
         }
-        rows = _order(groups, bases, spec, scheme_titles(self.entries))
+        rows = self._listed(_order(groups, bases, spec, scheme_titles(self.entries)))
         place = {row.key: i for i, row in enumerate(rows)}
         lines = [
             (
@@ -99,7 +107,25 @@ class _Axes:
         ]
         columns = tuple(map(self._column, labels))
         externals = Externals() if networks is None else self._externals(networks, columns)
-        return Frame(Table(spec, self.what, columns, (), self.sources, externals), lines)
+        return Frame(Table(spec, self.what, columns, (), self.sources, externals, corner=spec.corner), lines)
+
+    def _listed(self, rows: list[Row]) -> list[Row]:
+        """Return the rows in the order of those that the table lists, with their titles and bands; others follow."""
+        lines = self.spec.lines
+        place = {row.key: _line_of(dict(zip(self.spec.rows, row.key, strict=True)), lines) for row in rows}
+        found = []
+        for row in sorted(rows, key=lambda row: place[row.key]):
+            line = (*lines, Line("", {}))[place[row.key]]
+            if line.title and (alike := [key for key, other in place.items() if other == place[row.key]])[1:]:
+                words = listed([", ".join(map(spelled, key)) for key in alike], _NAMED, "; ")
+                raise self._error(f"rows: '{line.title}' names {count(len(alike), 'row')} ({words}); add a label to it")
+            title = line.title or (row.full_title if lines and line not in lines else "")
+            titled = replace(row, title=title, indent=0, full="") if title else row
+            found.append(replace(titled, section=line.band))
+        return found
+
+    def _heading(self, label: Label) -> int:
+        return _line_of({self.spec.columns: label}, self.spec.headings)
 
     def _check(self) -> None:
         spec = self.spec
@@ -150,7 +176,14 @@ class _Axes:
     def _column(self, label: Label) -> Column:
         axis = self.spec.columns
         title = task_title(str(label)) if self.measured_on else label_title(axis, label, {}) or str(label)
-        return Column(label, title, self.what)
+        titles = (*(line.title for line in self.spec.headings), title)
+        return Column(label, titles[self._heading(label)], self.what)
+
+
+def _line_of(labels: Mapping[str, Label | None], lines: Sequence[Line]) -> int:
+    """Return the place of the line with the most of these labels, the number of lines if none fits."""
+    fitting = [i for i, line in enumerate(lines) if has_labels(labels, line.labels)]
+    return max(fitting, key=lambda i: len(lines[i].labels), default=len(lines))
 
 
 def _order(
@@ -161,14 +194,22 @@ def _order(
 ) -> list[Row]:
     """Return bases in declared order, each followed by the rows that are compared with it."""
     rows = []
+    bands = [line for line in spec.lines if not line.title]
+    said = [axis for axis in spec.rows if bands and all(len(band.labels.get(axis, ())) == 1 for band in bands)]
+    shown = [axis for axis in spec.rows if axis not in said]  # the title of the band says the others
+
+    def title(key: RowKey) -> str:
+        return row_title(
+            shown, tuple(label for axis, label in zip(spec.rows, key, strict=True) if axis in shown), titles
+        )
+
     for key in keys:
         if bases.get(key) in keys:
             continue
-        rows.append(Row(key, row_title(spec.rows, key, titles), (), base=bases.get(key)))
+        rows.append(Row(key, title(key), (), base=bases.get(key)))
         for child in keys:
             if bases.get(child) == key:
-                title = _changed_title(spec.rows, child, key, titles)
-                rows.append(Row(child, title, (), 1, key, row_title(spec.rows, child, titles)))
+                rows.append(Row(child, _changed_title(spec.rows, child, key, titles), (), 1, key, title(child)))
     return rows
 
 
@@ -235,5 +276,5 @@ def _beside(tables: Sequence[Table]) -> Table:
 
 def beside_published(known: Recorded, spec: TableSpec) -> Table:
     """Return the table with published numbers, also with the metric that is declared (`table.with_declared`)."""
-    frame = _frame(known.entries, spec)
-    return with_declared(frame, metric(spec.value, stage_kinds(known.entries)), known.states, known.results)
+    own = _declared_metric(spec, spec.value, stage_kinds(known.entries))
+    return with_declared(_frame(known.entries, spec), own, known.states, known.results)

@@ -14,7 +14,8 @@ from itertools import product
 
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
-from gpas_cli.report.papers import CellLabels, Place, PrintedLine, PrintedPart, PublishedCell, PublishedTable
+from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
+from gpas_cli.report.papers.printed import PrintedLine, PrintedPart
 from gpas_cli.report.papers.recipes import fit
 from gpas_cli.report.quantities import METRICS, metric
 from gpas_cli.report.tables.entry_status import (
@@ -305,11 +306,11 @@ def _count(value: float) -> str:
 
 # What a paper calls its columns -> the setting of a cell as it prints it.
 _QUANTITIES: Mapping[str, Callable[[Entry], str]] = {
-    "lr": lambda entry: _power(entry.cell.optim.lr),
-    "warmup": lambda entry: _count(entry.cell.optim.warmup),
-    "steps": lambda entry: _count(entry.cell.optim.steps),
-    "batch": lambda entry: _count(entry.cell.optim.batch),
-    "eval_tokens": lambda entry: _count(entry.cell.data.eval_tokens),
+    "optim.lr": lambda entry: _power(entry.cell.optim.lr),
+    "optim.warmup": lambda entry: _count(entry.cell.optim.warmup),
+    "optim.steps": lambda entry: _count(entry.cell.optim.steps),
+    "optim.batch": lambda entry: _count(entry.cell.optim.batch),
+    "data.eval_tokens": lambda entry: _count(entry.cell.data.eval_tokens),
 }
 
 
@@ -321,7 +322,7 @@ def with_ours(part: PrintedPart, entries: Sequence[Entry], results: Results) -> 
 def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry], results: Results) -> PrintedLine:
     own = [entry for entry in entries if str(facts(entry)["size"]).lower() == line.title.lower()]
     cells = []
-    for cell, quantity in zip(line.cells, part.quantities, strict=True):
+    for cell, quantity in zip(line.cells, part.settings, strict=True):
         found = map(_QUANTITIES[quantity], own) if quantity in _QUANTITIES else _trained_tokens(own, results)
         ours = list(dict.fromkeys(found))
         differs = bool(ours) and ours != [cell.text]

@@ -347,7 +347,7 @@ def _with_columns(table: Table, other: Table) -> Table:
         replace(row, cells=_alternating(row.cells, beside.cells, filled))
         for row, beside in zip(table.rows, other.rows, strict=True)
     ]
-    corner = table.corner if table.printed else table.metric.title
+    corner = table.corner if table.printed else table.corner or table.metric.title
     return replace(table, columns=_alternating(table.columns, columns, filled), rows=tuple(rows), corner=corner)
 
 

@@ -93,7 +93,7 @@ def find_place(table: Table, name: PlaceName) -> Place:
     """Return the cell of `table` that `name` names.
 
     A row is named by labels or titles of its axes, joined by + or commas, in any order; labels "none" may be left out.
-    In a paper's layout, its title names it, too. The column may be left out if there is only one. Raises UnknownCell
+    A title that the table gives it names it, too. The column may be left out if there is only one. Raises UnknownCell
     with the nearest choices.
     """
     column, parts = _column(table, name)
@@ -136,9 +136,9 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
 
 
 def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
-    # In a paper's layout, its title names a row, with or without its band's title.
+    # A title that the table gives a row names it, with or without its band's.
     titled = []
-    for row in table.rows if table.printed else ():
+    for row in table.rows if table.printed or table.spec.lines else ():
         own = _split(row.title)
         titled += [row] if list(words) in (own, [*_split(row.section), *own]) else []
     if len(titled) == 1:

@@ -15,7 +15,8 @@ from shipped import cells_of
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import SOURCES, PrintedPart, load, numbers, printed, printed_named, published, tables
+from gpas_cli.report.papers import SOURCES, load, numbers, published, tables
+from gpas_cli.report.papers.printed import PrintedPart, printed, printed_named
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.paper_table import published_table

@@ -16,7 +16,8 @@ from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import SOURCES, PrintedPart, PublishedCell, PublishedTable, numbers, printed
+from gpas_cli.report.papers import SOURCES, PublishedCell, PublishedTable, numbers
+from gpas_cli.report.papers.printed import PrintedPart, printed
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.grid_table import build

@@ -1,0 +1,246 @@
+"""A paper's tables as it prints them: `printed` in the file of its numbers, by the number that the paper gives a table.
+
+    printed:
+      '2':
+        title: Perplexity of pretrained models
+        corner: Method
+        published: table2_perplexity
+        columns: {71M: {size: 71m}, 1B: {size: 1b}}
+        rows: {Pre-LN: {norm: pre}, Pre + GPAS: {norm: pre, gate: gpas}}
+
+A number has the labels of its row, its column and its band (`grid.read.in_bands`); of several that have them, it is
+the one with the fewest others. docs/reference/numbers.md has all keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
+from gpas_cli.grid.declared import Line
+from gpas_cli.grid.document import spelled
+from gpas_cli.grid.read import in_bands, listed
+from gpas_cli.grid.settings import Entries, Part, root_of
+from gpas_cli.report.papers import (
+    SEPARATOR,
+    USUAL,
+    CellLabels,
+    PublishedCell,
+    PublishedTable,
+    document,
+    has_labels,
+    load,
+    numbers,
+    published,
+    source_named,
+)
+from gpas_cli.words import count
+
+_PLACES = ("Left", "Right")  # of two tables under one title
+_OF_NUMBERS = ("published", "bands", "digits", "missing", "suffix", "texts", "underlined")
+_OF_PARTS = ("corner", "columns", "rows", "cells_of", *_OF_NUMBERS)
+_ALL = "all"  # digits: as many as the number has
+_METRIC = "metric"  # the label of a published table
+
+
+@dataclass(frozen=True)
+class PrintedLine:
+    """One row. `band` is the heading above the rows that it belongs to, "" if there is none."""
+
+    title: str
+    cells: tuple[PublishedCell, ...]
+    band: str = ""
+
+    @property
+    def full_title(self) -> str:
+        """The title after its band's: "LLaMA-1B, Post-LN"."""
+        return ", ".join(filter(None, (self.band, self.title)))
+
+
+@dataclass(frozen=True)
+class PrintedPart:
+    """A printed table as declared, or one of two under a title. `name` is SOURCE:NUMBER, as on the command line.
+
+    settings: the settings in its columns, for a table of settings; cells_of: the table whose cells have them.
+    """
+
+    name: str
+    title: str
+    corner: str
+    headings: tuple[str, ...]
+    lines: tuple[PrintedLine, ...]
+    settings: tuple[str, ...] = ()
+    cells_of: PrintedPart | None = None
+
+    @property
+    def source(self) -> str:
+        """The source that prints it."""
+        return self.name.partition(SEPARATOR)[0]
+
+    @property
+    def tables(self) -> tuple[PublishedTable, ...]:
+        """The published tables that the part shows."""
+        named = {cell.table.name: cell.table for line in self.lines for cell in line.cells if cell.table}
+        return tuple(named.values())
+
+
+def label_of(table: PublishedTable) -> str:
+    """Return what the source calls a table: "Table 2"; "" if its numbers are from the text."""
+    return _labels(table.source).get(table.name, "")
+
+
+@cache
+def _labels(source: str) -> dict[str, str]:
+    return {
+        table.name: _name(source, number)
+        for number in numbers(source)
+        for part in printed(source, number)
+        for table in part.tables
+    }
+
+
+def _name(source: str, number: str) -> str:
+    return str(load(source)["printed"][number].get("name", f"Table {number}"))
+
+
+def printed_named(name: str, source: str = USUAL) -> tuple[PrintedPart, ...]:
+    """Return the parts of the table SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
+    before, separator, number = name.rpartition(SEPARATOR)
+    source = source_named(before) if separator else source
+    known = numbers(source)
+    if number not in known:
+        raise GpasError(f"{load(source)['short']} has no table '{number}'; {nearest(number, known)}")
+    return printed(source, number)
+
+
+@cache
+def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
+    """Return the parts of the table `number` of `source`, which must exist.
+
+    Raises InvalidExperiments for mistakes in the file, with their places.
+    """
+    problems: list[Problem] = []
+    whole = root_of(document(source), problems).entries()["printed"].entries()[number]
+    keys = whole.entries(("name", "title", "parts", *_OF_PARTS))
+    parts = [part.entries(_OF_PARTS) for part in keys["parts"].items()] or [keys]
+    title = f"{load(source)['short']}, {_name(source, number)}: {keys['title'].sentence()}"
+    titles = [title]
+    if len(parts) > 1:
+        corners = [part["corner"].text() for part in parts]
+        said = ["" if len(set(corners)) == 1 else f": {corner}" for corner in corners]
+        titles = [f"{title} {place}{corner}." for place, corner in zip(_PLACES, said, strict=True)]
+    name = f"{source}{SEPARATOR}{number}"
+    made = tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True))
+    if problems:
+        raise InvalidExperiments(problems)
+    return made
+
+
+def _part(name: str, title: str, keys: Entries) -> PrintedPart:
+    source = name.partition(SEPARATOR)[0]
+    if "published" in keys:
+        columns = listed(keys["columns"])
+        headings, settings = [column.title for column in columns], list[str]()
+        lines = _Numbers(source, keys, columns).lines()
+    else:
+        given = keys["columns"].text_mapping() if isinstance(keys["columns"].value, dict) else {}
+        headings, settings = list(given) or list(keys["columns"].texts()), list(given.values())
+        lines = [_texts(one, title, headings) for title, one in keys["rows"].entries().items()]
+    cells_of = keys["cells_of"].text()
+    return PrintedPart(
+        name=name,
+        title=title,
+        corner=keys["corner"].text(),
+        headings=tuple(headings),
+        lines=tuple(lines),
+        settings=tuple(settings),
+        cells_of=printed(source, cells_of)[0] if cells_of else None,
+    )
+
+
+def _texts(row: Part, title: str, headings: Sequence[str]) -> PrintedLine:
+    texts = row.texts()
+    if len(texts) != len(headings):
+        row.report(f"has {count(len(texts), 'text')} for {count(len(headings), 'column')}; write one for each")
+    return PrintedLine(title, tuple(PublishedCell(None, text=text) for text in texts))
+
+
+class _Numbers:
+    """A table of published numbers, as declared."""
+
+    def __init__(self, source: str, keys: Entries, columns: Sequence[Line]) -> None:
+        self.keys, self.columns = keys, columns
+        self.tables = [published(source, name) for name in keys["published"].texts()]
+        self.rows = in_bands(listed(keys["rows"]), listed(keys["bands"]))
+        headings, titles = [column.title for column in columns], [row.title for row in self.rows]
+        self.texts = {row: one.entries(headings).nodes for row, one in keys["texts"].entries(titles).items()}
+        self.underlined = {row: one.texts() for row, one in keys["underlined"].entries(titles).items()}
+        self.suffix = {title: one.plain() for title, one in keys["suffix"].entries([*titles, *headings]).nodes.items()}
+        digits = keys["digits"]
+        own = digits.entries(headings) if isinstance(digits.value, dict) else dict.fromkeys(headings, digits)
+        self.digits = {title: _digits(one) for title, one in own.items()}
+
+    def lines(self) -> list[PrintedLine]:
+        return [
+            PrintedLine(row.title, tuple(self._cell(row, column) for column in self.columns), row.band)
+            for row in self.rows
+        ]
+
+    def _cell(self, row: Line, column: Line) -> PublishedCell:
+        """Return the number of a row and a column with its text: its own, or its digits."""
+        cell = self._number(row, column)
+        if column.title in self.texts.get(row.title, {}):
+            text = spelled(self.texts[row.title][column.title].plain())
+        else:
+            text = _text(cell, self.digits.get(column.title, 2)) or self.keys["missing"].text()
+            if cell.value is not None and not cell.std:
+                text += self.suffix.get(row.title, self.suffix.get(column.title, ""))
+        underlined = column.title in self.underlined.get(row.title, ())
+        return replace(cell, text=text, mark="second" if underlined else "")
+
+    def _number(self, row: Line, column: Line) -> PublishedCell:
+        wanted: dict[str, Any] = {**column.labels, **row.labels}
+        metrics = wanted.pop(_METRIC, ())
+        found = [
+            cell for table in self.tables if not metrics or table.metric in metrics for cell in _having(table, wanted)
+        ]
+        others = [len(cell.table.rows[cell.row].labels) for cell in found if cell.table]
+        found = [cell for cell, further in zip(found, others, strict=True) if further == min(others)]
+        if len(found) == 1:
+            return found[0]
+        labels = ", ".join(f"{axis} {spelled(one)}" for axis, several in wanted.items() for one in several)
+        has = "no number has" if not found else f"{len(found)} numbers have"
+        at = self.keys["rows"].entries()[row.title]
+        at.report(f"{has} the labels of this row and of the column '{column.title}': {labels or 'none'}")
+        return PublishedCell(None)
+
+
+def _having(table: PublishedTable, wanted: CellLabels) -> list[PublishedCell]:
+    """Return the cells of a published table that have these labels."""
+    axis = table.axis
+    columns = [
+        i
+        for i, label in enumerate(table.columns or ("",))
+        if axis not in wanted or has_labels({axis: label}, {axis: wanted[axis]})
+    ]
+    rows = [i for i, row in enumerate(table.rows) if has_labels(row.labels, wanted, (axis,) if axis else ())]
+    return [PublishedCell(table, i, j) for i in rows for j in columns]
+
+
+def _digits(part: Part) -> int | str:
+    """Return the digits after the point, or `all` for as many as each number has."""
+    digits = _ALL if part.value == _ALL else part.count()
+    return 2 if digits is None else digits
+
+
+def _text(cell: PublishedCell, digits: int | str) -> str:
+    """Return a number with its difference or its standard deviation in parentheses, "" if there is none."""
+    if cell.value is None:
+        return ""
+    form = "g" if digits == _ALL else f".{digits}f"
+    if cell.delta is not None:
+        return f"{cell.value:{form}} ({cell.delta:+{form}})"
+    return f"{cell.value:{form}}" + ("" if cell.std is None else f" ({cell.std:{form}})")
