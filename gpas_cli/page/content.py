@@ -261,7 +261,9 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
             made = paper_table(served, known.states, known.results, declared=True)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
-            yield _PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")
+            yield _PaperTableView(
+                part.spec.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.printed}"
+            )
 
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units

@@ -21,7 +21,7 @@ from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.figures.series import has_labels
-from gpas_cli.report.papers.printed import PrintedPart, printed, printed_named
+from gpas_cli.report.papers.printed import printed, printed_named
 from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
@@ -286,7 +286,7 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[list[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedPart]:
+def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
     """Return the tables called SOURCE:NUMBER, and the tables that grids of these names show beside their numbers; all
     tables of `source` without names, and for a grid that names none of them.
 
@@ -300,22 +300,22 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[PrintedPart
         for name in names
         for part in (printed_named(name) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
-    return list({part.title: part for part in found}.values())
+    return list({part.spec.title: part for part in found}.values())
 
 
-def _of_source(source: str) -> list[PrintedPart]:
+def _of_source(source: str) -> list[Table]:
     return [part for number in papers.numbers(source) for part in printed(source, number)]
 
 
-def _of_grid(name: str, source: str | None) -> list[PrintedPart]:
+def _of_grid(name: str, source: str | None) -> list[Table]:
     grids = experiments().grids
     if name not in grids:
         raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
     spec = grids[name].table
     declared = {of: table.partition("@")[0] for of, table in (spec.published if spec else {}).items()}
     parts = [part for of in declared if source in (of, None) for part in _of_source(of)]
-    named = {part.name for part in parts if declared[part.source] in (table.name for table in part.tables)}
-    found = [part for part in parts if part.name in named]
+    named = {part.printed for part in parts if declared[part.source] in (table.name for table in part.tables)}
+    found = [part for part in parts if part.printed in named]
     if not found and source:
         return _of_source(source)
     if not found:
@@ -324,8 +324,8 @@ def _of_grid(name: str, source: str | None) -> list[PrintedPart]:
 
 
 def _served_parts(
-    parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
-) -> list[tuple[PrintedPart, Serving | None]]:
+    parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None = None
+) -> list[tuple[Table, Serving | None]]:
     """Return every part with the cells that belong in it, None if no grid has any.
 
     names: the grids to choose from, by default all. where: conditions on their cells.
@@ -333,7 +333,7 @@ def _served_parts(
     declared = experiments().grids
     chosen = select(expand(experiments(), list(names or declared)), where or ())
     grids = {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
-    return [(part, serving(part.cells_of or part, grids)) for part in parts]
+    return [(part, serving(printed(part.source, part.cells_of)[0] if part.cells_of else part, grids)) for part in parts]
 
 
 def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
@@ -353,13 +353,13 @@ def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
         unclear = [why for _, found in parts if found for why in found.unclear.values()]
         reasons = [*unclear, *(table.no_cells for part in printed_parts for table in part.tables)]
         why = reasons[0] if reasons else "it prints settings, not results"
-        number = printed_parts[0].name
+        number = printed_parts[0].printed
         raise GpasError(f"no grid has cells of {number}: {why}; `gpas table {number} --published-only` prints it")
     return served
 
 
 def paper_sections(
-    parts: Sequence[PrintedPart], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
+    parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
 ) -> list[Table]:
     """Return every part: with our numbers where a grid has such cells, else as printed.
 
@@ -371,7 +371,7 @@ def paper_sections(
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
-            if served is None or part.settings
+            if served is None or part.cells_of
             else paper_table(served, known.states, known.results, declared=declared)
             for part, served in found
         ]

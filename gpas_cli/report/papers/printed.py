@@ -14,13 +14,13 @@ the one with the fewest others. docs/reference/numbers.md has all keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Line
+from gpas_cli.grid.declared import Line, TableSpec
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.read import in_bands, listed
 from gpas_cli.grid.settings import Entries, Part, root_of
@@ -37,54 +37,16 @@ from gpas_cli.report.papers import (
     published,
     source_named,
 )
+from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
+from gpas_cli.spec.stage import Metric
 from gpas_cli.words import count
 
 _PLACES = ("Left", "Right")  # of two tables under one title
 _OF_NUMBERS = ("published", "bands", "digits", "missing", "suffix", "texts", "underlined")
 _OF_PARTS = ("corner", "columns", "rows", "cells_of", *_OF_NUMBERS)
 _ALL = "all"  # digits: as many as the number has
+_AS_PRINTED = Metric("", "")  # of tables without our numbers
 _METRIC = "metric"  # the label of a published table
-
-
-@dataclass(frozen=True)
-class PrintedLine:
-    """One row. `band` is the heading above the rows that it belongs to, "" if there is none."""
-
-    title: str
-    cells: tuple[PublishedCell, ...]
-    band: str = ""
-
-    @property
-    def full_title(self) -> str:
-        """The title after its band's: "LLaMA-1B, Post-LN"."""
-        return ", ".join(filter(None, (self.band, self.title)))
-
-
-@dataclass(frozen=True)
-class PrintedPart:
-    """A printed table as declared, or one of two under a title. `name` is SOURCE:NUMBER, as on the command line.
-
-    settings: the settings in its columns, for a table of settings; cells_of: the table whose cells have them.
-    """
-
-    name: str
-    title: str
-    corner: str
-    headings: tuple[str, ...]
-    lines: tuple[PrintedLine, ...]
-    settings: tuple[str, ...] = ()
-    cells_of: PrintedPart | None = None
-
-    @property
-    def source(self) -> str:
-        """The source that prints it."""
-        return self.name.partition(SEPARATOR)[0]
-
-    @property
-    def tables(self) -> tuple[PublishedTable, ...]:
-        """The published tables that the part shows."""
-        named = {cell.table.name: cell.table for line in self.lines for cell in line.cells if cell.table}
-        return tuple(named.values())
 
 
 def label_of(table: PublishedTable) -> str:
@@ -106,7 +68,7 @@ def _name(source: str, number: str) -> str:
     return str(load(source)["printed"][number].get("name", f"Table {number}"))
 
 
-def printed_named(name: str, source: str = USUAL) -> tuple[PrintedPart, ...]:
+def printed_named(name: str, source: str = USUAL) -> tuple[Table, ...]:
     """Return the parts of the table SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
     before, separator, number = name.rpartition(SEPARATOR)
     source = source_named(before) if separator else source
@@ -117,7 +79,7 @@ def printed_named(name: str, source: str = USUAL) -> tuple[PrintedPart, ...]:
 
 
 @cache
-def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
+def printed(source: str, number: str) -> tuple[Table, ...]:
     """Return the parts of the table `number` of `source`, which must exist.
 
     Raises InvalidExperiments for mistakes in the file, with their places.
@@ -139,33 +101,42 @@ def printed(source: str, number: str) -> tuple[PrintedPart, ...]:
     return made
 
 
-def _part(name: str, title: str, keys: Entries) -> PrintedPart:
-    source = name.partition(SEPARATOR)[0]
+def _part(name: str, title: str, keys: Entries) -> Table:
+    source, columns = name.partition(SEPARATOR)[0], keys["columns"]
     if "published" in keys:
-        columns = listed(keys["columns"])
-        headings, settings = [column.title for column in columns], list[str]()
-        lines = _Numbers(source, keys, columns).lines()
+        heads = listed(columns)
+        labels = {head.title: head.title for head in heads}
+        rows = list(_Numbers(source, keys, heads).rows())
     else:
-        given = keys["columns"].text_mapping() if isinstance(keys["columns"].value, dict) else {}
-        headings, settings = list(given) or list(keys["columns"].texts()), list(given.values())
-        lines = [_texts(one, title, headings) for title, one in keys["rows"].entries().items()]
-    cells_of = keys["cells_of"].text()
-    return PrintedPart(
-        name=name,
-        title=title,
+        labels = columns.text_mapping() if isinstance(columns.value, dict) else {text: text for text in columns.texts()}
+        rows = [("", row, _texts(part, len(labels))) for row, part in keys["rows"].entries().items()]
+    banded = any(band for band, *_ in rows)
+    return Table(
+        TableSpec(title, rows=("band", "row") if banded else ("row",), columns="column"),
+        _AS_PRINTED,
+        tuple(Column(label, head, _AS_PRINTED) for head, label in labels.items()),
+        tuple(
+            Row((band, row) if banded else (row,), row, beside(source, cells), section=band)
+            for band, row, cells in rows
+        ),
+        {},
+        printed=name,
         corner=keys["corner"].text(),
-        headings=tuple(headings),
-        lines=tuple(lines),
-        settings=tuple(settings),
-        cells_of=printed(source, cells_of)[0] if cells_of else None,
+        alone=True,
+        cells_of=keys["cells_of"].text(),
     )
 
 
-def _texts(row: Part, title: str, headings: Sequence[str]) -> PrintedLine:
+def beside(source: str, cells: Iterable[PublishedCell]) -> tuple[TableCell, ...]:
+    """Return the cells of a row without numbers of ours."""
+    return tuple(TableCell(printed={source: Printed(cell, cell.delta)}) for cell in cells)
+
+
+def _texts(row: Part, columns: int) -> list[PublishedCell]:
     texts = row.texts()
-    if len(texts) != len(headings):
-        row.report(f"has {count(len(texts), 'text')} for {count(len(headings), 'column')}; write one for each")
-    return PrintedLine(title, tuple(PublishedCell(None, text=text) for text in texts))
+    if len(texts) != columns:
+        row.report(f"has {count(len(texts), 'text')} for {count(columns, 'column')}; write one for each")
+    return [PublishedCell(None, text=text) for text in texts]
 
 
 class _Numbers:
@@ -174,8 +145,8 @@ class _Numbers:
     def __init__(self, source: str, keys: Entries, columns: Sequence[Line]) -> None:
         self.keys, self.columns = keys, columns
         self.tables = [published(source, name) for name in keys["published"].texts()]
-        self.rows = in_bands(listed(keys["rows"]), listed(keys["bands"]))
-        headings, titles = [column.title for column in columns], [row.title for row in self.rows]
+        self.lines = in_bands(listed(keys["rows"]), listed(keys["bands"]))
+        headings, titles = [column.title for column in columns], [row.title for row in self.lines]
         self.texts = {row: one.entries(headings).nodes for row, one in keys["texts"].entries(titles).items()}
         self.underlined = {row: one.texts() for row, one in keys["underlined"].entries(titles).items()}
         self.suffix = {title: one.plain() for title, one in keys["suffix"].entries([*titles, *headings]).nodes.items()}
@@ -183,11 +154,10 @@ class _Numbers:
         own = digits.entries(headings) if isinstance(digits.value, dict) else dict.fromkeys(headings, digits)
         self.digits = {title: _digits(one) for title, one in own.items()}
 
-    def lines(self) -> list[PrintedLine]:
-        return [
-            PrintedLine(row.title, tuple(self._cell(row, column) for column in self.columns), row.band)
-            for row in self.rows
-        ]
+    def rows(self) -> Iterator[tuple[str, str, list[PublishedCell]]]:
+        """Yield the band, the title and the cells of each row."""
+        for line in self.lines:
+            yield line.band, line.title, [self._cell(line, column) for column in self.columns]
 
     def _cell(self, row: Line, column: Line) -> PublishedCell:
         """Return the number of a row and a column with its text: its own, or its digits."""

@@ -15,7 +15,7 @@ from itertools import product
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
-from gpas_cli.report.papers.printed import PrintedLine, PrintedPart
+from gpas_cli.report.papers.printed import beside
 from gpas_cli.report.papers.recipes import fit
 from gpas_cli.report.quantities import METRICS, metric
 from gpas_cli.report.tables.entry_status import (
@@ -25,7 +25,7 @@ from gpas_cli.report.tables.entry_status import (
     by_variant,
 )
 from gpas_cli.report.tables.sheet import Note
-from gpas_cli.report.tables.table import Column, Frame, Printed, Row, Spot, Table, TableCell, fill, with_declared
+from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.translation import BLEU
@@ -33,14 +33,13 @@ from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
 _OF_RATIOS = 2  # digits
-_AS_PRINTED = Metric("", "")  # of tables without our numbers
 
 
 @dataclass(frozen=True)
 class Serving:
     """The cells of a grid that belong beside the numbers of a part of a printed table, or why a number has none."""
 
-    part: PrintedPart
+    part: Table
     grid: Grid
     places: Mapping[Place, Sequence[Entry]] = field(default_factory=dict)
     unclear: Mapping[Place, str] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Serving:
         return list({entry.id: entry for entries in self.places.values() for entry in entries}.values())
 
 
-def serving(part: PrintedPart, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]) -> Serving | None:
+def serving(part: Table, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]) -> Serving | None:
     """Return the cells of the grid that has most of the part's cells, None if no grid has any.
 
     grids: the grids, by name, with the entries to choose from. If some of them name one of the part's published tables,
@@ -64,7 +63,7 @@ def serving(part: PrintedPart, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]
     return max((one for one in found if one.places or one.unclear), key=lambda one: len(one.places), default=None)
 
 
-def _served(part: PrintedPart, grid: Grid, entries: Sequence[Entry]) -> Serving:
+def _served(part: Table, grid: Grid, entries: Sequence[Entry]) -> Serving:
     """Return the cells of one grid; of several for one number, those nearest to its recipe."""
     tables = {table.name: table for table in part.tables}
     over = grid.table_spec.over
@@ -75,15 +74,15 @@ def _served(part: PrintedPart, grid: Grid, entries: Sequence[Entry]) -> Serving:
     return Serving(part, grid, places, {place: why for place, (_, why) in chosen.items() if why})
 
 
-def is_published_beside(grid: Grid, part: PrintedPart) -> bool:
+def is_published_beside(grid: Grid, part: Table) -> bool:
     """Return whether the grid declares that one of the part's tables is published beside it."""
     declared = grid.table.published if grid.table else {}
     return any(declared.get(table.source) == table.name for table in part.tables)
 
 
-def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
+def _places(part: Table, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
     """Return the entries that belong beside each number of the part."""
-    shown = {cell.place: cell for line in part.lines for cell in line.cells}
+    shown = {cell.place: cell for row in part.rows for cell in row.published}
     found: dict[Place, list[Entry]] = {}
     for entry in {entry.cell.key: entry for entry in entries}.values():
         kinds = {stage.kind for stage in entry.cell.stages}
@@ -158,61 +157,49 @@ def _about_cells(served: Serving, table: Table) -> Note:
 def _frame(served: Serving) -> Frame:
     """Return the part as printed, without our numbers."""
     part, spec = served.part, _spec(served.part, served.grid)
-    places = {cell.place: (i, j) for i, line in enumerate(part.lines) for j, cell in enumerate(line.cells)}
-    units = {cell.place[0]: places[cell.place] for line in part.lines for cell in line.cells if cell.is_unit}
-    lines = [
-        (
-            Row(_key(line, spec), line.title, (), base=_base_key(line, part, spec), section=line.band),
-            [
-                replace(
-                    _spot(cell, served),
-                    base=places[cell.base.place] if cell.base else None,
-                    unit=units.get(cell.place[0]),
-                )
-                for cell in line.cells
-            ],
-        )
-        for line in part.lines
-    ]
-    columns = tuple(_column(part, i, spec) for i in range(len(part.headings)))
-    sources = {table.source: table for table in reversed(part.tables)}
-    table = Table(spec, columns[0].metric, columns, (), sources, printed=part.name, corner=part.corner)
-    return Frame(replace(table, remarks=tuple(_units(part))), lines)
+    places = {cell.place: (i, j) for i, row in enumerate(part.rows) for j, cell in enumerate(row.published)}
+    units = {cell.place[0]: places[cell.place] for row in part.rows for cell in row.published if cell.is_unit}
 
+    def spot(cell: PublishedCell) -> Spot:
+        base = places[cell.base.place] if cell.base else None
+        return replace(_spot(cell, served), base=base, unit=units.get(cell.place[0]))
 
-def _units(part: PrintedPart) -> Iterator[Note]:
-    """Note the columns whose numbers are relative to a row."""
-    for line in part.lines:
-        for heading, cell in zip(part.headings, line.cells, strict=True):
-            if cell.is_unit:
-                text = f"{heading}, here and there: relative to the number of {line.full_title}"
-                yield Note("compared", f"{text}; while it has none, {NO_UNIT}")
-
-
-def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
-    """Return the part as printed, without numbers of ours. unserved: with the reasons why no grid has a cell of it."""
-    spec = TableSpec(part.title, rows=_row_axes(part), columns="column")
-    rows = [
-        Row(
-            key=_key(line, spec),
-            title=line.title,
-            cells=tuple(TableCell(printed={part.source: Printed(cell, cell.delta)}) for cell in line.cells),
-            section=line.band,
-        )
-        for line in part.lines
-    ]
-    columns = tuple(Column(heading, heading, _AS_PRINTED) for heading in part.headings)
-    remarks = _remarks(part, unserved)
-    return Table(
-        spec, _AS_PRINTED, columns, tuple(rows), {}, printed=part.name, corner=part.corner, remarks=remarks, alone=True
+    lines = [(replace(row, base=_base_key(row, part)), list(map(spot, row.published))) for row in part.rows]
+    columns = tuple(_column(part, i, spec) for i in range(len(part.columns)))
+    return Frame(
+        replace(
+            part,
+            spec=spec,
+            metric=columns[0].metric,
+            columns=columns,
+            rows=(),
+            published={table.source: table for table in reversed(part.tables)},
+            remarks=tuple(_units(part)),
+            alone=False,
+        ),
+        lines,
     )
 
 
-def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
+def _units(part: Table) -> Iterator[Note]:
+    """Note the columns whose numbers are relative to a row."""
+    for row in part.rows:
+        for column, cell in zip(part.columns, row.published, strict=True):
+            if cell.is_unit:
+                text = f"{column.title}, here and there: relative to the number of {row.whole_title}"
+                yield Note("compared", f"{text}; while it has none, {NO_UNIT}")
+
+
+def published_table(part: Table, *, unserved: bool = False) -> Table:
+    """Return the part with the remarks about its numbers. unserved: also why no grid has a cell of it."""
+    return replace(part, remarks=_remarks(part, unserved))
+
+
+def _remarks(part: Table, unserved: bool) -> tuple[Note, ...]:
     """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
     rows: dict[str, list[str]] = {}
     valued = {
-        line.full_title: [c for c in line.cells if c.table and (c.value is not None or c.text)] for line in part.lines
+        row.whole_title: [c for c in row.published if c.table and (c.value is not None or c.text)] for row in part.rows
     }
     for title, cells in valued.items():
         for text in dict.fromkeys(remark.text for cell in cells for remark in cell.remarks):
@@ -224,17 +211,12 @@ def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
     return (*absent, *(Note("remark", where[text] + text) for text in rows))
 
 
-def _row_axes(part: PrintedPart) -> tuple[str, ...]:
-    return ("band", "row") if any(line.band for line in part.lines) else ("row",)
-
-
-def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
+def _spec(part: Table, grid: Grid) -> TableSpec:
     first = part.tables[0]
-    cells = [cell for line in part.lines for cell in line.cells]
+    cells = [cell for row in part.rows for cell in row.published]
     measured_on = "text" if all(map(_text, cells)) else "task" if all(map(_task, cells)) else ""
-    return TableSpec(
-        title=part.title,
-        rows=_row_axes(part),
+    return replace(
+        part.spec,
         columns=measured_on or first.axis or "column",
         value=_compared_metric(cells[0]).name,
         over=grid.table_spec.over,
@@ -243,14 +225,9 @@ def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
     )
 
 
-def _base_key(line: PrintedLine, part: PrintedPart, spec: TableSpec) -> RowKey | None:
-    first = line.cells[0].base
-    below = [other for other in part.lines if first and other.cells[0].place[:2] == first.place[:2]]
-    return _key(below[0], spec) if below else None
-
-
-def _key(line: PrintedLine, spec: TableSpec) -> RowKey:
-    return (line.band, line.title) if len(spec.rows) > 1 else (line.title,)
+def _base_key(row: Row, part: Table) -> RowKey | None:
+    first = row.published[0].base
+    return next((one.key for one in part.rows if first and one.published[0].place[:2] == first.place[:2]), None)
 
 
 def _spot(printed: PublishedCell, served: Serving) -> Spot:
@@ -266,14 +243,14 @@ def _spot(printed: PublishedCell, served: Serving) -> Spot:
     return Spot(_compared_metric(printed), runs, lambda entry: beside, unserved)
 
 
-def _column(part: PrintedPart, index: int, spec: TableSpec) -> Column:
-    first = part.lines[0].cells[index]
+def _column(part: Table, index: int, spec: TableSpec) -> Column:
+    column, first = part.columns[index], part.rows[0].published[index]
     table, metric = first.table, _compared_metric(first)
     assert table is not None  # settings have no cells
-    label = table.columns[first.column] if table.axis in (spec.columns, "text") else part.headings[index]
+    label = table.columns[first.column] if table.axis in (spec.columns, "text") else column.label
     if table.relative_to:
         metric = replace(metric, name=f"relative_{metric.name}")  # no longer what attempts report
-    return Column(label, part.headings[index], metric)
+    return replace(column, label=label, metric=metric)
 
 
 def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
@@ -305,7 +282,7 @@ def _count(value: float) -> str:
 
 
 # What a paper calls its columns -> the setting of a cell as it prints it.
-_QUANTITIES: Mapping[str, Callable[[Entry], str]] = {
+_SETTINGS: Mapping[str, Callable[[Entry], str]] = {
     "optim.lr": lambda entry: _power(entry.cell.optim.lr),
     "optim.warmup": lambda entry: _count(entry.cell.optim.warmup),
     "optim.steps": lambda entry: _count(entry.cell.optim.steps),
@@ -314,20 +291,20 @@ _QUANTITIES: Mapping[str, Callable[[Entry], str]] = {
 }
 
 
-def with_ours(part: PrintedPart, entries: Sequence[Entry], results: Results) -> PrintedPart:
+def with_ours(part: Table, entries: Sequence[Entry], results: Results) -> Table:
     """Return a table of settings by size with the settings of `entries` after the paper's where they differ."""
-    return replace(part, lines=tuple(_settings(part, line, entries, results) for line in part.lines))
+    return replace(part, rows=tuple(_settings(part, row, entries, results) for row in part.rows))
 
 
-def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry], results: Results) -> PrintedLine:
-    own = [entry for entry in entries if str(facts(entry)["size"]).lower() == line.title.lower()]
+def _settings(part: Table, row: Row, entries: Sequence[Entry], results: Results) -> Row:
+    own = [entry for entry in entries if str(facts(entry)["size"]).lower() == row.title.lower()]
     cells = []
-    for cell, quantity in zip(line.cells, part.settings, strict=True):
-        found = map(_QUANTITIES[quantity], own) if quantity in _QUANTITIES else _trained_tokens(own, results)
-        ours = list(dict.fromkeys(found))
+    for cell, column in zip(row.published, part.columns, strict=True):
+        setting = _SETTINGS.get(str(column.label))
+        ours = list(dict.fromkeys(map(setting, own) if setting else _trained_tokens(own, results)))
         differs = bool(ours) and ours != [cell.text]
         cells.append(replace(cell, text=f"{cell.text} (here {', '.join(ours)})") if differs else cell)
-    return replace(line, cells=tuple(cells))
+    return replace(row, cells=beside(part.source, cells))
 
 
 def _trained_tokens(entries: Sequence[Entry], results: Results) -> Iterator[str]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey
-from gpas_cli.report.papers import PublishedCell, PublishedTable
+from gpas_cli.report.papers import SEPARATOR, PublishedCell, PublishedTable
 from gpas_cli.report.papers.recipes import Deviation, deviations
 from gpas_cli.report.tables.entry_status import (
     REFERENCE,
@@ -147,6 +147,11 @@ class Row:
         """The published cells, of a table without cells of ours."""
         return [printed for cell in self.cells for printed in cell.printed.values()]
 
+    @property
+    def published(self) -> list[PublishedCell]:
+        """The same, without what is said about them."""
+        return [printed.cell for printed in self.as_printed]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -162,8 +167,9 @@ class Column:
 class Table:
     """A table. `rows` are in display order. `metric` is the metric of the first columns.
 
-    printed: the name of the printed table whose layout it has, SOURCE:NUMBER, "" if it has its own. corner: then, the
-    heading of the row titles. remarks: further notes. alone: it is as printed, without cells of ours.
+    printed: the name of the paper's table that it is, SOURCE:NUMBER, "" if it is a grid's. corner: the heading of the
+    row titles. remarks: further notes. alone: it is as printed, without cells of ours. cells_of: for a table of
+    settings, the paper's table whose cells have them; the labels of its columns are the settings.
     """
 
     spec: TableSpec
@@ -176,6 +182,19 @@ class Table:
     corner: str = ""
     remarks: tuple[Note, ...] = ()
     alone: bool = False
+    cells_of: str = ""
+
+    @property
+    def source(self) -> str:
+        """The source that prints it."""
+        return self.printed.partition(SEPARATOR)[0]
+
+    @property
+    def tables(self) -> tuple[PublishedTable, ...]:
+        """The published tables whose numbers it has, of a table without cells of ours."""
+        return tuple(
+            {cell.table.name: cell.table for row in self.rows for cell in row.published if cell.table}.values()
+        )
 
     @cached_property
     def statuses(self) -> tuple[EntryStatus, ...]:

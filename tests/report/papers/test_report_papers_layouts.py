@@ -16,12 +16,13 @@ from shipped import cells_of
 from gpas_cli.errors import GpasError
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import SOURCES, load, numbers, published, tables
-from gpas_cli.report.papers.printed import PrintedPart, printed, printed_named
+from gpas_cli.report.papers.printed import printed, printed_named
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN, Sheet
+from gpas_cli.report.tables.table import Table
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.finetune import Glue
 from gpas_cli.spec.optim import optimizer_settings
@@ -36,7 +37,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 AS_PRINTED = sorted((Path(__file__).parents[2] / "golden" / "printed_tables").glob("*.txt"))
 
 
-def as_text(part: PrintedPart) -> Sheet:
+def as_text(part: Table) -> Sheet:
     return sheet(published_table(part))
 
 
@@ -47,18 +48,18 @@ def test_a_table_is_as_printed(path: Path) -> None:
     assert "\n\n".join(parts) == path.read_text().strip().replace(" x ", f" {TIMES} ")
 
 
-@pytest.mark.parametrize("part", EVERY_PART, ids=lambda part: part.title)
-def test_texts_are_the_published_numbers_with_a_cell_for_every_heading(part: PrintedPart) -> None:
+@pytest.mark.parametrize("part", EVERY_PART, ids=lambda part: part.spec.title)
+def test_texts_are_the_published_numbers_with_a_cell_for_every_heading(part: Table) -> None:
     assert len({len(line) for line in as_text(part).texts(PLAIN)}) == 1
-    for line in part.lines:
-        assert len(line.cells) == len(part.headings)
-        for cell in line.cells:
+    for line in part.rows:
+        assert len(line.published) == len(part.columns)
+        for cell in line.published:
             found = [float(number) for number in re.findall(r"(?<![\w.])[+-]?\d+(?:\.\d*)?", cell.text)]
             if cell.table is None:
                 continue
-            assert (found[0] if found else None) == cell.value, (part.name, line.title, cell.text)
+            assert (found[0] if found else None) == cell.value, (part.printed, line.title, cell.text)
             if cell.delta is not None:
-                assert found[1] == cell.delta, (part.name, line.title, cell.text)
+                assert found[1] == cell.delta, (part.printed, line.title, cell.text)
 
 
 @pytest.mark.parametrize("source", [source for source in SOURCES if numbers(source)])
@@ -67,15 +68,15 @@ def test_every_published_number_is_in_one_place(source: str) -> None:
         (cell.table.name, cell.row, cell.column)
         for part in EVERY_PART
         if part.source == source
-        for line in part.lines
-        for cell in line.cells
+        for line in part.rows
+        for cell in line.published
         if cell.table
     )
     assert set(places.values()) == {1}
     shown = {name for name, _, _ in places}
     assert {(source, name) for name in tables(source)} - {(source, name) for name in shown} <= IN_THE_TEXT
     for table in {cell.table.name: cell.table for p in EVERY_PART if p.source == source
-                  for line in p.lines for cell in line.cells if cell.table}.values():  # fmt: skip
+                  for line in p.rows for cell in line.published if cell.table}.values():  # fmt: skip
         cells = len(table.rows) * len(table.rows[0].values)
         assert sum(name == table.name for name, _, _ in places) == cells, table.name
 
@@ -84,8 +85,8 @@ def test_settings_are_those_of_the_source() -> None:
     factors = {"K": 1e3, "M": 1e6, "B": 1e9}
     (part,) = printed("gpas", "1")
     settings = load("gpas")["settings"]["table1_pretraining"]
-    for line in part.lines:
-        for cell, wanted in zip(line.cells, settings[line.title], strict=True):
+    for line in part.rows:
+        for cell, wanted in zip(line.published, settings[line.title], strict=True):
             power = re.fullmatch(rf"(\d) {TIMES} 10⁻(.)", cell.text)
             if power:
                 number = float(f"{power[1]}e-{'⁰¹²³⁴⁵⁶⁷⁸⁹'.index(power[2])}")
@@ -121,7 +122,7 @@ def test_csv_and_json_have_the_text_and_the_number() -> None:
 
 def test_latex_needs_no_character_beyond_pdflatex() -> None:
     for part in EVERY_PART:
-        assert all(ord(character) < 256 for character in render(published_table(part), "latex")), part.title
+        assert all(ord(character) < 256 for character in render(published_table(part), "latex")), part.spec.title
 
 
 EVERY_TABLE = [published(source, name) for source in SOURCES for name in tables(source)]
