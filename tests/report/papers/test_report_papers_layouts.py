@@ -97,7 +97,7 @@ def test_settings_are_those_of_the_source() -> None:
 
 def test_names_of_tables() -> None:
     assert printed_named("curse:2") is printed_named("2", "curse_of_depth")
-    assert printed_named("2")[0].name == "gpas:2"
+    assert printed_named("2")[0].printed == "gpas:2"
     with pytest.raises(GpasError, match="GPAS paper has no table '9'; valid: 1, 2, 3, 4, 5, A"):
         printed_named("gpas:9")
     with pytest.raises(GpasError, match="unknown source 'gaps'; did you mean 'gpas'"):
