@@ -15,7 +15,7 @@ from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_p
 from gpas_cli.grid.declared import Experiments, Grid, Include
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.expand import expanded
-from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, read_grid
+from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, reached, read_grid
 from gpas_cli.grid.resources import read_resources, read_site
 from gpas_cli.grid.settings import Part, children, root_of
 from gpas_cli.spec.data import CORPORA, Data
@@ -331,11 +331,13 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         for name in names:
             if name not in valid and (message := _no_axis(grid, name, valid)):
                 problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))
-    listed = {part: children(children(grid.table_node).get(part)) for part in ("rows", "columns", "bands")}
-    for part, title, node in ((part, *item) for part, lines in listed.items() for item in lines.items()):
-        for axis, wanted in children(node).items():
-            for one in wanted.value if isinstance(wanted.value, tuple) else (wanted,):
-                check_choice(Part(one, (*path, part, title, axis), problems, one.mark), labels.get(axis))
+    declared = children(grid.table_node)
+    lines = [((*path, part, title), node) for part in ("rows", "columns", "bands")
+             for title, node in children(declared.get(part)).items()]  # fmt: skip
+    for where, node in (*lines, ((*path, "against"), declared.get("against"))):
+        for axis, (_, wanted) in condition(Part(node, where, problems, grid.mark)).items():
+            for one in wanted:
+                check_choice(Part(one, (*where, axis), problems, one.mark), labels.get(axis))
     if table.best in (*table.rows, table.columns, table.over):
         message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"
         problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))
@@ -346,8 +348,6 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
             problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
-    for name, node in children(children(grid.table_node).get("against")).items():
-        check_choice(Part(node, (*path, "against", name), problems, node.mark), labels.get(name))
 
 
 def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:

@@ -24,19 +24,8 @@ from gpas_cli.grid.declared import Line, TableSpec
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.read import in_bands, listed
 from gpas_cli.grid.settings import Entries, Part, root_of
-from gpas_cli.report.papers import (
-    SEPARATOR,
-    USUAL,
-    CellLabels,
-    PublishedCell,
-    PublishedTable,
-    document,
-    has_labels,
-    load,
-    numbers,
-    published,
-    source_named,
-)
+from gpas_cli.report import papers
+from gpas_cli.report.papers import SEPARATOR, CellLabels, PublishedCell, PublishedTable, load, numbers, published
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import count
@@ -68,10 +57,10 @@ def _name(source: str, number: str) -> str:
     return str(load(source)["printed"][number].get("name", f"Table {number}"))
 
 
-def printed_named(name: str, source: str = USUAL) -> tuple[Table, ...]:
+def printed_named(name: str, source: str = papers.USUAL) -> tuple[Table, ...]:
     """Return the parts of the table SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
     before, separator, number = name.rpartition(SEPARATOR)
-    source = source_named(before) if separator else source
+    source = papers.source_named(before) if separator else source
     known = numbers(source)
     if number not in known:
         raise GpasError(f"{load(source)['short']} has no table '{number}'; {nearest(number, known)}")
@@ -85,7 +74,7 @@ def printed(source: str, number: str) -> tuple[Table, ...]:
     Raises InvalidExperiments for mistakes in the file, with their places.
     """
     problems: list[Problem] = []
-    whole = root_of(document(source), problems).entries()["printed"].entries()[number]
+    whole = root_of(papers.document(source), problems).entries()["printed"].entries()[number]
     keys = whole.entries(("name", "title", "parts", *_OF_PARTS))
     parts = [part.entries(_OF_PARTS) for part in keys["parts"].items()] or [keys]
     title = f"{load(source)['short']}, {_name(source, number)}: {keys['title'].sentence()}"
@@ -194,9 +183,9 @@ def _having(table: PublishedTable, wanted: CellLabels) -> list[PublishedCell]:
     columns = [
         i
         for i, label in enumerate(table.columns or ("",))
-        if axis not in wanted or has_labels({axis: label}, {axis: wanted[axis]})
+        if axis not in wanted or papers.has_labels({axis: label}, {axis: wanted[axis]})
     ]
-    rows = [i for i, row in enumerate(table.rows) if has_labels(row.labels, wanted, (axis,) if axis else ())]
+    rows = [i for i, row in enumerate(table.rows) if papers.has_labels(row.labels, wanted, (axis,) if axis else ())]
     return [PublishedCell(table, i, j) for i in rows for j in columns]
 
 

@@ -23,7 +23,7 @@ from gpas_cli.report.quantities import metric, recorded_metric
 from gpas_cli.report.recorded import ExternalNetwork, Recorded
 from gpas_cli.report.tables.entry_status import Results, States, group
 from gpas_cli.report.tables.external import Externals, external_rows
-from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
+from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, side_by_side, with_declared
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
 from gpas_cli.words import count, listed
@@ -243,35 +243,20 @@ def by_metrics(known: Recorded, spec: TableSpec, names: Sequence[str]) -> Table:
     for name in dict.fromkeys(names):
         what = recorded_metric(name, kinds, known.results)
         # A number that is not by task has a column for each size where the table has one for each task.
-        columns = "size" if spec.columns in MEASURED_COLUMNS and not what.by_task else spec.columns
+        axis = "size" if spec.columns in MEASURED_COLUMNS and not what.by_task else spec.columns
         printing = {of: table for of, table in spec.published.items() if published(of, table).metric == what.family}
-        own = replace(spec, value=what.name, columns=columns, published=printing)
+        own = replace(spec, value=what.name, columns=axis, published=printing)
         tables.append(build(known.entries, known.states, known.results, own, what=what))
-    return _beside(tables)
-
-
-def _beside(tables: Sequence[Table]) -> Table:
-    """Return one table with the columns of all side by side: tables of the same entries, each by another metric."""
-    first = tables[0]
-    if len(tables) == 1:
-        return first
-    labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
-    places = [
-        (table, i)
+    labels = dict.fromkeys(column.label for table in tables for column in table.columns)
+    columns = [
+        (table, j, f"{column.title}, {column.metric.heading}")
         for label in labels
         for table in tables
-        for i, column in enumerate(table.columns)
+        for j, column in enumerate(table.columns)
         if column.label == label
     ]
-    columns = [
-        replace(table.columns[i], title=f"{table.columns[i].title}, {table.columns[i].metric.heading}")
-        for table, i in places
-    ]
-    rows = [
-        replace(row, cells=tuple(table.rows[k].cells[i] for table, i in places)) for k, row in enumerate(first.rows)
-    ]
-    published = {source: printed for table in tables for source, printed in table.published.items()}
-    return replace(first, columns=tuple(columns), rows=tuple(rows), published=published)
+    beside = {source: table for one in tables for source, table in one.published.items()}
+    return replace(side_by_side(columns), published=beside) if tables[1:] else tables[0]
 
 
 def beside_published(known: Recorded, spec: TableSpec) -> Table:

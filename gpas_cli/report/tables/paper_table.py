@@ -8,10 +8,11 @@ nearest to the paper's recipe are taken. If they differ in a setting of which th
 its recipe), the best is shown.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
 from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
@@ -32,6 +33,7 @@ from gpas_cli.spec.translation import BLEU
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
+_TOKENS = "train_tokens"  # of a run, beside the settings of its cell
 _OF_RATIOS = 2  # digits
 
 
@@ -281,14 +283,15 @@ def _count(value: float) -> str:
     return abbreviated(value).replace("k", "K") if value >= 1000 else f"{value:g}"
 
 
-# What a paper calls its columns -> the setting of a cell as it prints it.
-_SETTINGS: Mapping[str, Callable[[Entry], str]] = {
-    "optim.lr": lambda entry: _power(entry.cell.optim.lr),
-    "optim.warmup": lambda entry: _count(entry.cell.optim.warmup),
-    "optim.steps": lambda entry: _count(entry.cell.optim.steps),
-    "optim.batch": lambda entry: _count(entry.cell.optim.batch),
-    "data.eval_tokens": lambda entry: _count(entry.cell.data.eval_tokens),
-}
+def _setting(entry: Entry, name: str) -> str:
+    """Return a setting as papers print it, by its name in experiments.yaml: `optim.lr`."""
+    settings = entry.cell.to_mapping()
+    section, _, key = name.partition(".")
+    value = (settings.get(section) or {}).get(key)
+    if not isinstance(value, int | float):
+        known = [f"{part}.{one}" for part in ("optim", "data") for one in settings[part]]
+        raise GpasError(f"cells have no number '{name}'; {nearest(name, known)}")
+    return _power(value) if value < 1 else _count(value)
 
 
 def with_ours(part: Table, entries: Sequence[Entry], results: Results) -> Table:
@@ -300,8 +303,9 @@ def _settings(part: Table, row: Row, entries: Sequence[Entry], results: Results)
     own = [entry for entry in entries if str(facts(entry)["size"]).lower() == row.title.lower()]
     cells = []
     for cell, column in zip(row.published, part.columns, strict=True):
-        setting = _SETTINGS.get(str(column.label))
-        ours = list(dict.fromkeys(map(setting, own) if setting else _trained_tokens(own, results)))
+        name = str(column.label)
+        found = _trained_tokens(own, results) if name == _TOKENS else (_setting(entry, name) for entry in own)
+        ours = list(dict.fromkeys(found))
         differs = bool(ours) and ours != [cell.text]
         cells.append(replace(cell, text=f"{cell.text} (here {', '.join(ours)})") if differs else cell)
     return replace(row, cells=beside(part.source, cells))
@@ -310,8 +314,8 @@ def _settings(part: Table, row: Row, entries: Sequence[Entry], results: Results)
 def _trained_tokens(entries: Sequence[Entry], results: Results) -> Iterator[str]:
     """Yield the tokens that entries have trained on, and those with the padding of their rows, as papers do not."""
     for entry in entries:
-        if (known := results.get(entry.cell.stages[0].key)) and "train_tokens" in known.metrics:
-            yield _count(known.metrics["train_tokens"])
+        if (known := results.get(entry.cell.stages[0].key)) and _TOKENS in known.metrics:
+            yield _count(known.metrics[_TOKENS])
     for entry in entries:
         read = _count(entry.cell.optim.rows * entry.cell.data.length)
         yield f"{read} with padding" if entry.cell.data.layout == "pad" else read

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
 
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
@@ -328,9 +327,6 @@ def _ranked(rows: Sequence[Row], spots: Mapping[tuple[int, int], Spot]) -> list[
     return [replace(row, cells=tuple(own)) for row, own in zip(rows, cells, strict=True)]
 
 
-T = TypeVar("T")
-
-
 def _marks(numbers: Sequence[float | None], metric: Metric) -> list[str]:
     """Return "best", "second" or "" for each number of a column; None and nan are not ranked.
 
@@ -354,23 +350,21 @@ def with_declared(frame: Frame, declared: Metric, states: States, results: Resul
     shown = [column.metric for column in compared.columns]
     if declared.name in [one.name for one in shown] or any(one.family != declared.family for one in shown):
         return compared
-    return _with_columns(compared, fill(frame.showing(declared), states, results))
+    other, columns = fill(frame.showing(declared), states, results), []
+    for j, column in enumerate(compared.columns):
+        columns.append((compared, j, column.title))
+        if any(row.cells[j].statuses for row in other.rows):
+            title = declared.title if compared.printed else f"{column.title}, {declared.heading}"
+            columns.append((other, j, title))
+    corner = compared.corner if compared.printed else compared.corner or compared.metric.title
+    return replace(side_by_side(columns), corner=corner)
 
 
-def _with_columns(table: Table, other: Table) -> Table:
-    """Return the table with each column followed by the one of `other`, which shows another metric, if it has cells."""
-    filled = [any(row.cells[i].statuses for row in other.rows) for i in range(len(other.columns))]
-    titles = [other.metric.title if table.printed else f"{one.title}, {other.metric.heading}" for one in other.columns]
-    columns = [replace(column, title=title) for column, title in zip(other.columns, titles, strict=True)]
+def side_by_side(columns: Sequence[tuple[Table, int, str]]) -> Table:
+    """Return one table with columns of several tables of the same rows: each a table, a column of it and a title."""
+    first = columns[0][0]
     rows = [
-        replace(row, cells=_alternating(row.cells, beside.cells, filled))
-        for row, beside in zip(table.rows, other.rows, strict=True)
+        replace(row, cells=tuple(table.rows[i].cells[j] for table, j, _ in columns)) for i, row in enumerate(first.rows)
     ]
-    corner = table.corner if table.printed else table.corner or table.metric.title
-    return replace(table, columns=_alternating(table.columns, columns, filled), rows=tuple(rows), corner=corner)
-
-
-def _alternating(ours: Sequence[T], others: Sequence[T], taken: Sequence[bool]) -> tuple[T, ...]:
-    """Return each of ours, followed by the one of `others` at its place if that is `taken`."""
-    pairs = zip(ours, others, taken, strict=True)
-    return tuple(one for own, other, both in pairs for one in ((own, other) if both else (own,)))
+    titled = [replace(table.columns[j], title=title) for table, j, title in columns]
+    return replace(first, columns=tuple(titled), rows=tuple(rows))
