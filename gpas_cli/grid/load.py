@@ -322,6 +322,7 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     path = ("grids", grid.name, "table")
     table = grid.table
     assert table is not None
+    listed = _check_listed(grid, labels, problems)
     named = {
         "rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against),
         "best": (table.best,) if table.best else (),
@@ -329,15 +330,8 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     for part, names in named.items():
         valid = [*labels, *MEASURED_COLUMNS] if part == "columns" else list(labels)
         for name in names:
-            if name not in valid and (message := _no_axis(grid, name, valid)):
+            if name not in (*valid, *listed) and (message := _no_axis(grid, name, valid)):
                 problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))
-    declared = children(grid.table_node)
-    lines = [((*path, part, title), node) for part in ("rows", "columns", "bands")
-             for title, node in children(declared.get(part)).items()]  # fmt: skip
-    for where, node in (*lines, ((*path, "against"), declared.get("against"))):
-        for axis, (_, wanted) in condition(Part(node, where, problems, grid.mark)).items():
-            for one in wanted:
-                check_choice(Part(one, (*where, axis), problems, one.mark), labels.get(axis))
     if table.best in (*table.rows, table.columns, table.over):
         message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"
         problems.append(Problem((*path, "best"), message, str(_place(grid, "best"))))
@@ -348,6 +342,24 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
         if name in labels and name not in table.rows:
             message = f"'{name}' is not one of the rows; {nearest(name, table.rows)}"
             problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
+    for name, node in children(children(grid.table_node).get("against")).items():
+        check_choice(Part(node, (*path, "against", name), problems, node.mark), labels.get(name))
+
+
+def _check_listed(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> set[str]:
+    """Check the labels of the rows, columns and bands that the table lists, and return their axes."""
+    axes = set()
+    declared = children(grid.table_node)
+    lines = [(part, *item) for part in ("rows", "columns", "bands") for item in children(declared.get(part)).items()]
+    for part, title, node in lines:
+        place = Part(node, ("grids", grid.name, "table", part, title), problems, node.mark)
+        for axis, (own, wanted) in condition(place).items():
+            axes.add(axis)
+            for one in wanted if axis in labels else ():
+                check_choice(own.holding(one), labels[axis])
+            if axis not in (*labels, *MEASURED_COLUMNS) and (message := _no_axis(grid, axis, list(labels))):
+                own.report(message, own.key)
+    return axes
 
 
 def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:

@@ -79,12 +79,14 @@ def printed(source: str, number: str) -> tuple[Table, ...]:
     parts = [part.entries(_OF_PARTS) for part in keys["parts"].items()] or [keys]
     title = f"{load(source)['short']}, {_name(source, number)}: {keys['title'].sentence()}"
     titles = [title]
-    if len(parts) > 1:
+    if len(parts) > len(_PLACES):
+        keys["parts"].report(f"has {len(parts)} tables; at most {len(_PLACES)} are beside each other")
+    elif len(parts) > 1:
         corners = [part["corner"].text() for part in parts]
         said = ["" if len(set(corners)) == 1 else f": {corner}" for corner in corners]
         titles = [f"{title} {place}{corner}." for place, corner in zip(_PLACES, said, strict=True)]
     name = f"{source}{SEPARATOR}{number}"
-    made = tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=True))
+    made = tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=False))
     if problems:
         raise InvalidExperiments(problems)
     return made
@@ -92,6 +94,9 @@ def printed(source: str, number: str) -> tuple[Table, ...]:
 
 def _part(name: str, title: str, keys: Entries) -> Table:
     source, columns = name.partition(SEPARATOR)[0], keys["columns"]
+    for key in ("columns", "rows"):
+        if not keys[key].value:
+            keys.part.report(f"needs '{key}'")
     if "published" in keys:
         heads = listed(columns)
         labels = {head.title: head.title for head in heads}
@@ -112,7 +117,7 @@ def _part(name: str, title: str, keys: Entries) -> Table:
         printed=name,
         corner=keys["corner"].text(),
         alone=True,
-        cells_of=keys["cells_of"].text(),
+        cells_of="".join(_known(keys["cells_of"], numbers(source))),
     )
 
 
@@ -133,12 +138,13 @@ class _Numbers:
 
     def __init__(self, source: str, keys: Entries, columns: Sequence[Line]) -> None:
         self.keys, self.columns = keys, columns
-        self.tables = [published(source, name) for name in keys["published"].texts()]
+        names = _known(keys["published"], papers.tables(source))
+        self.tables = [published(source, name) for name in names]
         self.lines = in_bands(listed(keys["rows"]), listed(keys["bands"]))
         headings, titles = [column.title for column in columns], [row.title for row in self.lines]
-        self.texts = {row: one.entries(headings).nodes for row, one in keys["texts"].entries(titles).items()}
-        self.underlined = {row: one.texts() for row, one in keys["underlined"].entries(titles).items()}
-        self.suffix = {title: one.plain() for title, one in keys["suffix"].entries([*titles, *headings]).nodes.items()}
+        self.texts = {row: _texts_by(one, headings) for row, one in keys["texts"].entries(titles).items()}
+        self.underlined = {row: _known(one, headings) for row, one in keys["underlined"].entries(titles).items()}
+        self.suffix = _texts_by(keys["suffix"], [*titles, *headings])
         digits = keys["digits"]
         own = digits.entries(headings) if isinstance(digits.value, dict) else dict.fromkeys(headings, digits)
         self.digits = {title: _digits(one) for title, one in own.items()}
@@ -151,9 +157,8 @@ class _Numbers:
     def _cell(self, row: Line, column: Line) -> PublishedCell:
         """Return the number of a row and a column with its text: its own, or its digits."""
         cell = self._number(row, column)
-        if column.title in self.texts.get(row.title, {}):
-            text = spelled(self.texts[row.title][column.title].plain())
-        else:
+        text = self.texts.get(row.title, {}).get(column.title, "")
+        if not text:
             text = _text(cell, self.digits.get(column.title, 2)) or self.keys["missing"].text()
             if cell.value is not None and not cell.std:
                 text += self.suffix.get(row.title, self.suffix.get(column.title, ""))
@@ -187,6 +192,20 @@ def _having(table: PublishedTable, wanted: CellLabels) -> list[PublishedCell]:
     ]
     rows = [i for i, row in enumerate(table.rows) if papers.has_labels(row.labels, wanted, (axis,) if axis else ())]
     return [PublishedCell(table, i, j) for i in rows for j in columns]
+
+
+def _texts_by(part: Part, names: Sequence[str]) -> dict[str, str]:
+    """Return a mapping of these names to texts."""
+    return {name: one.text() for name, one in part.entries(names).items()}
+
+
+def _known(part: Part, names: Sequence[str]) -> list[str]:
+    """Return those of a text or a list of texts that are names; others are reported."""
+    texts = part.texts()
+    for text in texts:
+        if text not in names:
+            part.report(f"there is no '{text}'; {nearest(text, names)}")
+    return [text for text in texts if text in names]
 
 
 def _digits(part: Part) -> int | str:
