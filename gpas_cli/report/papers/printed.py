@@ -103,15 +103,15 @@ def _part(name: str, title: str, keys: Entries) -> Table:
         rows = list(_Numbers(source, keys, heads).rows())
     else:
         labels = columns.text_mapping() if isinstance(columns.value, dict) else {text: text for text in columns.texts()}
-        rows = [("", row, _texts(part, len(labels))) for row, part in keys["rows"].entries().items()]
-    banded = any(band for band, *_ in rows)
+        rows = [(Line(row, {}), _texts(part, len(labels))) for row, part in keys["rows"].entries().items()]
+    axes = ("band", "row") if any(line.band for line, _ in rows) else ("row",)
     return Table(
-        TableSpec(title, rows=("band", "row") if banded else ("row",), columns="column"),
+        TableSpec(title, rows=axes, columns="column"),
         _AS_PRINTED,
         tuple(Column(label, head, _AS_PRINTED) for head, label in labels.items()),
         tuple(
-            Row((band, row) if banded else (row,), row, beside(source, cells), section=band)
-            for band, row, cells in rows
+            Row((line.band, line.title)[-len(axes) :], line.title, beside(source, cells), section=line.band, line=line)
+            for line, cells in rows
         ),
         {},
         printed=name,
@@ -149,10 +149,10 @@ class _Numbers:
         own = digits.entries(headings) if isinstance(digits.value, dict) else dict.fromkeys(headings, digits)
         self.digits = {title: _digits(one) for title, one in own.items()}
 
-    def rows(self) -> Iterator[tuple[str, str, list[PublishedCell]]]:
-        """Yield the band, the title and the cells of each row."""
+    def rows(self) -> Iterator[tuple[Line, list[PublishedCell]]]:
+        """Yield each row with its cells."""
         for line in self.lines:
-            yield line.band, line.title, [self._cell(line, column) for column in self.columns]
+            yield line, [self._cell(line, column) for column in self.columns]
 
     def _cell(self, row: Line, column: Line) -> PublishedCell:
         """Return the number of a row and a column with its text: its own, or its digits."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from gpas_cli.grid.declared import Entry, TableSpec
+from gpas_cli.grid.declared import Entry, Line, TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey
 from gpas_cli.report.papers import SEPARATOR, PublishedCell, PublishedTable
@@ -120,7 +120,8 @@ class Row:
     """One method. `base` is the key of the row that its deltas refer to, None for a row that is itself a base.
 
     full: the title with what the row has in common with its base, if that is above: "Pre-LN + GPAS" of "+ GPAS".
-    section: the heading above the row and its neighbours, if the table has such headings.
+    section: the heading above the row and its neighbours, if the table has such headings. line: in a paper's table, the
+    row as it is listed.
     """
 
     key: RowKey
@@ -130,6 +131,7 @@ class Row:
     base: RowKey | None = None
     full: str = ""
     section: str = ""
+    line: Line | None = None
 
     @property
     def full_title(self) -> str:

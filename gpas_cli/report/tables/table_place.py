@@ -172,22 +172,12 @@ def _split(title: str) -> list[str]:
 
 
 def _labels_of(table: Table, row: Row) -> dict[str, Label | None]:
-    """Return the labels of a row by axis; in a paper's layout, the labels of its cells that differ between the rows."""
-    if not table.printed:
+    """Return the labels of a row by axis; in a paper's table, those by which it is listed, if it has a cell of ours."""
+    if not row.line:
         return dict(zip(table.spec.rows, row.key, strict=True))
-    every = [_axes(other) for other in table.rows if _axes(other)]
-    found = {axis: label for axis, label in _axes(row).items() if axis not in (table.spec.columns, table.spec.over)}
-    return {
-        axis: label
-        for axis, label in found.items()
-        if len({spelled(own[axis]) if axis in own else "" for own in every}) > 1
-    }
-
-
-def _axes(row: Row) -> dict[str, Label]:
-    """Return the labels of the first entry of a row."""
-    statuses = [status for cell in row.cells for status in cell.statuses]
-    return dict(statuses[0].entry.axes) if statuses else {}
+    axes = {axis: (None,) for other in table.rows if other.line for axis in other.line.labels}
+    own = {**axes, **row.line.labels} if any(cell.statuses for cell in row.cells) else {}
+    return {axis: several[0] for axis, several in own.items()}
 
 
 def _unnamed(
