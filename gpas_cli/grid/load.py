@@ -15,7 +15,7 @@ from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_p
 from gpas_cli.grid.declared import Experiments, Grid, Include
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.expand import expanded
-from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, reached, read_grid
+from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, read_grid, read_where
 from gpas_cli.grid.resources import read_resources, read_site
 from gpas_cli.grid.settings import Part, children, root_of
 from gpas_cli.spec.data import CORPORA, Data
@@ -241,6 +241,7 @@ def _plugin(name: str, config: Path, item: Part) -> Plugin:
 
 
 _MAX_CELLS = 100_000
+_LISTED = ("rows", "columns", "bands")  # of a table, each by title and labels
 _MAX_INCLUDE_DEPTH = 50
 
 
@@ -322,7 +323,12 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     path = ("grids", grid.name, "table")
     table = grid.table
     assert table is not None
-    listed = _check_listed(grid, labels, problems)
+    listed = [axis for line in (*table.lines, *table.headings) for axis in line.labels]
+    declared = children(grid.table_node)
+    for part in _LISTED:
+        for title, node in children(declared.get(part)).items():
+            if children(node).keys().isdisjoint(MEASURED_COLUMNS):
+                read_where(Part(node, (*path, part, title), problems, node.mark), labels)
     named = {
         "rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against),
         "best": (table.best,) if table.best else (),
@@ -344,22 +350,6 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
             problems.append(Problem((*path, "against", name), message, str(_place(grid, "against"))))
     for name, node in children(children(grid.table_node).get("against")).items():
         check_choice(Part(node, (*path, "against", name), problems, node.mark), labels.get(name))
-
-
-def _check_listed(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> set[str]:
-    """Check the labels of the rows, columns and bands that the table lists, and return their axes."""
-    axes = set()
-    declared = children(grid.table_node)
-    lines = [(part, *item) for part in ("rows", "columns", "bands") for item in children(declared.get(part)).items()]
-    for part, title, node in lines:
-        place = Part(node, ("grids", grid.name, "table", part, title), problems, node.mark)
-        for axis, (own, wanted) in condition(place).items():
-            axes.add(axis)
-            for one in wanted if axis in labels else ():
-                check_choice(own.holding(one), labels[axis])
-            if axis not in (*labels, *MEASURED_COLUMNS) and (message := _no_axis(grid, axis, list(labels))):
-                own.report(message, own.key)
-    return axes
 
 
 def _no_axis(grid: Grid, name: str, valid: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from itertools import product
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
-from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
+from gpas_cli.report.labels import facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.printed import beside
 from gpas_cli.report.papers.recipes import fit
@@ -166,7 +166,9 @@ def _frame(served: Serving) -> Frame:
         base = places[cell.base.place] if cell.base else None
         return replace(_spot(cell, served), base=base, unit=units.get(cell.place[0]))
 
-    lines = [(replace(row, base=_base_key(row, part)), list(map(spot, row.published))) for row in part.rows]
+    bases = [row.published[0].base for row in part.rows]
+    keys = [part.rows[places[base.place][0]].key if base else None for base in bases]
+    lines = [(replace(row, base=key), list(map(spot, row.published))) for row, key in zip(part.rows, keys, strict=True)]
     columns = tuple(_column(part, i, spec) for i in range(len(part.columns)))
     return Frame(
         replace(
@@ -225,11 +227,6 @@ def _spec(part: Table, grid: Grid) -> TableSpec:
         against={"gate": "none"} if any(cell.base for cell in cells) else {},
         published={first.source: first.name},
     )
-
-
-def _base_key(row: Row, part: Table) -> RowKey | None:
-    first = row.published[0].base
-    return next((one.key for one in part.rows if first and one.published[0].place[:2] == first.place[:2]), None)
 
 
 def _spot(printed: PublishedCell, served: Serving) -> Spot:
