@@ -365,23 +365,24 @@ def in_bands(rows: Sequence[Line], bands: Sequence[Line]) -> tuple[Line, ...]:
     return (*above, *inside)
 
 
+_TABLE_KEYS = (
+    *("title", "corner", "rows", "columns", "bands", "digits"), *("value", "over", "best", "against", "published"),
+)  # fmt: skip
+
+
 def _read_table(part: Part, title: str) -> TableSpec | None:
     """Return the table, or None if there is none or after reporting its problems."""
     if part.node is None:
         return None
     before = len(part.problems)
-    parts = part.entries(
-        (
-            *("title", "corner", "rows", "columns", "bands", "digits"),
-            *("value", "over", "best", "against", "published"),
-        )
-    )
+    parts = part.entries(_TABLE_KEYS)
     own = listed(parts["rows"]) if isinstance(parts["rows"].value, dict) else ()
     bands, columns = listed(parts["bands"]), parts["columns"]
     headings = listed(columns) if isinstance(columns.value, dict) else ()
     axes = [axis for line in (*bands, *own) for axis in line.labels]
-    if len(named := {axis for line in headings for axis in line.labels}) > 1:
-        columns.report(f"the columns have labels on several axes, {', '.join(sorted(named))}; name one")
+    named = {axis for line in headings for axis in line.labels}
+    if headings and len(named) != 1:
+        columns.report(f"has labels on {' and '.join(sorted(named)) or 'no axis'}; the columns have one axis")
     table = TableSpec(
         title=parts["title"].sentence(title),
         corner=parts["corner"].text(),

@@ -50,7 +50,7 @@ MISTAKES = {
     "table: columns of two axes": (
         cells(seed="[1, 2]", norm="[pre, lns]") + "\ntable: {rows: [norm], columns: {A: {seed: 1}, B: {norm: pre}}}",
         "7:36",
-        "table.columns: the columns have labels on several axes, norm, seed; name one",
+        "table.columns: has labels on norm and seed; the columns have one axis",
     ),
     "table: unknown label of a row": (
         cells(norm="[pre, lns]") + "\ntable: {rows: {A: {norm: [pre, lnss]}}}",

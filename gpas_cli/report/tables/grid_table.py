@@ -93,18 +93,13 @@ class _Axes:
         }
         rows = self._listed(_order(groups, bases, spec, scheme_titles(self.entries)))
         place = {row.key: i for i, row in enumerate(rows)}
-        lines = [
-            (
-                row,
-                [
-                    self._spot(
-                        label, groups[row.key].get(label, ()), (place[row.base], j) if row.base in place else None
-                    )
-                    for j, label in enumerate(labels)
-                ],
+        lines = []
+        for row in rows:
+            below = place.get(row.base) if row.base else None
+            entries = [groups[row.key].get(label, ()) for label in labels]
+            lines.append(
+                (row, [self._spot(*item, below, j) for j, item in enumerate(zip(labels, entries, strict=True))])
             )
-            for row in rows
-        ]
         columns = tuple(map(self._column, labels))
         externals = Externals() if networks is None else self._externals(networks, columns)
         return Frame(Table(spec, self.what, columns, (), self.sources, externals, corner=spec.corner), lines)
@@ -163,7 +158,7 @@ class _Axes:
         ]
         return external_rows(networks, sections, [self.what.recorded_as(str(column.label)) for column in columns])
 
-    def _spot(self, label: Label, entries: Sequence[Entry], base: tuple[int, int] | None) -> Spot:
+    def _spot(self, label: Label, entries: Sequence[Entry], base: int | None, column: int) -> Spot:
         measured_on = str(label) if self.measured_on else None
 
         def beside(entry: Entry | None) -> dict[str, PublishedCell]:
@@ -171,7 +166,8 @@ class _Axes:
             found = {source: table.cell(own) for source, table in self.sources.items() if own}
             return {source: cell for source, cell in found.items() if cell}
 
-        return Spot(self.what, [(entry, measured_on) for entry in entries], beside, base=base)
+        at = None if base is None else (base, column)
+        return Spot(self.what, [(entry, measured_on) for entry in entries], beside, base=at)
 
     def _column(self, label: Label) -> Column:
         axis = self.spec.columns
