@@ -275,6 +275,14 @@ def sizes() -> str:
     return "\n".join(lines)
 
 
+def recipes() -> str:
+    """The recipes and resources of the built-in sizes, as the package has them."""
+    import gpas_cli.grid
+
+    text = (Path(gpas_cli.grid.__file__).parent / "sizes.yaml").read_text("utf-8")
+    return f"```yaml\n{text[text.index('recipes:') :]}```"
+
+
 def schemes() -> str:
     """The built-in normalisation schemes: the equation of each, without and with a gate, at 12 layers."""
     from gpas_cli.spec.equation import equations
@@ -377,6 +385,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "experiments": experiments,
     "settings": settings,
     "sizes": sizes,
+    "recipes": recipes,
     "schemes": schemes,
     "metrics": metrics,
     "tables": tables,

@@ -26,6 +26,8 @@ from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
+from gpas_cli.grid.packs import known_packs
+from gpas_cli.report.papers import load as numbers_of
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.spec.cell import LATER_STAGES
 from gpas_cli.spec.equation import description
@@ -256,9 +258,9 @@ def defining_files() -> Iterator[tuple[str, str]]:
     }
     for change, named in modules.items():
         yield from ((change, f"{name.replace('.', '/')}.py") for name in named)
-    papers = ROOT / "gpas_cli/report/papers"
-    for change, folder in (("a claim of a paper", "claims"), ("a figure of a paper", "figures")):
-        yield from ((change, str(path.relative_to(ROOT))) for path in (papers / folder).glob("*.yaml"))
+    for change, name in (("a claim of a paper", "claims"), ("a figure of a paper", "figures")):
+        paths = (pack.document(name) for pack in known_packs().values() if pack.has(name))
+        yield from ((change, str(path.relative_to(ROOT))) for path in paths)
 
 
 def test_every_registry_lies_in_the_files_that_contributing_names() -> None:
@@ -282,8 +284,8 @@ def test_the_citation_and_the_changelog_are_of_this_version() -> None:
     assert (citation["version"], citation["license"]) == (__version__, "Apache-2.0")
     assert citation["type"] == "software"
     assert "preferred-citation" not in citation  # which would be cited in place of the software
-    papers = [path for path in (ROOT / "gpas_cli/report/papers").glob("*.yaml") if path.stem != "code"]
-    titles = {yaml.safe_load(path.read_text("utf-8"))["title"].removesuffix(" (poster)") for path in papers}
+    papers = [pack for pack in known_packs().values() if pack.has("numbers") and pack.name != "code"]
+    titles = {numbers_of(pack)["title"].removesuffix(" (poster)") for pack in papers}
     assert {work["title"] for work in citation["references"]} == titles
     assert f"## {__version__} " in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert (ROOT / "LICENSE").read_text("utf-8").split("\n")[0].strip() == "Apache License"

@@ -56,7 +56,7 @@ def is_test(path: Path) -> bool:
 def tests_of(name: str) -> Iterator[Path]:
     """Yield the tests of one changed path, which may be gone."""
     path = ROOT / name
-    if name.startswith("gpas_cli/") and path.suffix == ".py":
+    if name.startswith("gpas_cli/") and path.suffix in (".py", ".yaml"):
         yield from (TESTS / path.relative_to(ROOT / "gpas_cli").parts[0]).rglob("test_*.py")
         yield from importers([".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")])
     elif path.suffix == ".py" and not (name.startswith("tests/") and is_test(path)):

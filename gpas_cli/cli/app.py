@@ -123,7 +123,7 @@ _STATES_ONLY = ("status", "top", "logs")
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
     RUN: {
-        "init": "Write experiments.yaml, which declares the experiments of the papers, and a .gitignore for results.",
+        "init": "Write experiments.yaml with a grid that trains in minutes, and a .gitignore for results.",
         "plan": "Show which cells are new, done, running or cannot run here, and their cost. Changes nothing.",
         "bench": "Measure the speed and memory of a grid's cells on this machine, with synthetic text.",
         "run": "Run cells: `gpas run GRID` means `gpas run grid GRID`.",

@@ -96,7 +96,7 @@ def draw_figures(
 
     bounds: returns the bounds of each layer of a cell. Raises typer.Exit if a figure has nothing to draw.
     """
-    asked = paper_figures.named(names)
+    asked = paper_figures.named(names, experiments().packs)
     chosen = [spec for spec in asked if spec.toy or not toy]
     if missing := [spec.name for spec in asked if spec not in chosen]:
         words = f"no grid at quickstart size has the cells of {listed(missing, 8)}"
@@ -154,7 +154,7 @@ def _conclusion(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]])
     if figure.missing:
         words.append(f"{count(len(figure.missing), 'cell')} without a result: {listed(figure.missing, _SHOWN)}.")
         words.append(f"Run: {figure.command}")
-    if not figure.panels and not figure.note and paper_figures.declared_figures()[figure.name].toy:
+    if not figure.panels and not figure.note and paper_figures.declared_figures(experiments().packs)[figure.name].toy:
         words.append(f"At quickstart size: gpas figure --paper {figure.name} --toy")
     if figure.unrecorded:
         words.append(f"No such curve recorded by {listed(figure.unrecorded, _SHOWN)}.")

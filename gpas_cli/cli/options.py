@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gpas_cli.cli.console import STATE
-from gpas_cli.cli.selection import experiments
+from gpas_cli.cli.selection import experiments, papers_known
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.document import spelled
 from gpas_cli.grid.expand import Expansion, cell_names, expand
@@ -66,11 +66,10 @@ def _settings() -> list[str]:
 
 
 def _printed() -> list[str]:
-    """Return the tables of the papers, SOURCE:NUMBER."""
-    from gpas_cli.report.papers import ALIASES, SEPARATOR, SOURCES, numbers, source_named
+    """Return the tables of the papers, PAPER:NUMBER."""
+    from gpas_cli.report.papers import SEPARATOR, numbers
 
-    short = [name for name in (*SOURCES, *ALIASES) if name not in ALIASES.values()]
-    return [f"{source}{SEPARATOR}{number}" for source in short for number in numbers(source_named(source))]
+    return [f"{name}{SEPARATOR}{number}" for name, pack in papers_known().items() for number in numbers(pack)]
 
 
 def _conditions() -> list[str]:

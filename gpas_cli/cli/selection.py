@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -14,6 +14,7 @@ from gpas_cli.errors import GpasError, Problem, UnknownCell
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
+from gpas_cli.grid.packs import Pack, known_packs
 from gpas_cli.grid.resources import site_path
 from gpas_cli.grid.select import find, find_preferring, select
 from gpas_cli.grid.variant import SEPARATOR, vary
@@ -39,6 +40,11 @@ def experiments() -> Experiments:
     """
     completing = any("GPAS" in name and name.endswith("_COMPLETE") for name in os.environ)  # the shell asks for it
     return load(project().config, run_plugins=not completing, check=_report_problems, site=site_path())
+
+
+def papers_known() -> Mapping[str, Pack]:
+    """Return the papers that the experiments file may name, without one those of the installed packages."""
+    return experiments().packs if Project.find(STATE.config, required=False).config.is_file() else known_packs()
 
 
 def _report_problems(experiments: Experiments) -> Iterable[Problem]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from gpas_cli.errors import nearest
 from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Grid, Source
 from gpas_cli.grid.document import Label, identity, mapping, spelled
-from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, read_where
+from gpas_cli.grid.packs import Pack
+from gpas_cli.grid.read import AxisLabels, check_choice, condition, labels_of, read_published, read_where
 from gpas_cli.grid.settings import Entries, Part, children, label, name_fault
 
 _OUTER_KEYS = ("statement", "source", "parts", "toy")
@@ -24,19 +25,22 @@ _BOUNDS = ("below", "above", "between")
 
 @dataclass(frozen=True)
 class _Context:
-    """The names of the declared grids, None for the claims of papers, and the valid grids."""
+    """The names of the declared grids, None for the claims of papers, the valid grids, and the known papers."""
 
     names: Collection[str] | None
     grids: Mapping[str, Grid]
+    packs: Mapping[str, Pack]
 
 
-def read_claims(part: Part, names: Collection[str] | None, grids: Mapping[str, Grid]) -> dict[str, tuple[Claim, ...]]:
+def read_claims(
+    part: Part, names: Collection[str] | None, grids: Mapping[str, Grid], packs: Mapping[str, Pack]
+) -> dict[str, tuple[Claim, ...]]:
     """Return the claims by name, each at the size of its grids and, if it has `toy`, at toy size.
 
     names: declared grids; grids: the valid ones. names=None skips checking grids and labels. Claims with a problem are
     left out.
     """
-    context = _Context(names, grids)
+    context = _Context(names, grids, packs)
     found: dict[str, tuple[Claim, ...]] = {}
     for name, child in part.entries().items():
         before = len(part.problems)
@@ -134,7 +138,7 @@ def _read_comparison(layers: list[Entries], part: Part, context: _Context) -> Co
         best=_best(parts["best"], labels),
         across=_across(parts["across"], labels),
         test=_choice(parts["test"], _TESTS, PAIRED_T),
-        published=parts["published"].text_mapping(),
+        published=read_published(parts["published"], context.packs),
         printed=_number(parts["printed"]) if "printed" in parts else None,
         mark=part.key,
         marks={key: each.mark for key, each in parts.items()},

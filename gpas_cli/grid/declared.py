@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpas_cli.grid.document import Label, Mark, Node, identity
+from gpas_cli.grid.packs import Pack, known_packs
 from gpas_cli.grid.resources import ResourceSettings
 from gpas_cli.spec.cell import Cell, Stage
 from gpas_cli.spec.parse import setting
@@ -90,7 +91,7 @@ class Comparison:
     subject: conditions on labels. against: the labels in which the base differs from the subject, {} if values
     themselves are compared. low, high: the open interval in which the claim places the effect. across: an axis and two
     of its labels. best: an axis; for the subject and for the base, its label with the best number counts; "" for none.
-    published: source -> table whose numbers give the published effect; printed: an effect that the text of the source
+    published: paper -> table whose numbers give the published effect; printed: an effect that the text of the source
     states. marks: the places of its settings in the file.
     """
 
@@ -107,7 +108,7 @@ class Comparison:
     best: str = ""
     across: tuple[str, Label, Label] | None = None
     test: str = PAIRED_T
-    published: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[Pack, str] = field(default_factory=dict)
     printed: float | None = None
     mark: Mark = _NOWHERE
     marks: Mapping[str, Mark] = field(default_factory=dict)
@@ -233,7 +234,7 @@ class TableSpec:
     digits: after the point, None for the metric's.
     value: the metric. over: the axis to average over. best: an axis; each table cell shows its label with the best mean
     over the seeds; "" for none. against: the labels of the row that differences refer to.
-    published: source -> name of that source's table, printed beside our numbers.
+    published: paper -> name of that paper's table, printed beside our numbers.
     """
 
     title: str
@@ -243,7 +244,7 @@ class TableSpec:
     over: str = "seed"
     best: str = ""
     against: dict[str, Label] = field(default_factory=dict)
-    published: dict[str, str] = field(default_factory=dict)
+    published: dict[Pack, str] = field(default_factory=dict)
     lines: tuple[Line, ...] = ()
     headings: tuple[Line, ...] = ()
     corner: str = ""
@@ -256,9 +257,21 @@ class TableSpec:
 
 
 @dataclass(frozen=True)
+class Scope:
+    """What the settings of a file's grids may refer to, and what they have by default: recipes and resources by size,
+    and resources by kind of job. `corpora` has the nodes of the corpora in `catalogue`."""
+
+    catalogue: Catalogue = field(default_factory=Catalogue)
+    recipes: Mapping[str, Node] = field(default_factory=dict)
+    resources: Mapping[str, Resources] = field(default_factory=dict)
+    kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
+    corpora: Mapping[str, Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Grid:
     """One declared grid. `tuned`: settings of cells by their names without a seed, applied after all others; unless it
-    is empty, the grid has only these cells (`grid.companions`)."""
+    is empty, the grid has only these cells (`grid.companions`). `scope`: what its file declares."""
 
     name: str
     title: str
@@ -275,6 +288,7 @@ class Grid:
     resources: ResourceSettings = field(default_factory=ResourceSettings)
     table: TableSpec | None = None
     table_node: Node | None = None
+    scope: Scope = field(default_factory=Scope, compare=False, repr=False)
 
     @property
     def all_axes(self) -> tuple[Axis, ...]:
@@ -299,23 +313,26 @@ class Grid:
 
 @dataclass(frozen=True)
 class Experiments:
-    """A whole experiments.yaml. `resources` are by size, `kind_resources` by kind of job; `site` has
-    the sections of resources in the site's profile; `corpora` has the nodes of
-    the corpora in `catalogue`; `seeds` has the seeds added beside the file, by grid; `claims` are by name, each at the
-    sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
+    """An experiments.yaml with the packs that it includes. `scope` is that of its own grids; `packs` are the papers
+    that are known, by name; `included` those whose grids belong to it; `site` has the sections of resources in the
+    site's profile; `seeds` has the seeds added beside the file, by grid; `claims` are the file's own by name, each at
+    the sizes that it is declared for; `expanded` caches the cells of valid grids by name (`grid.expand`)."""
 
     path: Path
     default: str
     grids: Mapping[str, Grid]
-    catalogue: Catalogue = field(default_factory=Catalogue)
-    recipes: Mapping[str, Node] = field(default_factory=dict)
-    resources: Mapping[str, Resources] = field(default_factory=dict)
-    kind_resources: ResourceSettings = field(default_factory=ResourceSettings)
+    scope: Scope = field(default_factory=Scope)
+    packs: Mapping[str, Pack] = field(default_factory=known_packs)
+    included: tuple[Pack, ...] = ()
     site: Mapping[str, Node] = field(default_factory=dict)
-    corpora: Mapping[str, Node] = field(default_factory=dict)
     seeds: Mapping[str, AddedSeeds] = field(default_factory=dict)
     claims: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
     expanded: dict[str, list[Entry]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The named parts that the file's own grids may refer to, and the schemes and stages of all."""
+        return self.scope.catalogue
 
 
 @dataclass(frozen=True)

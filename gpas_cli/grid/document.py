@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,6 +125,14 @@ def mapping(children: dict[str, Node], mark: Mark, key: Mark | None = None) -> N
     """Return a mapping node. Raises InvalidExperiments if it is too deep or too large."""
     depth, count = _extent(children.values(), mark)
     return Node(children, mark, key, depth, count)
+
+
+def placed(node: Node, mark: Mark) -> Node:
+    """Return the tree with all its values at one place."""
+    if isinstance(node.value, dict):
+        return mapping({name: placed(child, mark) for name, child in node.value.items()}, mark, mark)
+    value = tuple(placed(item, mark) for item in node.value) if isinstance(node.value, tuple) else node.value
+    return replace(node, value=value, mark=mark, key=mark)
 
 
 def read_document(path: Path) -> Node:

@@ -1,17 +1,19 @@
 """Expand a declared grid into cells: product, conditional axes, exclusions, overrides, recipes, checks."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import chain, product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override
-from gpas_cli.grid.document import Label, Mark, Node, mapping
+from gpas_cli.grid.declared import Axis, Condition, Declared, Entry, Experiments, Grid, Override, Scope
+from gpas_cli.grid.document import Label, Mark, Node, mapping, placed
+from gpas_cli.grid.packs import including
 from gpas_cli.grid.read import fixed_labels
-from gpas_cli.grid.resources import ALL, overlaid
+from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.cost import MOST_SEED
+from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
 from gpas_cli.spec.run import Resources
@@ -55,6 +57,7 @@ def _product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
 _ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
 
 _DEFAULT = Resources()
+_REQUIRED = {field.name for field in fields(Optim) if field.default is MISSING}
 _TUNED = "the best setting of this method alone, found by `gpas run tuned`"
 
 
@@ -66,7 +69,8 @@ def expand(experiments: Experiments, names: Sequence[str] | None = None) -> list
     wanted = list(dict.fromkeys(names or [experiments.default]))
     for name in wanted:
         if name not in experiments.grids:
-            raise GpasError(f"no grid '{name}' in {experiments.path.name}; {nearest(name, experiments.grids)}")
+            hint = including(name) or nearest(name, experiments.grids)
+            raise GpasError(f"no grid '{name}' in {experiments.path.name}; {hint}")
     entries, problems = expanded(experiments, wanted)
     if problems:
         raise InvalidExperiments(problems)
@@ -201,7 +205,7 @@ class Expansion:
         """
         settings = children(draft.settings)
         seed = settings["seed"].value if "seed" in settings else None
-        others = tuple((name, id(node)) for name, node in settings.items() if name != "seed")
+        others = (id(grid.scope), *((name, id(node)) for name, node in settings.items() if name != "seed"))
         if others in self.parsed and type(seed) is int and 0 <= seed <= MOST_SEED:
             return self.parsed[others][1].with_seed(seed)
         cell = self.parse(grid, draft)
@@ -211,8 +215,8 @@ class Expansion:
 
     def parse(self, grid: Grid, draft: Draft) -> Cell | None:
         """Return the checked cell of a draft, or None after reporting its problems."""
-        recipe = self.experiments.recipes.get(_size_name(draft.settings))
         settings = draft.settings
+        recipe = _recipe(settings, grid.scope)
         if recipe is not None:
             settings = merge(mapping({"optim": recipe}, recipe.mark), settings)
         found: list[Problem] = []
@@ -220,21 +224,22 @@ class Expansion:
         if values.get(NETWORK, "none") != "none":
             unread = [name for name in values if name in CELL_PARTS]
             found += [Problem((name,), "has no effect on a network that was not trained here") for name in unread]
-        cell = parse_cell(values, found, self.experiments.catalogue)
+        cell = parse_cell(values, found, grid.scope.catalogue)
         for problem in found:
-            placed = located(problem, settings, grid.mark)
+            problem = located(problem, settings, grid.mark)
             if recipe is None and problem.path[:1] == ("optim",) and problem.message == "is required":
-                self.report_missing_recipe(placed, settings)
+                self.report_missing_recipe(problem, settings, grid.scope.catalogue.sizes)
             else:
-                self.report(placed)
+                self.report(problem)
         return cell
 
-    def report_missing_recipe(self, problem: Problem, settings: Node) -> None:
+    def report_missing_recipe(self, problem: Problem, settings: Node, sizes: Collection[str]) -> None:
         """Report a size without a recipe, unless there is no such size, which is another problem."""
         size = children(settings).get("size")
         name = _size_name(settings)
-        if size is not None and (not name or name in self.experiments.catalogue.sizes):
-            message = f"is required: size {name or 'without a name'} has no entry under 'recipes'"
+        if size is not None and (not name or name in sizes):
+            missing = f"size {name or 'without a name'} has no recipe"
+            message = f"is required: {missing}; write optim: {{lr: ..., warmup: ..., steps: ..., batch: ...}}"
             self.report(replace(problem, message=message, where=str(size.mark)))
 
     def report(self, problem: Problem) -> None:
@@ -266,9 +271,9 @@ class Expansion:
             watch=grid.watch,
             resources=self.resources(grid, draft.settings),
             notes=draft.notes,
-            declared=Declared(grid.name, draft.settings, self.experiments.corpora, draft.added),
+            declared=Declared(grid.name, draft.settings, grid.scope.corpora, draft.added),
         )
-        if self.experiments.kind_resources.by_kind or grid.resources.by_kind:
+        if grid.scope.kind_resources.by_kind or grid.resources.by_kind:
             entry = replace(entry, kind_resources=self.kind_resources(grid, entry, _size_name(draft.settings)))
         self.check_split(grid, entry)
         if section := cell.parameters("finetune"):
@@ -284,7 +289,7 @@ class Expansion:
             if not stage.declared.trains or not hasattr(recipe, "split_fault"):
                 continue
             if uneven := recipe.split_fault(entry.resources_of(stage).processes):
-                of_file = self.experiments.kind_resources.by_kind
+                of_file = grid.scope.kind_resources.by_kind
                 at = grid.resources.by_kind.get(stage.kind) or of_file.get(stage.kind) or grid.resources.own or grid
                 path = ("grids", grid.name, "resources", *([] if stage.kind == PRETRAIN else [stage.kind]))
                 self.report(Problem(path, uneven, str(at.mark)))
@@ -292,7 +297,7 @@ class Expansion:
     def resources(self, grid: Grid, settings: Node) -> Resources:
         """Return the resources of a training: its size's, overridden by its grid's."""
         size = _size_name(settings)
-        by_size = self.experiments.resources
+        by_size = grid.scope.resources
         base = by_size.get(size) or by_size.get(ALL) or _DEFAULT
         own = grid.resources.own
         layers = [(("grids", grid.name, "resources"), own)] if own else []
@@ -304,7 +309,7 @@ class Expansion:
         defaults[TOKENISE] = entry.text_resources
         trained = {stage.kind for stage in entry.cell.stages if stage.declared.trains}
         sections = [
-            (("resources",), self.experiments.kind_resources.by_kind),
+            (("resources",), grid.scope.kind_resources.by_kind),
             (("grids", grid.name, "resources"), grid.resources.by_kind),
         ]
         made = {}
@@ -360,6 +365,19 @@ class Expansion:
     def broken(self) -> set[str]:
         """Return the grids without cells; the reason is reported where they are declared."""
         return {name for name, entries in self.expanded.items() if not entries}
+
+
+def _recipe(settings: Node, scope: Scope) -> Node | None:
+    """Return the recipe of the size in the file, or else in the package, whose settings are placed at the size.
+
+    The package's is for cells that would be incomplete without it: files that state all of a recipe in their grids are
+    older than it, and have results under their keys.
+    """
+    name = _size_name(settings)
+    own, built_in = scope.recipes.get(name), of_built_in_sizes("recipes")[name].node
+    if own or built_in is None or children(children(settings).get("optim")).keys() >= _REQUIRED:
+        return own
+    return placed(built_in, children(settings)["size"].mark)
 
 
 def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:

@@ -1,9 +1,10 @@
-"""Read experiments.yaml and the plugin files that it names as `Experiments`, and report all its problems at once.
+"""Read experiments.yaml, the packs that it includes, and the plugin files that they name as `Experiments`, and report
+all their problems at once.
 
 Rules across grids are checked here: includes form no cycle, and conditions and tables name axes and labels that exist.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -15,15 +16,13 @@ from gpas_cli.grid.companions import read_seeds, read_tuned, seeds_path, tuned_p
 from gpas_cli.grid.declared import Experiments, Grid, Include
 from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.expand import expanded
+from gpas_cli.grid.include import File, read_files, with_likes
+from gpas_cli.grid.packs import known_packs
 from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, read_grid, read_where
-from gpas_cli.grid.resources import read_resources, read_site
-from gpas_cli.grid.settings import Part, children, root_of
-from gpas_cli.spec.data import CORPORA, Data
-from gpas_cli.spec.model import SIZES, Size
-from gpas_cli.spec.network import Network, digests, pin_of
+from gpas_cli.grid.resources import read_site
+from gpas_cli.grid.scope import read_scopes
+from gpas_cli.grid.settings import Part, children
 from gpas_cli.spec.norm import Scheme
-from gpas_cli.spec.optim import Optim
-from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.plugins import Plugin, known_schemes, known_stage_kinds, plugin_of
 from gpas_cli.spec.stage import MEASURED_COLUMNS, StageKind
 from gpas_cli.trust import suspicion
@@ -31,17 +30,12 @@ from gpas_cli.trust import suspicion
 _PLUGINS = ("plugins",)
 _DEFINED_BY_PLUGINS = ("scheme", "stage")
 _Added = TypeVar("_Added", type[Scheme], StageKind)
-_T = TypeVar("_T")
-_TOP_LEVEL_KEYS = (
-    *("version", "default", "plugins", "sizes", "corpora", "networks"),
-    *("recipes", "resources", "grids", "claims"),
-)
-_VERSION = 1
 Check = Callable[[Experiments], Iterable[Problem]]
 
 
 def load(path: Path, *, run_plugins: bool = True, check: Check | None = None, site: Path | None = None) -> Experiments:
-    """Read the experiments file at `path`, and the profile `site`, if there is one (`grid.resources`).
+    """Read the experiments file at `path`, the packs that it includes, and the profile `site`, if there is one
+    (`grid.resources`).
 
     Without `run_plugins`, cells that need a plugin file are invalid.
 
@@ -58,48 +52,48 @@ def interpret(
 ) -> Experiments:
     """Return the experiments declared by the root of a document."""
     problems: list[Problem] = []
-    parts = root_of(root, problems).entries(_TOP_LEVEL_KEYS)
-    _check_version(parts["version"], root)
-    plugins = _known_plugins(parts["plugins"] if run_plugins else None, path)
+    packs = dict(known_packs())
+    main = read_files(root, path, problems, packs)
+    files = main.with_included
+    schemes, kinds = known_schemes(), known_stage_kinds()
+    for file in files if run_plugins else ():
+        _add_plugins(file, schemes, kinds)
     unloaded = any(problem.path == _PLUGINS for problem in problems)
-    sizes, corpora, networks = (parts[name].entries() for name in ("sizes", "corpora", "networks"))
-    catalogue = Catalogue(
-        schemes=plugins.schemes,
-        stage_kinds=plugins.stage_kinds,
-        sizes={**SIZES, **_named(Size, sizes, SIZES)},
-        corpora={**CORPORA, **_named(Data, corpora, CORPORA)},
-        networks=_networks(networks, path.parent),
-    )
-    declared = parts["grids"].entries()
+    profile = read_site(site, problems)
+    scopes = read_scopes(main, Plugin(schemes, kinds), profile)
+    stages = scopes[main].catalogue.later_stages
+    declared = main.visible("grids")
     if not declared and isinstance(root.value, dict):
-        parts["grids"].report("has no grid; declare at least one")
-    stages = catalogue.later_stages
-    read = {name: read_grid(part, stages) for name, part in declared.items()}
+        main.parts["grids"].report("has no grid; declare at least one, or include a paper")
+    read: dict[str, tuple[Grid, bool]] = {}
+    for file in files:
+        for name, part in with_likes(file.own("grids"), file.visible("grids")).items():
+            grid, readable = read_grid(name, part, stages, file)
+            read[name] = replace(grid, scope=scopes[file]), readable
     grids = valid_grids({name: grid if readable else None for name, (grid, readable) in read.items()}, problems)
     grids = {**grids, **read_tuned(tuned_path(path), grids, problems)}
-    profile = read_site(site, problems)
-    resources, kind_resources = read_resources(parts["resources"], catalogue.sizes, stages, profile)
     experiments = Experiments(
         path=path,
-        default=_default(parts["default"], declared),
+        default=_default(main.parts["default"], declared),
         grids=grids,
-        catalogue=catalogue,
-        recipes=_recipes(parts["recipes"], dict.fromkeys((*catalogue.sizes, *sizes))),
-        resources=resources,
-        kind_resources=kind_resources,
+        scope=scopes[main],
+        packs=packs,
+        included=tuple(file.pack for file in files if file.pack),
         site=profile.nodes,
-        corpora=corpora.nodes,
         seeds=read_seeds(seeds_path(path), {**declared, **grids}, problems),
-        claims=read_claims(parts["claims"], declared, grids),
+        claims=read_claims(main.parts["claims"], declared, grids, packs),
     )
     problems.extend(check(experiments) if check else ())
     if problems:
+        problems = list(dict.fromkeys(problems))
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in expanded(experiments, grids)[1] if (p.where, p.message) not in known]
         others = _of_values(experiments, {name: grid for name, (grid, _) in read.items() if name not in grids})
         more += (problem for problem in others if all(problem.where != other.where for other in problems))
-        faulty = {("size", name) for name in sizes} | {("data", name) for name in corpora}
-        faulty |= {("network", name) for name in networks}
+        sections = {"size": "sizes", "data": "corpora", "network": "networks"}
+        faulty = {
+            (what, name) for what, section in sections.items() for file in files for name in file.sections[section]
+        }
         raise InvalidExperiments(_causes([*problems, *more], faulty, unloaded))
     return experiments
 
@@ -125,67 +119,6 @@ def _causes(problems: Iterable[Problem], faulty: Collection[tuple[str, str]], un
     return [problem for problem in problems if not follows(problem.undeclared)]
 
 
-def _check_version(part: Part, root: Node) -> None:
-    if part.node is None:
-        if isinstance(root.value, dict):
-            part.report(f"is required; write version: {_VERSION}")
-    elif part.value != _VERSION or isinstance(part.value, bool):
-        part.report(f"{part.node.plain()!r} is unknown; this version of gpas reads version {_VERSION}")
-
-
-def _named(cls: type[_T], entries: Mapping[str, Part], known: Mapping[str, _T]) -> dict[str, _T]:
-    """Return the sizes or corpora of this file. Built-in names cannot be redefined: published results refer to them."""
-    found: dict[str, _T] = {}
-    # A mixture may name corpora that follow it.
-    for name, child in sorted(entries.items(), key=lambda item: "mixture" in children(item[1].node)):
-        if name in known:
-            child.report("is built in; choose another name", child.key)
-        elif (made := child.instance(cls, {**known, **found})) is not None:
-            found[name] = made
-    return found
-
-
-def _networks(entries: Mapping[str, Part], root: Path) -> dict[str, Network]:
-    """Return the networks of this file, with the shapes of their folders; networks without a pin are reported."""
-    found: dict[str, Network] = {}
-    for name, child in entries.items():
-        made = child.instance(Network)
-        if made is None:
-            continue
-        problems = [*made.problems(), *_pin_problems(made, root)]
-        for problem in problems:
-            child.report(problem.message, None, *map(str, problem.path))
-        if not problems:
-            found[name] = made.with_shape(root)
-    return found
-
-
-def _pin_problems(network: Network, root: Path) -> Iterator[Problem]:
-    """Yield a problem if a folder has no digest, with the one that its files have now."""
-    if not network.path or network.sha256 or network.hf:
-        return
-    folder = network.folder(root)
-    if not folder.is_dir():
-        yield Problem(("path",), f"there is no folder {folder}")
-        return
-    try:
-        yield Problem(("sha256",), f"is required: the digest of the folder's files, now {pin_of(*digests(folder))}")
-    except OSError as error:
-        yield Problem(("path",), f"{folder} cannot be read: {error.strerror}")
-
-
-def _recipes(part: Part, sizes: Collection[str]) -> dict[str, Node]:
-    """Return the recipes by size. They may be partial; settings that are still missing are reported for the cell."""
-    recipes = part.entries()
-    for name, child in recipes.items():
-        if name not in sizes:
-            child.report(f"no size '{name}'; {nearest(name, sizes)}", child.key)
-        found: list[Problem] = []
-        replace(child, problems=found).instance(Optim)
-        part.problems.extend(problem for problem in found if problem.message != "is required")
-    return {name: node for name, node in recipes.nodes.items() if isinstance(node.value, dict)}
-
-
 def _default(part: Part, declared: Collection[str]) -> str:
     if part.node is None:
         return next(iter(declared), "")
@@ -195,18 +128,16 @@ def _default(part: Part, declared: Collection[str]) -> str:
     return name
 
 
-def _known_plugins(part: Part | None, config: Path) -> Plugin:
-    """Return the schemes and stage kinds of the package, of installed packages and of the files that `part` names.
+def _add_plugins(file: File, schemes: dict[str, type[Scheme]], kinds: dict[str, StageKind]) -> None:
+    """Add the schemes and stage kinds of the plugins that a file names to those of the package and of installed ones.
 
-    The files are executed; what is wrong with them is reported.
+    The plugins are executed; what is wrong with them is reported.
     """
-    schemes, kinds = known_schemes(), known_stage_kinds()
-    for item in part.items() if part else ():
+    for item in file.parts["plugins"].items():
         name = item.text()
-        plugin = _plugin(name, config, item) if name else Plugin()
+        plugin = _plugin(name, file, item) if name else Plugin()
         _add(plugin.schemes, schemes, f"{name}: the scheme", item)
         _add(plugin.stage_kinds, kinds, f"{name}: the stage", item)
-    return Plugin(schemes, kinds)
 
 
 def _add(new: Mapping[str, _Added], found: dict[str, _Added], what: str, item: Part) -> None:
@@ -218,11 +149,12 @@ def _add(new: Mapping[str, _Added], found: dict[str, _Added], what: str, item: P
             found[name] = one
 
 
-def _plugin(name: str, config: Path, item: Part) -> Plugin:
-    """Return what the file defines; nothing after reporting what is wrong with it."""
+def _plugin(name: str, file: File, item: Part) -> Plugin:
+    """Return what the plugin defines; nothing after reporting what is wrong with it."""
+    installed = file.pack is not None and file.pack.installed  # which already means trusting it
     try:
-        path = (config.parent / name).resolve()  # what is checked is what is executed, wherever a link leads later
-        if reason := suspicion(config, path):
+        path = (file.path.parent / name).resolve()  # what is checked is what is executed, wherever a link leads later
+        if not installed and (reason := suspicion(file.path, path)):
             item.report(f"{name} was not executed: {reason}")
         elif not path.is_file():
             item.report(f"{name} is not a file")

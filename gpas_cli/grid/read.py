@@ -16,9 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from gpas_cli.errors import Problem, closest, nearest
+from gpas_cli.errors import GpasError, Problem, closest, nearest
 from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Line, Override, TableSpec, Value
 from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
+from gpas_cli.grid.include import File
+from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.resources import read_grid_resources
 from gpas_cli.grid.settings import (
     CELL_PARTS,
@@ -45,12 +47,11 @@ _DEFAULT_LABELS: dict[str, Label] = {"norm": "pre", "gate": "none", "seed": 42}
 AxisLabels = dict[str, tuple[Label, ...]]
 
 
-def read_grid(part: Part, stages: Sequence[str]) -> tuple[Grid, bool]:
-    """Return the grid declared by `part`, and whether nothing is wrong with it that is also wrong with its cells.
+def read_grid(name: str, part: Part, stages: Sequence[str], file: File) -> tuple[Grid, bool]:
+    """Return the grid that `part` of a file declares, and whether no problem of it is also one of its cells.
 
     Adds what is wrong to the problems. `stages` are the stages after pretraining.
     """
-    name = str(part.path[-1])
     aside: list[Problem] = []  # problems that leave the cells as they are
     beside = replace(part, problems=aside)
     before = len(part.problems)
@@ -78,11 +79,11 @@ def read_grid(part: Part, stages: Sequence[str]) -> tuple[Grid, bool]:
         when=when,
         exclude=_read_exclude(parts["exclude"], labels),
         override=_read_override(parts["override"], labels, stages),
-        include=_read_include(parts["include"]),
+        include=_read_include(parts["include"], file.names("grids")),
         cadence=others["cadence"].instance(Cadence) or Cadence(),
         watch=others["watch"].instance(Monitoring) or Monitoring(),
         resources=read_grid_resources(others["resources"], stages),
-        table=_read_table(others["table"], title),
+        table=_read_table(others["table"], title, file.packs),
         table_node=others["table"].node,
     )
     if not grid.has_own_cells and not grid.include and len(part.problems) == before:
@@ -327,8 +328,11 @@ def _read_override(part: Part, labels: AxisLabels, stages: Sequence[str]) -> tup
     return tuple(found)
 
 
-def _read_include(part: Part) -> tuple[Include, ...]:
-    """Read `include: [table2, {grid: table2, where: {size: 350m}}]`; `grid.load` checks the conditions."""
+def _read_include(part: Part, names: Mapping[str, str]) -> tuple[Include, ...]:
+    """Read `include: [table2, {grid: table2, where: {size: 350m}}]`; `grid.load` checks the conditions.
+
+    names: the grids that the file may include, with their names in all files.
+    """
     found = []
     for item in part.items():
         parts = Entries(item)
@@ -340,7 +344,8 @@ def _read_include(part: Part) -> tuple[Include, ...]:
             item.report("needs 'grid': the name of another grid")
         where = condition(parts["where"])
         terms = tuple((axis, nodes, tuple(label(n, axis) for n in nodes)) for axis, (_, nodes) in where.items())
-        found.append(Include(parts["grid"].text(), Condition(item.mark, terms), item.mark))
+        grid = parts["grid"].text()
+        found.append(Include(names.get(grid, grid), Condition(item.mark, terms), item.mark))
     return tuple(found)
 
 
@@ -370,7 +375,7 @@ _TABLE_KEYS = (
 )  # fmt: skip
 
 
-def _read_table(part: Part, title: str) -> TableSpec | None:
+def _read_table(part: Part, title: str, packs: Mapping[str, Pack]) -> TableSpec | None:
     """Return the table, or None if there is none or after reporting its problems."""
     if part.node is None:
         return None
@@ -395,9 +400,20 @@ def _read_table(part: Part, title: str) -> TableSpec | None:
         over=parts["over"].text(TableSpec.over),
         best=parts["best"].text(TableSpec.best),
         against={axis: label(one.node, axis) for axis, one in parts["against"].entries().items() if one.node},
-        published=parts["published"].text_mapping(),
+        published=read_published(parts["published"], packs),
     )
     return table if len(part.problems) == before else None
+
+
+def read_published(part: Part, packs: Mapping[str, Pack]) -> dict[Pack, str]:
+    """Return the published tables `{PAPER: TABLE}`. An unknown paper is reported."""
+    found = {}
+    for name, table in part.text_mapping().items():
+        try:
+            found[pack_named(name, packs)] = table
+        except GpasError as error:
+            part.report(str(error), part.entries()[name].mark, name)
+    return found
 
 
 _RULES = {"range": "step", "linear": "n", "log": "n"}  # rule -> its second key, optional for range

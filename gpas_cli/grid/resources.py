@@ -1,5 +1,7 @@
 """The resources of jobs: by size, by grid and by kind of job, each overriding the one before.
 
+The built-in sizes have resources, and recipes, in the package (sizes.yaml); what a file says overrides them.
+
 The site's profile has the resources of all projects on a cluster, in a file outside the projects:
 $XDG_CONFIG_HOME/gpas/site.yaml (by default in ~/.config), or the file that GPAS_SITE names; an empty GPAS_SITE means
 none. It has the `resources` of an experiments file, which override it setting by setting. No key contains them.
@@ -8,10 +10,11 @@ none. It has the `resources` of an experiments file, which override it setting b
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, Problem, nearest
-from gpas_cli.grid.document import Node, mapping, read_document
+from gpas_cli.grid.document import Node, mapping, parse_document, read_document
 from gpas_cli.grid.settings import Entries, Part, children, root_of
 from gpas_cli.spec.parse import build, plain
 from gpas_cli.spec.run import Resources
@@ -20,6 +23,13 @@ from gpas_cli.trust import config_folder, suspicion
 
 ALL = "all"  # in `resources`: settings of the jobs of every size
 _VARIABLE = "GPAS_SITE"
+
+
+@cache
+def of_built_in_sizes(section: str) -> Entries:
+    """Return the `recipes` or the `resources` that the package has, by size."""
+    path = Path(__file__).with_name("sizes.yaml")
+    return root_of(parse_document(path.read_text("utf-8"), path.name), []).entries()[section].entries()
 
 
 def site_path(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -90,27 +100,31 @@ def read_grid_resources(part: Part, stages: Sequence[str]) -> ResourceSettings:
 
 
 def read_resources(
-    part: Part, sizes: Collection[str], stages: Sequence[str], site: Entries
+    layers: Sequence[Mapping[str, Part]], sizes: Collection[str], stages: Sequence[str]
 ) -> tuple[dict[str, Resources], ResourceSettings]:
-    """Return the resources of the whole file over the site's: by size and for `all`, and the settings that override
-    them for a kind of job.
+    """Return the resources of a file's grids: by size and for `all`, and the settings that override them for a kind of
+    job. Each of the layers, sections by name, overrides the ones before.
     """
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
-    parts = part.entries()
     known = (*sizes, ALL, *kinds)
-    for name, child in (*site.items(), *parts.items()):
+    for name, child in (item for layer in layers for item in layer.items()):
         if name not in known:
             hint = f"write {ALL}: {{{name}: ...}}" if name in FIELDS else nearest(name, known)
             child.report(f"no size or stage '{name}'; {hint}", child.key)
         elif name not in kinds:
             child.instance(Resources)
     by_size: dict[str, Resources] = {}
-    for name in dict.fromkeys((ALL, *site, *parts)):
-        whole = _layered(site[ALL], site[name], parts[ALL], parts[name])
-        if isinstance(whole.value, dict) and name not in kinds:
+    built_in = of_built_in_sizes("resources")
+    named = [name for layer in layers for name in layer if name not in kinds]
+    for name in dict.fromkeys((ALL, *named, *built_in)):
+        parts = [layer[one] for layer in (built_in, *layers) for one in dict.fromkeys((ALL, name)) if one in layer]
+        whole = _layered(*parts) if parts else None
+        if whole and name not in named:  # which may be used nowhere: a contradiction to `all` is no mistake
+            whole = replace(whole, problems=[])
+        if whole and isinstance(whole.value, dict):
             by_size[name] = overlaid(by_size.get(ALL, Resources()), whole)
-    layered = [_layered(site[name], parts[name]) for name in kinds]
-    return by_size, ResourceSettings(by_kind=_read_kinds(layered))
+    layered = {name: [layer[name] for layer in layers if name in layer] for name in kinds}
+    return by_size, ResourceSettings(by_kind=_read_kinds([_layered(*parts) for parts in layered.values() if parts]))
 
 
 def overlaid(base: Resources, part: Part) -> Resources:

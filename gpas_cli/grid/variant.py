@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Entry, Experiments
-from gpas_cli.grid.document import Label, Mark, Node, mapping, parse_document, resolve, spelled
+from gpas_cli.grid.document import Label, Mark, Node, mapping, parse_document, placed, resolve, spelled
 from gpas_cli.grid.expand import Draft, Expansion, expanded
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.resources import FIELDS, overlaid
@@ -98,20 +98,13 @@ def _value(text: str, mark: Mark, problems: list[Problem]) -> Node:
     """Return the value as in experiments.yaml. Text other than a list, mapping or quoted string needs no quotes."""
     try:
         if text.startswith(("[", "{", "'", '"')):
-            return _placed(parse_document(text, mark.file), mark)
+            return placed(parse_document(text, mark.file), mark)
         return Node(resolve(text), mark, mark)
     except InvalidExperiments as error:
         problems.extend(replace(problem, where=str(mark)) for problem in error.problems)
     except ValueError as error:
         problems.append(Problem((), str(error), str(mark)))
     return Node(None, mark, mark)
-
-
-def _placed(node: Node, mark: Mark) -> Node:
-    if isinstance(node.value, dict):
-        return mapping({name: _placed(child, mark) for name, child in node.value.items()}, mark, mark)
-    value = tuple(_placed(item, mark) for item in node.value) if isinstance(node.value, tuple) else node.value
-    return replace(node, value=value, mark=mark, key=mark)
 
 
 def _variant(expansion: Expansion, entry: Entry, settings: Node, nodes: Mapping[str, Node]) -> Entry | None:

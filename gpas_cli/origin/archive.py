@@ -2,11 +2,11 @@
 
     NAME/README.md              what is inside, and how to print the tables
     NAME/archive.json           the grids, versions and counts
-    NAME/experiments.yaml       the declared grids, with the plugins and files of tasks that they name
+    NAME/experiments.yaml       the declared grids, with the plugins, papers and files of tasks that they name
     NAME/runs/KK/KEY/NNN/       the records and the journal of each attempt at a stage of the grids
-    NAME/runs/.code/HASH/       the code that they ran
+    NAME/runs/.code/HASH/       the code that they ran, with the included papers of the package
     NAME/tables/GRID.md, .csv   the tables as they were printed
-    NAME/published/SOURCE.yaml  the published numbers beside them
+    NAME/published/PAPER.yaml   the published numbers beside them
     NAME/SHA256SUMS             checksums of all other files
 
 Checkpoints, logs and texts are not included, nor are forgotten attempts and networks that were not trained here: a
@@ -40,8 +40,8 @@ from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Node, parse_document, read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
+from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.project import Project
-from gpas_cli.report import papers
 from gpas_cli.report.recorded import recorded, stage_keys
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.render import render
@@ -101,10 +101,11 @@ def write_archive(
     cleaned = {name: record for name, (_, record) in records.items() if record}
     members |= changed | cleaned
     codes = sorted({code for code, _ in records.values() if _CODE.fullmatch(code)})
-    copies = {code: files for code in codes if (files := _code_files(project.runs, code))}
+    copies = {code: files for code in codes if (files := _code_files(project.runs, code, experiments.included))}
     members |= {name: file for files in copies.values() for name, file in files.items()}
     counts = {"cells": len({entry.key for entry in entries}), "attempts": len(tried)}
-    facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, **counts}
+    papers = {pack.name: pack.digest for pack in experiments.packs.values() if pack in experiments.included}
+    facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, "papers": papers, **counts}
     members["archive.json"] = (json.dumps(facts, indent=1) + "\n").encode()
     members["README.md"] = _readme(experiments, facts).encode()
     with _replacing(path) as file:
@@ -126,8 +127,11 @@ def write_archive(
 def _public(experiments: Experiments, grids: Mapping[str, Sequence[Entry]]) -> tuple[dict[str, Member], list[str]]:
     """Return the experiments file without the values of PRIVATE settings if it has any, and their places.
 
-    Raises GpasError if the file would declare other cells.
+    Raises GpasError if the file would declare other cells, and if a paper in a folder has such values.
     """
+    for path in (pack.document("grids") for pack in experiments.included if not pack.installed and pack.has("grids")):
+        if places := _without_values(path.read_bytes().decode("utf-8-sig"), str(path))[1]:
+            raise GpasError(f"{', '.join(places)}: these values may be secrets; move them to {experiments.path.name}")
     name = experiments.path.name
     text = experiments.path.read_bytes().decode("utf-8-sig")
     changed, places = _without_values(text, name)
@@ -191,8 +195,8 @@ def _printed(
             made = build(entries, known.states, known.results, spec)
         for form, suffix in (("markdown", "md"), ("csv", "csv")):
             yield f"tables/{name}.{suffix}", render(made, form).encode()
-        for source in spec.published:
-            yield f"published/{source}.yaml", papers.path_of(source).read_bytes()
+        for pack in spec.published:
+            yield f"published/{pack.name}.yaml", pack.document("numbers").read_bytes()
 
 
 def _declared(project: Project, experiments: Experiments, entries: Sequence[Entry]) -> dict[str, Member]:
@@ -208,6 +212,10 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
         if Path(name).is_absolute() or ".." in Path(os.path.normpath(name)).parts:
             raise GpasError(f"{name} is not a path below the folder of experiments.yaml; an archive cannot hold it")
         members[Path(os.path.normpath(name)).as_posix()] = found
+    for pack in (pack for pack in experiments.included if not pack.installed):
+        for path in _files_below(pack.folder):
+            real = _inside(path, folder)
+            members[real.relative_to(folder.resolve()).as_posix()] = real
     return members
 
 
@@ -220,10 +228,21 @@ def _run_files(runs: Path, entries: Sequence[Entry]) -> dict[str, Member]:
     return {f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in found if os.path.lexists(path)}
 
 
-def _code_files(runs: Path, code: str) -> dict[str, Member]:
+def _code_files(runs: Path, code: str, papers: Sequence[Pack]) -> dict[str, Member]:
+    """Return the copy of the code, with the papers of the package, which it has without them for its jobs."""
     folder = snapshot_path(runs, code) / PACKAGE
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts)
-    return {f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in paths}
+    found: dict[str, Member] = {
+        f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in _files_below(folder)
+    }
+    for pack in papers if found else ():
+        if pack.folder.is_relative_to(OF_PACKAGE):
+            place = f"runs/{(folder / OF_PACKAGE.name / pack.folder.name).relative_to(runs).as_posix()}"
+            found |= {f"{place}/{path.relative_to(pack.folder).as_posix()}": path for path in _files_below(pack.folder)}
+    return found
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts)
 
 
 def _inside(path: Path, root: Path) -> Path:

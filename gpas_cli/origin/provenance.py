@@ -16,7 +16,6 @@ from gpas_cli.grid.declared import TableSpec
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.select import conditions, run_words, select
 from gpas_cli.report import query, recorded
-from gpas_cli.report.papers import load
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
 from gpas_cli.report.tables.grid_table import build
@@ -381,7 +380,7 @@ def _published(place: Place) -> tuple[PublishedNumber, ...]:
         table = printed.cell.table
         if table is None or printed.value is None:
             continue
-        where = (source, str(load(source)["short"]), table.name, table.what)
+        where = (source, table.short, table.name, table.what)
         found.append(PublishedNumber(*where, printed.value, printed.delta, table.as_if))
     return tuple(found)
 

@@ -82,7 +82,7 @@ def paper_charts(
     experiments: Experiments, known: Recorded, grids: Sequence[str], limits: Limits
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of the papers that the cells of these grids have recorded, at the papers' size or a toy's."""
-    for spec in declared_figures().values():
+    for spec in declared_figures(experiments.packs).values():
         for grid in (spec.grid, spec.toy):
             if grid in grids:
                 made = make(request(spec, experiments, grid), known)

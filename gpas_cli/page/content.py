@@ -17,12 +17,13 @@ from sqlalchemy import Engine
 from gpas_cli import __version__
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry, Experiments, TableSpec
+from gpas_cli.grid.packs import known_packs
 from gpas_cli.page.charts import Limits, grid_charts, paper_charts
 from gpas_cli.report import query
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import WORDS, ClaimJson, ClaimPartJson, claim_json
-from gpas_cli.report.papers import SOURCES, load, numbers
+from gpas_cli.report.papers import numbers, title_of
 from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
@@ -253,7 +254,8 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
     """
     grids = {name: experiments.grids[name] for name in names if name in experiments.grids}
     cells = {name: (grid, [entry for entry in known.entries if entry.grid == name]) for name, grid in grids.items()}
-    parts = [part for source in SOURCES for number in numbers(source) for part in printed(source, number)]
+    packs = experiments.packs.values()
+    parts = [part for pack in packs for number in numbers(pack) for part in printed(pack, number)]
     for part in (part for part in parts if part.tables):
         own = {name: one for name, one in cells.items() if is_published_beside(one[0], part)}
         served = serving(part, own) if own else None
@@ -261,9 +263,8 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
             made = paper_table(served, known.states, known.results, declared=True)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
-            yield _PaperTableView(
-                part.spec.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.printed}"
-            )
+            drawn = replace(drawn, notes=())
+            yield _PaperTableView(part.spec.title, to_html(drawn), notes, f"gpas table {part.printed}")
 
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units
@@ -284,7 +285,7 @@ def _numbered(claims: Sequence[ClaimJson], wanted: bool = True) -> list[ClaimJso
 
 def _source(claim: ClaimJson) -> str:
     source = claim["source"]
-    paper = str(load(source.paper)["short"]) if source.paper else "experiments.yaml"
+    paper = title_of(source.paper, known_packs()) if source.paper else "experiments.yaml"
     return f"{paper}, {source.where}" if source.where else paper
 
 

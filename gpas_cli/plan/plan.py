@@ -1,7 +1,7 @@
 """The plan of a `gpas run`: the action for each cell, the jobs to start, and their estimated cost."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from gpas_cli.plan.costs import (
     storage,
 )
 from gpas_cli.plan.estimate import Estimate, estimate
-from gpas_cli.plan.machine import Machine
+from gpas_cli.plan.machine import Cluster, Machine
 from gpas_cli.plan.stage_jobs import StageJob, chain_keys, stage_jobs
 from gpas_cli.plan.texts import Texts
 from gpas_cli.project import Project
@@ -37,7 +37,7 @@ from gpas_cli.state.observe import cell_statuses, observe_all
 from gpas_cli.state.outputs import checkpoint_code
 from gpas_cli.state.status import RESULTS, CellStatus, StageStatus
 from gpas_cli.store.snapshot import current_code
-from gpas_cli.words import count
+from gpas_cli.words import count, verb
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class Plan:
         """Warnings about likely failures and surprises among jobs that can start."""
         sizes = [warning for one in self.memory if (warning := one.warning())]
         room = () if self.overflows else overflows(self.storage.uses, "peak")
-        return [*sizes, *room, *self.text_warnings, *self.code_warnings]
+        few = _with_one_core(self.jobs) if isinstance(self.machine, Cluster) else ()
+        return [*few, *sizes, *room, *self.text_warnings, *self.code_warnings]
 
     @cached_property
     def memory(self) -> list[JobMemory]:
@@ -193,6 +194,21 @@ def plan(
         text_files=tuple(texts.files(job.cell for job in fitting.values())),
         text_warnings=tuple(texts.warnings(job.cell for job in fitting.values())),
     )
+
+
+def _with_one_core(jobs: Iterable[StageJob]) -> Iterator[str]:
+    """Yield a warning for trainings that ask a cluster for one core for each process and for no memory."""
+    trainings = ((job.grid, job.resources) for job in jobs if job.kind == PRETRAIN)
+    bare = Counter(
+        (grid, asked.gpus)
+        for grid, asked in trainings
+        if asked.cpus_per_task == 1 and not asked.mem and "--mem-per" not in " ".join(asked.sbatch)
+    )
+    for (grid, gpus), number in bare.items():
+        some = max(1, gpus)
+        asks = f"{verb(number, 'asks', 'ask')} for {count(gpus, 'GPU') if gpus else 'no GPU'}, {count(some, 'core')}"
+        remedy = f"resources: {{gpus: {some}, cpus: {8 * some}, mem: 48G, time: 1-00:00:00}}"
+        yield f"{count(number, 'training')} of {grid} {asks} and no memory; write {remedy} into the grid"
 
 
 def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:

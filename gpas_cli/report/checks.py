@@ -39,15 +39,15 @@ def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: It
     if what.stage != PRETRAIN and what.stage not in _stages_of(grids, grid):
         message = f"'{what.name}' is a result of the stage '{what.stage}', which no cell of this grid has"
         yield _problem(grid, message, "value")
-    for source, name in table.published.items():
+    for pack, name in table.published.items():
         try:
-            printed = published(source, name)
+            printed = published(pack, name)
         except GpasError as error:
-            yield _problem(grid, str(error), "published", source)
+            yield _problem(grid, str(error), "published", pack.name)
             continue
         if printed.metric != what.family:
             message = f"'{printed.name}' prints {printed.metric}, but the table shows {what.family}"
-            yield _problem(grid, message, "published", source)
+            yield _problem(grid, message, "published", pack.name)
 
 
 def _unreported(grids: Mapping[str, Grid], grid: Grid) -> Iterator[Problem]:
@@ -111,11 +111,11 @@ def _comparison_problems(experiments: Experiments, claim: Claim, comparison: Com
         if grid and needed != PRETRAIN and needed not in _stages_of(experiments.grids, grid):
             message = f"'{comparison.value.title}' comes from the stage '{needed}', which no cell of '{name}' has"
             yield _claim_problem(claim, comparison, message, "value")
-    for source, name in comparison.published.items():
+    for pack, name in comparison.published.items():
         try:
-            published(source, name)
+            published(pack, name)
         except GpasError as error:
-            yield _claim_problem(claim, comparison, str(error), "published", source)
+            yield _claim_problem(claim, comparison, str(error), "published", pack.name)
 
 
 def _claim_problem(claim: Claim, comparison: Comparison, message: str, *path: str) -> Problem:

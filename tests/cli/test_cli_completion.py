@@ -51,7 +51,7 @@ def test_values_are_completed(shell: str, tmp_path: Path) -> None:
         pytest.skip(f"{shell} is not installed")
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     environ = {"HOME": str(tmp_path), "PATH": path, "TERM": "dumb", "LC_ALL": "C.UTF-8"}
-    subprocess.run(["gpas", "init"], cwd=tmp_path, env=environ, check=True, capture_output=True)
+    subprocess.run(["gpas", "init", "--papers"], cwd=tmp_path, env=environ, check=True, capture_output=True)
     set_up, options = SET_UP[shell]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -93,7 +93,7 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
         ("run grid optim.l", "optim.lr="),
         ("run sm", "small"),
         ("run grid --for-table raptr:", "raptr:7"),
-        ("table spike:", "spike:2"),
+        ("table spike_no_more:", "spike_no_more:2"),
         ("table --value perpl", "perplexity"),
         ("figure --paper gpas-3", "gpas-3a"),
         ("figure --against gate=g", "gate=gpas"),

@@ -128,11 +128,11 @@ def test_a_mistake_gets_one_message_and_exit_code_2(project: Path, words: tuple[
 def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     broken = project / "here/broken.yaml"
     text = (project / "here/experiments.yaml").read_text()
-    text = text.replace("norm: [pre, deepnorm,", "norm: [prre, deepnorm,").replace("lr: 1.5e-3", "lr: -1")
-    broken.write_text(text.replace("table4_position}", "table9}").replace("value: mean_", "value: mea_"))
+    text = text.replace("- pre\n      - deepnorm", "- prre\n      - deepnorm").replace("std: 0.08", "std: -1")
+    broken.write_text(text.replace("table4_position", "table9").replace("value: mean_", "value: mea_"))
     done = gpas(project, "-c", "broken.yaml", "run", "grid", "--yes", expect=2)
     checked = gpas(project, "-c", "broken.yaml", "doctor", expect=None)
-    broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position}", "table9}"))
+    broken.write_text((project / "here/experiments.yaml").read_text().replace("table4_position", "table9"))
     gpas(project, "-c", "broken.yaml", "plan", expect=2)
     gpas(project, "-c", "broken.yaml", "status")  # it reads no table
     broken.unlink()
@@ -141,7 +141,7 @@ def test_every_mistake_of_a_file_is_reported_at_once(project: Path) -> None:
     assert len(lines) >= 2
     assert all("broken.yaml:" in line for line in lines)
     assert any("did you mean 'pre'?" in line for line in lines)
-    assert any("lr" in line for line in lines)
+    assert any("init.std: -1.0 is too small" in line for line in lines)
     assert any("published.gpas: 'gpas' has no table 'table9'" in line for line in lines)
     assert any(
         "table.value: unknown metric 'mea_importance'; did you mean 'mean_importance'?" in line for line in lines

@@ -6,9 +6,13 @@ from pathlib import Path
 
 from disks import full
 from face import Face, gpas
+from shipped import EXPERIMENTS, cells_of
 from typer.main import get_command
 
 from gpas_cli.cli.app import COMMANDS, MAINTAIN, RESULTS, RUN, make_app
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.report.checks import report_problems
 
 
 def test_commands_are_listed_under_headings(face: Face) -> None:
@@ -39,9 +43,19 @@ def test_flags_have_no_type(face: Face) -> None:
     assert not any("bool" in line for line in lines)
 
 
-def test_init_prints_the_next_commands(face: Face) -> None:
+def test_init_writes_the_quickstart_and_room_for_a_grid(face: Face) -> None:
     assert "Next: cd 'sub dir/here', then gpas plan" in face("init", "sub dir/here").out
-    assert "Next: gpas plan" in face("init", "--force").out
+    path = face.folder / "sub dir/here/experiments.yaml"
+    text = path.read_text()
+    assert len(text.splitlines()) <= 40
+    assert tuple(expand(load(path, check=report_problems))) == cells_of("quickstart")
+    path.write_text(text.replace("  # mine:", "  mine:").replace("\n  #   ", "\n    "))
+    assert len(expand(load(path, check=report_problems), ["mine"])) == 12
+
+
+def test_init_with_papers_writes_their_grids(face: Face) -> None:
+    assert "Next: gpas plan" in face("init", "--papers", "--force").out
+    assert load(face.folder / "experiments.yaml").grids.keys() == EXPERIMENTS.grids.keys()
 
 
 def test_the_start_of_a_key_that_is_too_short(face: Face) -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from grids import HEAD, cells, grid, read, whole
+from grids import HEAD, cells, complaints, grid, read, whole
 
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.expand import expand
@@ -229,6 +229,23 @@ grids:
 def test_a_changed_size_has_the_recipe_and_resources_of_its_base() -> None:
     (entry,) = grid(BASE + "axes: {size: [{name: shallow, like: quickstart, layers: 4}]}")
     assert (entry.name, entry.cell.optim.steps, entry.cell.model.size.layers) == ("shallow", 600, 4)
+    assert entry.resources == Resources(mem="2G", time="0:30:00")
+
+
+def test_a_file_replaces_the_recipe_of_a_built_in_size_and_single_settings_of_its_resources() -> None:
+    text = "version: 1\n{}grids: {{g: {{base: {{size: 7b, data: c4}}, axes: {{norm: [pre]}}}}}}\n"
+    (entry,) = expand(read(text.format("")))
+    assert (entry.cell.optim.lr, entry.cell.optim.clip) == (3e-4, 1)
+    assert entry.resources == Resources(gpus=8, cpus=64, mem="400G", time="1-00:00:00")
+    own = "recipes: {7b: {lr: 1e-3, warmup: 1, steps: 9}}\nresources: {all: {mem: 9G}, 7b: {cpus: 8}}\n"
+    (entry,) = expand(read(text.format(own)))
+    assert (entry.cell.optim.lr, entry.cell.optim.clip) == (1e-3, 0)
+    assert entry.resources == Resources(gpus=8, cpus=8, mem="9G", time="1-00:00:00")
+    assert complaints(text.format("resources: {all: {notice: 3600}}\n")) == []  # the quickstart's limit is 0:30:00
+    (entry,) = expand(read(text.replace("data: c4", "data: c4, optim: {{lr: 1e-3, warmup: 1, steps: 9}}").format("")))
+    assert (entry.cell.optim.steps, entry.cell.optim.clip) == (9, 0)  # the whole recipe is the grid's own
+    wrong = text.replace("data: c4", "data: c4, optim: {{steps: 9}}").format("")
+    assert complaints(wrong) == ["e.yaml:2:26: optim.warmup: 10000 is not shorter than the 9 steps"]
 
 
 INCLUDING = """\

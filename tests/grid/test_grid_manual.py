@@ -10,11 +10,12 @@ from documentation import DOCS, hooks
 from gpas_cli.grid.claims import _BOUNDS, _COMPARISON_KEYS, _KINDS, _OUTER_KEYS, _SIDES, _TESTS
 from gpas_cli.grid.declared import Feature
 from gpas_cli.grid.expand import expand
-from gpas_cli.grid.load import _TOP_LEVEL_KEYS, load
+from gpas_cli.grid.include import _LIKE, _OF_EXPERIMENTS, _OF_PACKS
+from gpas_cli.grid.load import load
+from gpas_cli.grid.packs import known_packs
 from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import CELL_PARTS
 from gpas_cli.project import packaged
-from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.quantities import DIVERGED, METRICS, SPIKES
 from gpas_cli.spec.cell import LATER_STAGES, NETWORK
 from gpas_cli.spec.cost import PRECISIONS
@@ -35,7 +36,8 @@ WORDS = set(re.findall(r"[A-Za-z0-9_-]+", hooks().on_page_markdown((DOCS / "refe
 SECTIONS = (Size, Gate, Embed, Init, Family, Data, Masked, Spans, Optim, Depth, Finetune, Cadence, Monitoring, Feature)
 UNTOLD = {"profile", "kind"}  # `gpas train --profile`; the kind of an objective or a depth is its name
 NAMES = {
-    "top level": set(_TOP_LEVEL_KEYS),
+    "top level": {*_OF_EXPERIMENTS, *_OF_PACKS, "pack", "as"},
+    "like": {"like", *_LIKE},
     "grid": set(_GRID_KEYS),
     "settings": {*CELL_PARTS, *LATER_STAGES, NETWORK},
     "axes": {*_RULES, *_RULES.values(), "zip", "name"},
@@ -43,7 +45,7 @@ NAMES = {
     "claim": {*_OUTER_KEYS, *_COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
     "words of claims": {*_KINDS, *_SIDES, *_BOUNDS, *_TESTS, *SPIKES, DIVERGED},
     "metrics": set(METRICS),
-    "sources": set(SOURCES),
+    "papers": set(known_packs()),
     "precision": set(PRECISIONS),
     **{named.__name__: {field.name for field in own_fields(named)} - UNTOLD for named in SECTIONS},
     "settings of schedules and optimizers": {name for named in SECTIONS for name in setting_classes(named)},
@@ -76,7 +78,7 @@ def test_the_page_has_every_choice() -> None:
 
 def test_the_head_of_the_file_is_comment_and_the_rest_plain_yaml() -> None:
     assert all(line.startswith("#") for line in HEAD.splitlines())
-    assert set(yaml.safe_load(TEXT)) <= set(_TOP_LEVEL_KEYS)
+    assert set(yaml.safe_load(TEXT)) <= set(_OF_EXPERIMENTS)
 
 
 TRANSLATOR = {

@@ -221,7 +221,7 @@ MISTAKES = {
     "setting without gate": (cells(**{"gate": "[none, gpas]", "gate.share": "[sublayer]"}), "6:45", "gate is none"),
     "cross-field": (cells(**{"optim.warmup": "[600]"}), "6:27", "600 is not shorter than the 600 steps"),
     "override value": (BASE + "override: [{set: {optim.lr: -1}, why: x}]", "6:33", "-1.0 is too small"),
-    "missing recipe": ("base: {size: 71m}", "5:18", "size 71m has no entry under 'recipes'"),
+    "missing recipe": ("base: {size: 60m}", "5:18", "size 60m has no recipe; write optim: {lr: ..."),
     "rows of a finetuning": (
         BASE.replace("}", ", finetune: {batch: 5}}") + "resources: {gpus: 2}",
         "6:16",
@@ -343,7 +343,7 @@ def test_a_misspelt_setting_of_a_recipe_is_not_also_absent() -> None:
 
 
 def test_all_settings_of_a_missing_recipe_are_named_at_once() -> None:
-    text = "version: 1\ngrids:\n  a: {base: {size: 71m, data: quickstart, optim.steps: 9}, axes: {seed: [1, 2]}}\n"
+    text = "version: 1\ngrids:\n  a: {base: {size: 60m, data: quickstart, optim.steps: 9}, axes: {seed: [1, 2]}}\n"
     assert [line.split(": ")[1] for line in complaints(text)] == ["optim.lr", "optim.warmup"]
 
 

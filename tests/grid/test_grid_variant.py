@@ -75,7 +75,7 @@ def test_defaults_that_depend_on_the_size_follow_it() -> None:
         ("seed=" + "9" * 50, "a number of 50 digits is too long"),
         ("data.path=*.txt", "data.path=*.txt: has no effect with source: stdlib"),
         ("data.path=a\nb", "is more than one line"),
-        ("size=9m", "size=9m: optim.lr: is required: size 9m has no entry under 'recipes'"),
+        ("size=9m", "size=9m: optim.lr: is required: size 9m has no recipe; write optim: {lr: ..."),
         ("=2", "unknown setting ''"),
     ],
 )

@@ -309,7 +309,7 @@ def cell(name: str, state: str, fraction: float | None) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [718, 739], ids=["A4", "Letter"])  # within the margins
 def test_the_widest_table_of_a_paper_is_whole_on_paper(window: Any, tmp_path: Path, width: int) -> None:
-    gpas(tmp_path, "init")
+    gpas(tmp_path, "init", "--papers")
     gpas(tmp_path, "report", "table2", "quickstart", "-o", "wide.html")
     window.set_viewport_size({"width": width, "height": 1000})
     window.emulate_media(media="print")

@@ -242,6 +242,16 @@ def test_a_network_that_does_not_fit_is_named(runs: Path) -> None:
     assert [one.gpu for cost in elsewhere for one in cost.too_large] == ["A100", "H100", "H200"]
 
 
+@pytest.mark.parametrize(("asked", "words"), [({}, "no GPU, 1 core"), ({"gpus": 4, "cpus": 4}, "4 GPUs, 4 cores")])
+def test_a_cluster_is_not_asked_for_single_cores_without_a_word(runs: Path, asked: dict[str, int], words: str) -> None:
+    cells = [replace(entry(seed=seed), resources=Resources(**asked)) for seed in (1, 2)]
+    (warning,) = made_plan(runs, *cells, machine=Cluster()).warnings
+    assert warning.startswith(f"2 trainings of g ask for {words} and no memory; write resources: {{gpus: ")
+    assert made_plan(runs, *cells).warnings == []
+    enough = [replace(cell, resources=Resources(**asked, mem="2G")) for cell in cells]
+    assert made_plan(runs, *enough, machine=Cluster()).warnings == []
+
+
 def test_the_memory_of_each_gpu_is_that_of_the_largest_cell_of_a_size(runs: Path) -> None:
     optim = {"lr": 1e-3, "warmup": 1, "steps": 3, "batch": 512}
     norms = [entry(size="350m", norm=norm, precision="bf16", optim=optim) for norm in ("pre", "sandwich")]

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from named_papers import by_paper
+
 from gpas_cli.events import Score
 from gpas_cli.grid import Entry, TableSpec
 from gpas_cli.grid.declared import Comparison, Feature
@@ -72,12 +74,14 @@ def known(numbers: Numbers, size: str = "71m") -> Recorded:
 
 
 def comparison(**changes: Any) -> Comparison:
+    changes["published"] = by_paper(changes.get("published", {}))
     usual = {"says": "", "grids": ("demo",), "subject": {"gate": ("gpas",)}, "against": {"gate": "none"}}
     return Comparison(**{**usual, "value": Feature(metric="perplexity"), "high": 0.0, "by": ("norm",), **changes})
 
 
 def spec(**changes: Any) -> TableSpec:
     """Perplexity of norm x gate by size, deltas against no gate."""
+    changes["published"] = by_paper(changes.get("published", {}))
     return TableSpec(**{"title": "Perplexity", "against": {"gate": "none"}, **changes})
 
 

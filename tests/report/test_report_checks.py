@@ -40,7 +40,7 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
         ("value: perplexty", "20: grids.g.table.value", "unknown metric 'perplexty'; did you mean 'perplexity'?"),
         ("value: accuracy", "20: grids.g.table.value", "'accuracy' is a result of the stage 'downstream'"),
         ("published: {gpas: table9}", "31: grids.g.table.published.gpas", "'gpas' has no table 'table9'; valid: "),
-        ("published: {gaps: table9}", "31: grids.g.table.published.gaps", "unknown source 'gaps'; did you mean 'gpas'"),
+        ("published: {gaps: table9}", "31: grids.g.table.published.gaps", "no paper 'gaps'; did you mean 'gpas'"),
         (
             "published: {gpas: table2_perplexity@72m}",
             "31: grids.g.table.published.gpas",

@@ -14,13 +14,12 @@ from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, complete_grid, offer
 from gpas_cli.cli.selection import entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import EACH_RUN, Claim
 from gpas_cli.grid.document import spelled
 from gpas_cli.report.claims.declared import all_claims, select_claims, tuned_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import SIGN, evaluate
 from gpas_cli.report.claims.verdict import SEQUENTIAL, WORDS, ClaimsJson, Part, Verdict, claim_json
-from gpas_cli.report.papers import load
+from gpas_cli.report.papers import title_of
 from gpas_cli.report.tables.entry_status import STATE_NAMES
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.statistics.sequential import CONTRADICTED, SUPPORTED, UNDECIDED
@@ -106,10 +105,7 @@ def overview(verdicts: Sequence[Verdict], skipped: Sequence[Claim] = ()) -> Iter
 
 
 def _source_title(source: str) -> str:
-    try:
-        return str(load(source)["short"]) if source else "Your claims"
-    except GpasError:  # a claim of the user's own file may cite any paper
-        return source
+    return title_of(source, experiments().packs) if source else "Your claims"
 
 
 def _claims_table(verdicts: Sequence[Verdict]) -> Columns:

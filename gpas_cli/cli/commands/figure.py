@@ -68,7 +68,7 @@ _Paper = Annotated[
         "--paper",
         metavar="NAME|all",
         help="Draw a figure of a paper: gpas-3a, curse-1, spike-4; all of a paper: gpas; or all.",
-        autocompletion=offer(lambda: [*declared_figures(), "all"]),
+        autocompletion=offer(lambda: [*declared_figures(experiments().packs), "all"]),
     ),
 ]
 _GridOption = Annotated[
@@ -391,7 +391,7 @@ def _draw_scaling(names: Sequence[str] | None, where: Sequence[str] | None, outp
     paths = output.files(Path("scaling"))
     chosen = entries(names, where)
     grids = [experiments().grids[name] for name in names or [experiments().default]]
-    published = {source: name for grid in grids if grid.table for source, name in grid.table.published.items()}
+    published = {pack: name for grid in grids if grid.table for pack, name in grid.table.published.items()}
     with recorded_of(chosen, database=False) as known:
         made = scaling(chosen, known, published)
     if not made.panels:

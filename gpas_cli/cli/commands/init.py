@@ -17,20 +17,23 @@ _IGNORED = ("/runs/", "/cache/", "/gpas.db*", "/.gpas/")
 
 def init(
     directory: Annotated[Path, typer.Argument(help="The directory to write to.")] = Path(),
+    papers: Annotated[bool, typer.Option("--papers", help="Declare the experiments of the papers, too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing experiments.yaml.")] = False,
 ) -> None:
-    """Write experiments.yaml, which declares the experiments of the papers, and a .gitignore for results.
+    """Write experiments.yaml with a grid that trains in minutes, and a .gitignore for results.
 
-    The BERT-large in which The Curse of Depth removes layers is not declared.
+    With --papers, the file declares the grids of the papers, too, at full size and in minutes. The BERT-large in which
+    The Curse of Depth removes layers is not among them.
 
-    Example: [bold]gpas init my-reproduction[/bold]
+    Example: [bold]gpas init my-project[/bold]
     """
     target = directory / CONFIG_NAME
     utf8_path(target.absolute())  # no other command would read it
     if target.exists() and not force:
         raise GpasError(f"{target} exists; --force replaces it")
     directory.mkdir(parents=True, exist_ok=True)
-    replace_file(target.resolve(), packaged(CONFIG_NAME).read_bytes())
+    source = packaged(CONFIG_NAME) if papers else Path(__file__).with_suffix(".yaml")
+    replace_file(target.resolve(), source.read_bytes())
     ignore = directory / ".gitignore"
     lines = ignore.read_text("utf-8", "surrogateescape").splitlines() if ignore.exists() else []
     if missing := [line for line in _IGNORED if line not in lines]:

@@ -10,13 +10,22 @@ import typer
 from gpas_cli.cli.commands.plan import plan_for
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
-from gpas_cli.cli.selection import entries, experiments, project, recorded_of, split_settings, varied_entries
+from gpas_cli.cli.selection import (
+    entries,
+    experiments,
+    papers_known,
+    project,
+    recorded_of,
+    split_settings,
+    varied_entries,
+)
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.cli.views.plan import headline, refusals
 from gpas_cli.documents import DocumentJson, From, filled
 from gpas_cli.errors import Exit, GpasError, nearest
 from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.expand import expand
+from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
@@ -34,7 +43,6 @@ from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.stage import CONVERGENCE
 
-_SOURCES = ("gpas", "poster", "curse", "spike", "raptr")
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
 
 
@@ -49,7 +57,7 @@ _TableNames = Annotated[
 _Source = Annotated[
     str | None,
     typer.Option(
-        "--source", help=f"The paper whose tables to print: {', '.join(_SOURCES)}.", autocompletion=offer_list(_SOURCES)
+        "--source", help="The paper whose tables to print: gpas, poster, curse ...", autocompletion=offer(papers_known)
     ),
 ]
 _Value = Annotated[
@@ -80,9 +88,7 @@ def table(
     where: Where = None,
     paper: Annotated[
         bool,
-        typer.Option(
-            "--paper", help="Print the published numbers beside ours; without a grid, all tables of the GPAS paper."
-        ),
+        typer.Option("--paper", help="Print the published numbers beside ours; --source gpas prints a paper's tables."),
     ] = False,
     published_only: Annotated[
         bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
@@ -120,7 +126,7 @@ def table(
     names, settings = split_settings(names or [])
     if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
-    if published_only or source is not None or any(papers.SEPARATOR in name for name in names) or (paper and not names):
+    if published_only or source is not None or any(papers.SEPARATOR in name for name in names):
         if value or external or best:
             raise GpasError("--value, --best and --external are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
@@ -292,32 +298,33 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
 
     Raises GpasError for a grid without published numbers if there is no `source`.
     """
-    chosen = papers.source_named(source) if source else None
+    packs = papers_known()
+    chosen = pack_named(source, packs) if source else None
     if not names:
-        return _of_source(chosen or papers.USUAL)
+        return _of_paper(chosen or packs[papers.USUAL])
     found = [
         part
         for name in names
-        for part in (printed_named(name) if papers.is_printed_name(name) else _of_grid(name, chosen))
+        for part in (printed_named(name, packs) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
     return list({part.spec.title: part for part in found}.values())
 
 
-def _of_source(source: str) -> list[Table]:
-    return [part for number in papers.numbers(source) for part in printed(source, number)]
+def _of_paper(pack: Pack) -> list[Table]:
+    return [part for number in papers.numbers(pack) for part in printed(pack, number)]
 
 
-def _of_grid(name: str, source: str | None) -> list[Table]:
+def _of_grid(name: str, chosen: Pack | None) -> list[Table]:
     grids = experiments().grids
     if name not in grids:
         raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
     spec = grids[name].table
-    declared = {of: table.partition("@")[0] for of, table in (spec.published if spec else {}).items()}
-    parts = [part for of in declared if source in (of, None) for part in _of_source(of)]
-    named = {part.printed for part in parts if declared[part.source] in (table.name for table in part.tables)}
-    found = [part for part in parts if part.printed in named]
-    if not found and source:
-        return _of_source(source)
+    declared = {pack: table.partition("@")[0] for pack, table in (spec.published if spec else {}).items()}
+    parts = [(part, table) for pack, table in declared.items() if chosen in (pack, None) for part in _of_paper(pack)]
+    named = {part.printed for part, wanted in parts if wanted in (table.name for table in part.tables)}
+    found = [part for part, _ in parts if part.printed in named]
+    if not found and chosen:
+        return _of_paper(chosen)
     if not found:
         raise GpasError(f"grid '{name}' has no published table beside it; name one: gpas:2")
     return found
@@ -333,7 +340,7 @@ def _served_parts(
     declared = experiments().grids
     chosen = select(expand(experiments(), list(names or declared)), where or ())
     grids = {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
-    return [(part, serving(printed(part.source, part.cells_of)[0] if part.cells_of else part, grids)) for part in parts]
+    return [(part, serving(part.cells_of or part, grids)) for part in parts]
 
 
 def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
@@ -346,7 +353,7 @@ def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
 
 def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
-    printed_parts = printed_named(name)
+    printed_parts = printed_named(name, papers_known())
     parts = _served_parts(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:

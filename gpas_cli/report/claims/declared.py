@@ -3,30 +3,27 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.companions import tuned_name
 from gpas_cli.grid.declared import Claim, Experiments
 from gpas_cli.grid.document import read_document
+from gpas_cli.grid.packs import Pack, canonical, known_packs
 from gpas_cli.grid.settings import root_of
-from gpas_cli.report.papers import SOURCES
-
-FOLDER = Path(__file__).parents[1] / "papers" / "claims"
 
 _Sizes = tuple[Claim, ...]  # a claim at paper size, at toy size, or both
 
 
 @cache
-def paper_claims() -> dict[str, _Sizes]:
-    """Return the papers' claims by name, in the order of the papers. Raises InvalidExperiments for an invalid file."""
+def paper_claims(pack: Pack) -> dict[str, _Sizes]:
+    """Return a paper's claims by name. Raises InvalidExperiments for an invalid file."""
+    if not pack.has("claims"):
+        return {}
     problems: list[Problem] = []
-    found: dict[str, _Sizes] = {}
-    paths = {path.stem: path for path in FOLDER.glob("*.yaml")}
-    for name in (name for name in SOURCES if name in paths):
-        parts = root_of(read_document(paths[name]), problems).entries(("claims",))
-        found |= read_claims(parts["claims"], None, {})
+    own = {canonical(pack.folder.name): pack}
+    parts = root_of(read_document(pack.document("claims")), problems).entries(("claims",))
+    found = read_claims(parts["claims"], None, {}, known_packs() | own)
     if problems:
         raise InvalidExperiments(problems)
     return found
@@ -34,7 +31,10 @@ def paper_claims() -> dict[str, _Sizes]:
 
 def all_claims(experiments: Experiments) -> dict[str, _Sizes]:
     """Return the claims of the file, then those of the papers; a claim of the file replaces one of the same name."""
-    return {**experiments.claims, **{k: v for k, v in paper_claims().items() if k not in experiments.claims}}
+    found = dict(experiments.claims)
+    for pack in experiments.packs.values():
+        found |= {name: sizes for name, sizes in paper_claims(pack).items() if name not in found}
+    return found
 
 
 def select_claims(

@@ -175,12 +175,12 @@ def _published(comparison: Comparison, group: Group) -> dict[str, float]:
     if comparison.across is not None or not group.pairs:
         return found
     own, base = group.pairs[0].own, group.pairs[0].base
-    for source, name in comparison.published.items():
-        table = published(source, name)
+    for pack, name in comparison.published.items():
+        table = published(pack, name)
         value = table.value(_facts(own.status.entry, comparison))
         other = table.value(_facts(base.status.entry, comparison)) if base else 0.0
         if value is not None and other is not None:
-            found[source] = value / other if comparison.logarithmic else round(value - other, 6)
+            found[pack.name] = value / other if comparison.logarithmic else round(value - other, 6)
     return found
 
 

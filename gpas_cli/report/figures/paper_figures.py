@@ -1,6 +1,6 @@
 """The figures of the papers, by number: declared as data, drawn from the cells of a grid.
 
-    papers/figures/*.yaml   a figure: its grids, cells, panels
+    figures.yaml of a pack  a figure: its grids, cells, panels
     `declared_figures`      -> `FigureSpec`s, by the names gpas-3a, curse-1, spike-4
     `request`               the entries that a figure needs, of the paper's grid, its toy grid or any other
     `make`                  what is recorded of them -> `PaperFigure`, plots as data
@@ -19,7 +19,6 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,16 +27,15 @@ from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
 from gpas_cli.grid.expand import expand
+from gpas_cli.grid.packs import Pack, including
 from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growth
 from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, of_part, ratios
-from gpas_cli.report.papers import SOURCES
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.table_place import RETRIED, remedies
 from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
 
-_FOLDER = Path(__file__).parents[1] / "papers" / "figures"
 _BOUND = "bound"  # a quantity that is computed, not recorded
 _BOUND_AXIS = "upper bound of the Jacobian's norm"
 _TOY_SIZES = ("quickstart",)
@@ -132,26 +130,30 @@ class PaperFigure:
         return f"{self.paper}, Figure {self.number}: {self.title}{note}"
 
 
+def declared_figures(packs: Mapping[str, Pack]) -> dict[str, FigureSpec]:
+    """Return the figures of the papers by name."""
+    return {name: figure for pack in packs.values() for name, figure in _of_paper(pack).items()}
+
+
 @cache
-def declared_figures() -> dict[str, FigureSpec]:
-    """Return the figures of the papers by name, in the papers' order."""
+def _of_paper(pack: Pack) -> dict[str, FigureSpec]:
+    if not pack.has("figures"):
+        return {}
     found: dict[str, FigureSpec] = {}
-    paths = [path for source in SOURCES if (path := _FOLDER / f"{source}.yaml").exists()]
-    for path in paths:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for name, figure in document["figures"].items():
-            usual = {"where": {}, "cells": {}, **figure}
-            lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}
-            found[name] = FigureSpec(name=name, paper=document["paper"], **(usual | lists))
+    document = yaml.safe_load(pack.document("figures").read_text(encoding="utf-8"))
+    for name, figure in document["figures"].items():
+        usual = {"where": {}, "cells": {}, **figure}
+        lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}
+        found[name] = FigureSpec(name=name, paper=document["paper"], **(usual | lists))
     return found
 
 
-def named(words: Iterable[str]) -> list[FigureSpec]:
+def named(words: Iterable[str], packs: Mapping[str, Pack]) -> list[FigureSpec]:
     """Return the figures with these names: gpas-3a, gpas:3a, all of a number (gpas-3), a paper (gpas), or "all".
 
     Raises GpasError with the nearest name for any other.
     """
-    known = declared_figures()
+    known = declared_figures(packs)
     chosen: dict[str, FigureSpec] = {}
     for word in words:
         name = word.lower().replace(":", "-")
@@ -170,7 +172,7 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
     """Return the cells that a figure needs: of the paper's grid, or of another one."""
     grid = grid or spec.grid
     if grid not in experiments.grids:
-        problem = f"experiments.yaml declares no grid '{grid}'; `gpas init` writes one that does"
+        problem = f"{experiments.path.name} declares no grid '{grid}'; {including(grid)}"
         return Request(spec, grid, problem=problem)
     declared = expand(experiments, [grid])
     own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]

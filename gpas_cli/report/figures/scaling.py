@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import spelled
+from gpas_cli.grid.packs import Pack
 from gpas_cli.report import papers
 from gpas_cli.report.figures.figure import Figure, Line
 from gpas_cli.report.labels import facts, row_title, scheme_titles
@@ -124,14 +125,14 @@ class Scaling:
     missing: tuple[str, ...]
 
 
-def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[str, str]) -> Scaling:
-    """Return the figure of the cells: two panels for our results, and two for each published table, by source.
+def scaling(entries: Sequence[Entry], known: Recorded, published: Mapping[Pack, str]) -> Scaling:
+    """Return the figure of the cells: two panels for our results, and two for each published table, by paper.
 
     Published tables without a perplexity of at least one of the cells are left out.
     """
     sources = [(_OURS, _ours(entries, known))]
-    for source, name in published.items():
-        sources.append((papers.load(source)["short"], _published(entries, papers.published(source, name))))
+    for pack, name in published.items():
+        sources.append((papers.short_title(pack), _published(entries, papers.published(pack, name))))
     panels: list[Figure] = []
     laws: list[Law] = []
     for title, points in sources:

@@ -1,15 +1,10 @@
-"""Published numbers, in one YAML file per source, looked up by the labels of our cells.
+"""Published numbers, in numbers.yaml of each pack (`gpas_cli.grid.packs`), looked up by the labels of our cells.
 
-    sources:
-      gpas            the GPAS paper            curse_of_depth   The Curse of Depth (LayerNorm Scaling)
-      poster          the GPAS poster           spike_no_more    Spike No More
-      code            the GPAS repository       raptr            RaPTr
-
-A table has rows with labels and one column axis; the labels in `where` apply to all of it, the source's `where` to all
-of its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches
+A table has rows with labels and one column axis; the labels in `where` apply to all of it, the file's `where` to all of
+its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches
 any of them. A row without a label for the gate, the embedding or the depth means that it is unchanged.
 
-`printed` has the tables of a source as it prints them (`printed`). docs/reference/numbers.md has all keys.
+`printed` has the tables of a paper as it prints them (`printed`). docs/reference/numbers.md has all keys.
 """
 
 from __future__ import annotations
@@ -17,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.document import Node, read_document
+from gpas_cli.grid.document import Mark, Node, mapping, read_document
+from gpas_cli.grid.packs import Pack, canonical
 
 CellLabels = Mapping[str, Any]
 Place = tuple[str, int, int]  # published table, row and column
 
-SOURCES = ("gpas", "poster", "code", "curse_of_depth", "spike_no_more", "raptr")
 UNCHANGED = {"gate": "none", "embed": "plain", "parametrisation": "standard", "depth": "full", "budget": "steps"}
 # With `as_if` only the direction of effects is compared.
 _NOT_COMPARED = ("size", "family", "init", "std", "data", "text", "steps")
@@ -75,7 +69,7 @@ class PublishedTable:
     no_cells: why a number has no cell of ours beside it.
     """
 
-    source: str
+    pack: Pack
     name: str
     what: str
     metric: str
@@ -93,6 +87,16 @@ class PublishedTable:
     remarks: tuple[Remark, ...] = ()
     sizes: Mapping[str, str] = field(default_factory=dict)
     no_cells: str = "no grid declares such a cell"
+
+    @property
+    def source(self) -> str:
+        """The name of the pack that prints it."""
+        return self.pack.name
+
+    @property
+    def short(self) -> str:
+        """The short title of the paper: "GPAS paper"."""
+        return short_title(self.pack)
 
     @property
     def digits(self) -> int:
@@ -215,56 +219,60 @@ class PublishedCell:
         return round(self.value - base.value, 6)  # printed numbers have a few decimals, and so has their difference
 
 
-def published(source: str, name: str) -> PublishedTable:
-    """Return the table `name` of `source`.
+def published(pack: Pack, name: str) -> PublishedTable:
+    """Return the table `name` of a paper.
 
     A name such as "table2_perplexity@71m" looks every cell up in the column 71m, whatever its own label. Raises
-    GpasError with the nearest name for an unknown source, table or column.
+    GpasError with the nearest name for an unknown table or column.
     """
     name, _, as_if = name.partition("@")
-    known = load(source)["tables"]
+    known = load(pack).get("tables", {})
     if name not in known:
-        raise GpasError(f"'{source}' has no table '{name}'; {nearest(name, known)}")
-    table = _table(source, name)
+        raise GpasError(f"'{pack.name}' has no table '{name}'; {nearest(name, known)}")
+    table = _table(pack, name)
     columns = table.columns or tuple(dict.fromkeys(row.labels.get("size", "") for row in table.rows))
     if as_if and not any(_same(label, as_if) for label in columns):
-        raise GpasError(f"{source}: {name} has no column '{as_if}'; {nearest(as_if, map(str, columns))}")
+        raise GpasError(f"{pack.name}: {name} has no column '{as_if}'; {nearest(as_if, map(str, columns))}")
     return replace(table, as_if=as_if, compared_as="", batches=()) if as_if else table
 
 
-def tables(source: str) -> tuple[str, ...]:
-    """Return the names of the source's tables."""
-    return tuple(load(source)["tables"])
+def tables(pack: Pack) -> tuple[str, ...]:
+    """Return the names of a paper's tables."""
+    return tuple(load(pack).get("tables", {}))
 
 
-def path_of(source: str) -> Path:
-    """Return the path of a source's file. Raises GpasError with the nearest name for an unknown source."""
-    if source not in SOURCES:
-        raise GpasError(f"unknown source '{source}'; {nearest(source, SOURCES)}")
-    return Path(__file__).parent / f"{source}.yaml"
+def short_title(pack: Pack) -> str:
+    """Return the short title of a paper: "GPAS paper"; without one, the name of its pack."""
+    return str(load(pack).get("short", pack.name))
 
 
-@cache
-def document(source: str) -> Node:
-    """Return the file of one source. Raises GpasError with the nearest name for an unknown source."""
-    return read_document(path_of(source))
+def title_of(paper: str, packs: Mapping[str, Pack]) -> str:
+    """Return the short title of a paper that a claim names; its name if it is not one of the packs."""
+    return short_title(packs[canonical(paper)]) if canonical(paper) in packs else paper
 
 
 @cache
-def load(source: str) -> dict[str, Any]:
-    """Return the file of one source as plain data. Raises GpasError with the nearest name for an unknown source."""
-    data: dict[str, Any] = document(source).plain()
+def document(pack: Pack) -> Node:
+    """Return the numbers of a paper, an empty mapping if it has none."""
+    path = pack.document("numbers")
+    return read_document(path) if pack.has("numbers") else mapping({}, Mark(str(path), 0, 0))
+
+
+@cache
+def load(pack: Pack) -> dict[str, Any]:
+    """Return the numbers of a paper as plain data, {} if it has none."""
+    data: dict[str, Any] = document(pack).plain()
     return data
 
 
 @cache
-def _table(source: str, name: str) -> PublishedTable:
-    whole = load(source)
+def _table(pack: Pack, name: str) -> PublishedTable:
+    whole = load(pack)
     data: dict[str, Any] = dict(whole["tables"][name])
     where = frozen({**whole.get("where", {}), **data.pop("where", {})})
     columns = data.pop("columns", {"axis": "", "labels": ()})
     return PublishedTable(
-        source=source,
+        pack=pack,
         name=name,
         axis=columns["axis"],
         columns=tuple(columns["labels"]),
@@ -302,20 +310,12 @@ def _same(a: object, b: object) -> bool:
 
 
 SEPARATOR = ":"  # in the name of a printed table: gpas:2
-ALIASES = {"curse": "curse_of_depth", "spike": "spike_no_more"}  # short names of sources on the command line
 USUAL = "gpas"
 
 
-def source_named(name: str) -> str:
-    """Return the source called `name` or by its short name. Raises GpasError with the nearest name."""
-    if name in ALIASES or name in SOURCES:
-        return ALIASES.get(name, name)
-    raise GpasError(f"unknown source '{name}'; {nearest(name, (*SOURCES, *ALIASES))}")
-
-
-def numbers(source: str) -> tuple[str, ...]:
-    """Return the numbers of the source's tables."""
-    return tuple(load(source).get("printed", {}))
+def numbers(pack: Pack) -> tuple[str, ...]:
+    """Return the numbers of a paper's tables."""
+    return tuple(load(pack).get("printed", {}))
 
 
 def is_printed_name(name: str) -> bool:

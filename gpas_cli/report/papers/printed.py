@@ -14,7 +14,7 @@ the one with the fewest others. docs/reference/numbers.md has all keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -22,10 +22,20 @@ from typing import Any
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
 from gpas_cli.grid.declared import Line, TableSpec
 from gpas_cli.grid.document import spelled
+from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.read import in_bands, listed
 from gpas_cli.grid.settings import Entries, Part, root_of
 from gpas_cli.report import papers
-from gpas_cli.report.papers import SEPARATOR, CellLabels, PublishedCell, PublishedTable, load, numbers, published
+from gpas_cli.report.papers import (
+    SEPARATOR,
+    CellLabels,
+    PublishedCell,
+    PublishedTable,
+    load,
+    numbers,
+    published,
+    short_title,
+)
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import count
@@ -40,44 +50,44 @@ _METRIC = "metric"  # the label of a published table
 
 def label_of(table: PublishedTable) -> str:
     """Return what the source calls a table: "Table 2"; "" if its numbers are from the text."""
-    return _labels(table.source).get(table.name, "")
+    return _labels(table.pack).get(table.name, "")
 
 
 @cache
-def _labels(source: str) -> dict[str, str]:
+def _labels(pack: Pack) -> dict[str, str]:
     return {
-        table.name: _name(source, number)
-        for number in numbers(source)
-        for part in printed(source, number)
+        table.name: _name(pack, number)
+        for number in numbers(pack)
+        for part in printed(pack, number)
         for table in part.tables
     }
 
 
-def _name(source: str, number: str) -> str:
-    return str(load(source)["printed"][number].get("name", f"Table {number}"))
+def _name(pack: Pack, number: str) -> str:
+    return str(load(pack)["printed"][number].get("name", f"Table {number}"))
 
 
-def printed_named(name: str, source: str = papers.USUAL) -> tuple[Table, ...]:
-    """Return the parts of the table SOURCE:NUMBER, or NUMBER of `source`. Raises GpasError with the nearest name."""
-    before, separator, number = name.rpartition(SEPARATOR)
-    source = papers.source_named(before) if separator else source
-    known = numbers(source)
+def printed_named(name: str, packs: Mapping[str, Pack]) -> tuple[Table, ...]:
+    """Return the parts of the table PAPER:NUMBER, or NUMBER of GPAS. Raises GpasError with the nearest name."""
+    paper, _, number = name.rpartition(SEPARATOR)
+    pack = pack_named(paper or papers.USUAL, packs)
+    known = numbers(pack)
     if number not in known:
-        raise GpasError(f"{load(source)['short']} has no table '{number}'; {nearest(number, known)}")
-    return printed(source, number)
+        raise GpasError(f"{short_title(pack)} has no table '{number}'; {nearest(number, known)}")
+    return printed(pack, number)
 
 
 @cache
-def printed(source: str, number: str) -> tuple[Table, ...]:
-    """Return the parts of the table `number` of `source`, which must exist.
+def printed(pack: Pack, number: str) -> tuple[Table, ...]:
+    """Return the parts of the table `number` of a paper, which must exist.
 
     Raises InvalidExperiments for mistakes in the file, with their places.
     """
     problems: list[Problem] = []
-    whole = root_of(papers.document(source), problems).entries()["printed"].entries()[number]
+    whole = root_of(papers.document(pack), problems).entries()["printed"].entries()[number]
     keys = whole.entries(("name", "title", "parts", *_OF_PARTS))
     parts = [part.entries(_OF_PARTS) for part in keys["parts"].items()] or [keys]
-    title = f"{load(source)['short']}, {_name(source, number)}: {keys['title'].sentence()}"
+    title = f"{short_title(pack)}, {_name(pack, number)}: {keys['title'].sentence()}"
     titles = [title]
     if len(parts) > len(_PLACES):
         keys["parts"].report(f"has {len(parts)} tables; at most {len(_PLACES)} are beside each other")
@@ -85,22 +95,22 @@ def printed(source: str, number: str) -> tuple[Table, ...]:
         corners = [part["corner"].text() for part in parts]
         said = ["" if len(set(corners)) == 1 else f": {corner}" for corner in corners]
         titles = [f"{title} {place}{corner}." for place, corner in zip(_PLACES, said, strict=True)]
-    name = f"{source}{SEPARATOR}{number}"
-    made = tuple(_part(name, own, part) for own, part in zip(titles, parts, strict=False))
+    name = f"{pack.name}{SEPARATOR}{number}"
+    made = tuple(_part(pack, name, own, part) for own, part in zip(titles, parts, strict=False))
     if problems:
         raise InvalidExperiments(problems)
     return made
 
 
-def _part(name: str, title: str, keys: Entries) -> Table:
-    source, columns = name.partition(SEPARATOR)[0], keys["columns"]
+def _part(pack: Pack, name: str, title: str, keys: Entries) -> Table:
+    columns, cells_of = keys["columns"], _known(keys["cells_of"], numbers(pack))
     for key in ("columns", "rows"):
         if not keys[key].value:
             keys.part.report(f"needs '{key}'")
     if "published" in keys:
         heads = listed(columns)
         labels = {head.title: head.title for head in heads}
-        rows = list(_Numbers(source, keys, heads).rows())
+        rows = list(_Numbers(pack, keys, heads).rows())
     else:
         labels = columns.text_mapping() if isinstance(columns.value, dict) else {text: text for text in columns.texts()}
         rows = [(Line(row, {}), _texts(part, len(labels))) for row, part in keys["rows"].entries().items()]
@@ -110,14 +120,20 @@ def _part(name: str, title: str, keys: Entries) -> Table:
         _AS_PRINTED,
         tuple(Column(label, head, _AS_PRINTED) for head, label in labels.items()),
         tuple(
-            Row((line.band, line.title)[-len(axes) :], line.title, beside(source, cells), section=line.band, line=line)
+            Row(
+                (line.band, line.title)[-len(axes) :],
+                line.title,
+                beside(pack.name, cells),
+                section=line.band,
+                line=line,
+            )
             for line, cells in rows
         ),
         {},
         printed=name,
         corner=keys["corner"].text(),
         alone=True,
-        cells_of="".join(_known(keys["cells_of"], numbers(source))),
+        cells_of=printed(pack, cells_of[0])[0] if cells_of else None,
     )
 
 
@@ -136,10 +152,10 @@ def _texts(row: Part, columns: int) -> list[PublishedCell]:
 class _Numbers:
     """A table of published numbers, as declared."""
 
-    def __init__(self, source: str, keys: Entries, columns: Sequence[Line]) -> None:
+    def __init__(self, pack: Pack, keys: Entries, columns: Sequence[Line]) -> None:
         self.keys, self.columns = keys, columns
-        names = _known(keys["published"], papers.tables(source))
-        self.tables = [published(source, name) for name in names]
+        names = _known(keys["published"], papers.tables(pack))
+        self.tables = [published(pack, name) for name in names]
         self.lines = in_bands(listed(keys["rows"]), listed(keys["bands"]))
         headings, titles = [column.title for column in columns], [row.title for row in self.lines]
         self.texts = {row: _texts_by(one, headings) for row, one in keys["texts"].entries(titles).items()}

@@ -1,9 +1,9 @@
 """The recipes by which published numbers were obtained, and where a cell differs from them.
 
-A recipe is data in its source's YAML file: settings by their names in experiments.yaml (`optim.lr`), one value for all
-columns or one for each; {best_of: [...]} where the number is from the best of several runs. `settings` are stated in
-the paper, `code` only in the published code, and `unstated` in neither. `exceptions` are settings of single rows, null
-where a setting does not apply, and `not_here` is what none of our settings expresses.
+A recipe is data in its paper's numbers.yaml: settings by their names in experiments.yaml (`optim.lr`), one value for
+all columns or one for each; {best_of: [...]} where the number is from the best of several runs. `settings` are stated
+in the paper, `code` only in the published code, and `unstated` in neither. `exceptions` are settings of single rows,
+null where a setting does not apply, and `not_here` is what none of our settings expresses.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from typing import Annotated, Any
 
 from gpas_cli.grid.declared import Entry
+from gpas_cli.grid.packs import Pack, known_packs, pack_named
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers import CellLabels, PublishedTable, frozen, has_labels, load
 from gpas_cli.spec.cell import Cell
@@ -67,15 +68,16 @@ class _Recipe:
 
 def recipes(table: PublishedTable) -> list[_Recipe]:
     """Return the recipes of the networks of a table."""
-    return [recipe(table.source, name) for name in table.recipes]
+    return [recipe(table.pack, name) for name in table.recipes]
 
 
 @cache
-def recipe(source: str, name: str) -> _Recipe:
-    """Return one recipe of a source; a name SOURCE/NAME is one of another source."""
+def recipe(pack: Pack, name: str) -> _Recipe:
+    """Return one recipe of a paper; a name PAPER/NAME is one of another paper."""
     if "/" in name:
-        source, _, name = name.partition("/")
-    return _Recipe(**load(source)["recipes"][name])
+        paper, _, name = name.partition("/")
+        pack = pack_named(paper, known_packs())
+    return _Recipe(**load(pack)["recipes"][name])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 import re
 
-from gpas_cli.report.papers import load
 from gpas_cli.report.tables.notes import notes, significant
 from gpas_cli.report.tables.sheet import Sheet, Style
 from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
@@ -118,9 +117,9 @@ def _lines(table: Table, style: Style) -> list[list[str]]:
 def _titles(table: Table, column: Column) -> list[str]:
     """Return the headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
     if table.printed:
-        return [column.title, *(load(source)["short"] for source in column.sources)]
+        return [column.title, *(table.published[source].short for source in column.sources)]
     theirs = {source: table.published[source].as_if or column.title for source in column.sources}
-    return [column.title, *(f"{theirs[source]}, {load(source)['short']}" for source in column.sources)]
+    return [column.title, *(f"{theirs[source]}, {table.published[source].short}" for source in column.sources)]
 
 
 def _line(table: Table, row: Row, style: Style) -> list[str]:

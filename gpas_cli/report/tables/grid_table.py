@@ -55,7 +55,7 @@ def _frame(
     networks: Sequence[ExternalNetwork] | None = None,
     what: Metric | None = None,
 ) -> Frame:
-    sources = {source: published(source, name) for source, name in spec.published.items()}
+    sources = {pack.name: published(pack, name) for pack, name in spec.published.items()}
     kinds = stage_kinds(entries)
     what = what or _declared_metric(spec, _compared_value(spec.value, sources.values(), kinds), kinds)
     return _Axes(entries, replace(spec, value=what.name), what, sources).frame(networks)

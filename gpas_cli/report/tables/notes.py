@@ -282,7 +282,7 @@ def _gains(table: Table) -> Iterator[Note]:
         same = sum(gain.ours * gain.published > 0 for gain in found)
         # The median: a published base that diverged differs from its method by a thousand.
         ours, theirs = median(gain.ours for gain in found), median(gain.published for gain in found)
-        signs = f"{same} of {len(found)} have the same sign as in {load(source)['short']}"
+        signs = f"{same} of {len(found)} have the same sign as in {table.published[source].short}"
         digits = table.metric.digits
         here = fixed(ours, digits, "+")
         yield Note("gains", f"differences: {signs}; median {here} here, {theirs:+.{digits}f} there")
@@ -306,8 +306,7 @@ _Place = tuple[int, int]  # row and column of a cell
 def _sources(table: Table) -> Iterator[Note]:
     used = _used(table)
     for source, printed in table.published.items():
-        data = load(source)
-        short, where = data["short"], ", ".join(filter(None, (data["title"], label_of(printed))))
+        short, where = printed.short, ", ".join(filter(None, (load(printed.pack)["title"], label_of(printed))))
         if source not in used:
             yield Note("published", f"{short}: {where} has none of these cells")
             continue
@@ -355,7 +354,7 @@ def _compared(table: Table) -> Iterator[Note]:
             yield Note("compared", f"{runs}; without --paper, the table shows their perplexity over all tokens")
     for source, wanted, name in pairs:
         if not name.endswith(wanted):  # relative_NAME is the ratio of two
-            short = load(source)["short"]
+            short = table.published[source].short
             yield Note("compared", f"{short}: its numbers are averaged as in {wanted}, but the table shows {name}")
 
 
@@ -367,7 +366,8 @@ def _objectives(table: Table) -> Iterator[Note]:
             found |= {(source, one.published, one.ours): None} if one.setting == OBJECTIVE else {}
     for source, *kinds in found:
         theirs, ours = (f"{_LOSSES.get(kind, kind)} loss ({kind})" for kind in kinds)
-        said = f"{load(source)['short']} prints the {theirs}, ours is the {ours}: only signs of differences compare"
+        short = table.published[source].short
+        said = f"{short} prints the {theirs}, ours is the {ours}: only signs of differences compare"
         yield Note("compared", said)
 
 
@@ -380,7 +380,7 @@ def _remarks(table: Table) -> Iterator[Note]:
     for text in dict.fromkeys(text for text, _ in found):
         sources = [source for other, source in found if other == text]
         places = [one for source in sources for one in found[text, source]]
-        yield Note("remark", f"{_titles(sources)}{_where(table, places, sources)}: {text}")
+        yield Note("remark", f"{_titles(table, sources)}{_where(table, places, sources)}: {text}")
 
 
 def _deviations(table: Table) -> Iterator[Note]:
@@ -397,7 +397,7 @@ def _deviations(table: Table) -> Iterator[Note]:
             places = [place for source in sources for place in by_source[source]]
             code = " (in its code)" if one.origin == "code" else ""
             ours = "without a counterpart here" if one.ours is None else f"{_word(one.ours)} here"
-            said = f"{_word(one.published)} in {_titles(sources)}{code}, {ours}"
+            said = f"{_word(one.published)} in {_titles(table, sources)}{code}, {ours}"
             parts.append(f"{said}{_where(table, places, sources)}")
         yield Note("recipe", f"{setting}: {'; '.join(parts)}")
 
@@ -407,7 +407,7 @@ def _unstated(table: Table) -> Iterator[Note]:
         printed = table.published[source]
         names = [name for one in recipes(printed) for name in one.unstated]
         if names and not printed.as_if:
-            yield Note("recipe", f"{load(source)['short']} does not state {', '.join(dict.fromkeys(names))}")
+            yield Note("recipe", f"{printed.short} does not state {', '.join(dict.fromkeys(names))}")
 
 
 def _budgets(table: Table) -> Iterator[Note]:
@@ -418,7 +418,8 @@ def _budgets(table: Table) -> Iterator[Note]:
         padding = " with padding" if entry.data.layout == "pad" else ""
         for source, printed in cell.printed.items():
             if (theirs := printed.cell.tokens) and not 1 / _SAME_BUDGET < ours / theirs < _SAME_BUDGET:
-                budgets = f"{abbreviated(theirs)} tokens in {load(source)['short']}, {abbreviated(ours)}{padding} here"
+                there = f"{abbreviated(theirs)} tokens in {table.published[source].short}"
+                budgets = f"{there}, {abbreviated(ours)}{padding} here"
                 found[f"{table.columns[i].title} was trained on {budgets}"] = None
     yield from (Note("budget", text) for text in found)
 
@@ -454,8 +455,8 @@ def _where(table: Table, places: Sequence[_Place], sources: Sequence[str]) -> st
     return f" ({listed(titles, _NAMED)})"
 
 
-def _titles(sources: Sequence[str]) -> str:
-    return ", ".join(load(source)["short"] for source in sources)
+def _titles(table: Table, sources: Sequence[str]) -> str:
+    return ", ".join(table.published[source].short for source in sources)
 
 
 def _word(value: Any) -> str:

@@ -79,7 +79,7 @@ def _served(part: Table, grid: Grid, entries: Sequence[Entry]) -> Serving:
 def is_published_beside(grid: Grid, part: Table) -> bool:
     """Return whether the grid declares that one of the part's tables is published beside it."""
     declared = grid.table.published if grid.table else {}
-    return any(declared.get(table.source) == table.name for table in part.tables)
+    return any(declared.get(table.pack) == table.name for table in part.tables)
 
 
 def _places(part: Table, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
@@ -225,7 +225,7 @@ def _spec(part: Table, grid: Grid) -> TableSpec:
         value=_compared_metric(cells[0]).name,
         over=grid.table_spec.over,
         against={"gate": "none"} if any(cell.base for cell in cells) else {},
-        published={first.source: first.name},
+        published={first.pack: first.name},
     )
 
 

@@ -327,6 +327,7 @@ class TableJson(DocumentJson):
     rows: list[_TableRowJson]
     externals: Annotated[list[_ExternalRowJson], "the networks that --external names", From("externals.rows")]
     columns: list[_ColumnJson]
+    papers: Annotated[dict[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
 

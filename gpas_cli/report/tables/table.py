@@ -183,7 +183,7 @@ class Table:
     corner: str = ""
     remarks: tuple[Note, ...] = ()
     alone: bool = False
-    cells_of: str = ""
+    cells_of: Table | None = None
 
     @property
     def source(self) -> str:
@@ -196,6 +196,11 @@ class Table:
         return tuple(
             {cell.table.name: cell.table for row in self.rows for cell in row.published if cell.table}.values()
         )
+
+    @property
+    def papers(self) -> dict[str, str]:
+        """The papers whose numbers are beside ours, with the digests of their files."""
+        return {source: table.pack.digest for source, table in self.published.items()}
 
     @cached_property
     def statuses(self) -> tuple[EntryStatus, ...]:

@@ -170,7 +170,7 @@ def test_the_overview_and_a_claim_in_detail(project: Face) -> None:
     said = project("claims").out
     assert "Your claims" in said
     assert "8 claims: 2 supported, 0 contradicted, 6 undecided." in said
-    assert "claims of papers about grids that are not declared here, such as gpas-lowers-perplexity." in said
+    assert "claims of papers about grids that are not declared here, such as lns-lowers-perplexity." in said
     said = project("claims", "gate-lowers-perplexity").out
     assert "gate-lowers-perplexity: undecided" in said
     assert "GPAS paper, section 4.2: \N{LEFT DOUBLE QUOTATION MARK}lower perplexities" in said

@@ -95,14 +95,14 @@ def test_a_plan_without_a_training_shows_no_facts_of_trainings(face: Face) -> No
 def test_what_each_stage_asks_for_is_shown(face: Face) -> None:
     face.declare(STAGES)
     lines = [" ".join(line.split()) for line in face("plan", "--executor", "local").out.splitlines()]
-    assert any(line.startswith("pretrain 2 ") and line.endswith(" 1 core") for line in lines)
+    assert any(line.startswith("pretrain 2 ") and line.endswith(" 1 core, 2G, 0:30:00") for line in lines)
     assert any(line.startswith("importance 2 ") and line.endswith(" 1 core, 3G, 2:00:00") for line in lines)
     costs = face("plan", "--executor", "local", "--json").json["stage_costs"]
     assert [(cost["stage"], cost["jobs"], cost["resources"]["mem"]) for cost in costs] == [
-        ("pretrain", 2, ""), ("importance", 2, "3G"),
+        ("pretrain", 2, "2G"), ("importance", 2, "3G"),
     ]  # fmt: skip
     (cell,) = face("explain", "s1", "--json").json["cells"]
-    assert [stage["resources"]["time"] for stage in cell["stages"]] == ["", "2:00:00"]
+    assert [stage["resources"]["time"] for stage in cell["stages"]] == ["0:30:00", "2:00:00"]
     assert "1 core, 3G, 2:00:00" in face("explain", "s1").out
 
 

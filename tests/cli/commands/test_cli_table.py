@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from face import EXPERIMENTS, START, TRAINED, Face, end, gpas
 from jsonschema import Draft202012Validator
+from named_papers import numbers
 from test_cli_schema import check
 
 from gpas_cli.cli.commands.table import MissingJson, PaperTablesJson
 from gpas_cli.documents import json_schema
-from gpas_cli.report.papers import numbers
 
 AGAINST = "against: {gate: none}"
 
@@ -61,7 +61,6 @@ TABLE_2 = """\
 version: 1
 default: two
 corpora: {short: {source: c4, tokenizer: t5, layout: pad, eval_tokens: 256}}
-recipes: {71m: {lr: 1e-3, warmup: 1000, steps: 10000, batch: 512}}
 grids:
   two:
     base: {size: 71m, data: c4}
@@ -76,7 +75,7 @@ def test_a_papers_table_with_our_numbers(face: Face) -> None:
         if value < 7:
             metrics = {"perplexity": 31.0 + value, "perplexity_reference": 30.0 + value}
             face.recorded(entry, ("start", START), ("outcome", end("done", metrics=metrics)))
-    document = face("table", "--paper", "--json").json
+    document = face("table", "--source", "gpas", "--json").json
     Draft202012Validator(json_schema(PaperTablesJson, closed=True)).validate(document)
     assert [table["name"] for table in document["tables"]] == ["gpas:2"]
     assert document["published"][0]["name"] == "gpas:1"
@@ -187,9 +186,8 @@ def test_a_condition_does_not_turn_a_paper_to_a_grid_that_does_not_name_its_tabl
 
 def test_several_grids_are_one_csv_file(face: Face) -> None:
     face.ended("pre-s1", "done", 4.5)
-    recipes, _, two = TABLE_2.partition("grids:\n")
-    recipes = recipes.splitlines()[-1]
-    face.declare(EXPERIMENTS.replace("claims:", f"{two}claims:").replace("grids:\n", f"{recipes}\ngrids:\n", 1))
+    two = TABLE_2.partition("grids:\n")[2]
+    face.declare(EXPERIMENTS.replace("claims:", f"{two}claims:"))
     header, *lines = csv.reader(face("table", "small", "two", "small", "--paper", "--format", "csv").out.splitlines())
     assert header[:6] == ["grid", "norm", "gate", "size", "metric", "mean"]
     assert header[-2:] == ["published_gpas", "published_delta_gpas"]  # of `two` alone

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from named_papers import PACKS, SOURCES, published, tables
 from report_cells import DIFFERING, comparison, known
 from shipped import EXPERIMENTS, everything
 
@@ -14,19 +15,19 @@ from gpas_cli.errors import GpasError, Problem
 from gpas_cli.grid.claims import read_claims
 from gpas_cli.grid.declared import Claim, Comparison, Declared, Entry
 from gpas_cli.grid.document import Mark, Node, read_document
+from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.settings import root_of
 from gpas_cli.report.checks import report_problems
 from gpas_cli.report.claims.campaign import Candidate, candidates, chances, chosen
-from gpas_cli.report.claims.declared import FOLDER, all_claims, paper_claims, select_claims, undeclared_claims
+from gpas_cli.report.claims.declared import all_claims, select_claims, undeclared_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimEvidence, Verdict, assess
 from gpas_cli.report.figures.paper_figures import FigureSpec, declared_figures, request
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import SOURCES, published, tables
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Recorded
 
-CLAIMS = [claim for sizes in paper_claims().values() for claim in sizes]
+CLAIMS = [claim for sizes in all_claims(EXPERIMENTS).values() for claim in sizes]
 WITH_DIVERGED = {"large-rates-need-large-shortcuts"}
 TITLES = [f"{claim.name}{' (toy)' if claim.toy else ''}" for claim in CLAIMS]
 
@@ -37,15 +38,14 @@ def cells() -> Recorded:
     return Recorded(everything())
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
-def test_they_are_valid_as_claims_of_the_shipped_file(path) -> None:
+@pytest.mark.parametrize("pack", [pack for pack in PACKS.values() if pack.has("claims")], ids=lambda pack: pack.name)
+def test_they_are_valid_as_claims_of_the_shipped_file(pack: Pack) -> None:
     problems: list[Problem] = []
-    part = root_of(read_document(path), problems).entries()["claims"]
-    claims = read_claims(part, EXPERIMENTS.grids, EXPERIMENTS.grids)
+    part = root_of(read_document(pack.document("claims")), problems).entries()["claims"]
+    claims = read_claims(part, EXPERIMENTS.grids, EXPERIMENTS.grids, PACKS)
     problems += report_problems(replace(EXPERIMENTS, claims=claims))
     assert problems == []
-    assert {claim.source.paper for sizes in claims.values() for claim in sizes} == {path.stem}
-    assert path.stem in SOURCES
+    assert {claim.source.paper for sizes in claims.values() for claim in sizes} == {pack.name}
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=TITLES)
@@ -101,13 +101,13 @@ def test_each_says_where_it_is_made_and_at_toy_size_nothing_about_the_papers_siz
     ],
 )
 def test_the_published_effects_are_those_of_the_papers(name: str, effects: dict[str, float]) -> None:
-    paper = next(claim for claim in paper_claims()[name] if not claim.toy)
+    paper = next(claim for claim in all_claims(EXPERIMENTS)[name] if not claim.toy)
     published = {part.title: part.published for part in evaluate(paper, cells()).parts}
     assert {title: published[title] for title in effects} == pytest.approx(effects)
 
 
 def test_the_effects_of_two_sources_stand_side_by_side() -> None:
-    paper, toy = paper_claims()["gpas-lowers-perplexity"]
+    paper, toy = all_claims(EXPERIMENTS)["gpas-lowers-perplexity"]
     printed = {part.title: part.printed for part in evaluate(paper, cells()).parts}
     assert printed["Pre-LN, 1b"] == {"gpas": -0.67, "poster": -0.42}
     printed = {part.title: part.printed for part in evaluate(toy, cells()).parts}
@@ -151,11 +151,11 @@ def test_a_claim_is_judged_on_cells_of_its_papers_recipe(claim: Claim) -> None:
     for part in evaluate(claim, cells()).parts:
         compared = {one.status.entry.id: one.status.entry for pair in part.pairs for one in pair.measured}
         assert not set().union(*(strays(claim.source.paper, one) for one in compared.values())), part.title
-        for source, name in part.comparison.published.items():
+        for pack, name in part.comparison.published.items():
             for side in ([pair.own for pair in part.pairs], [pair.base for pair in part.pairs if pair.base]):
                 entries = [each.status.entry for one in side for each in (one, *one.others)]
-                differing = deviations(entries, published(source, name)) if entries else ()
-                assert {one.setting for one in differing} <= DIFFERING[source], (part.title, source)
+                differing = deviations(entries, published(pack, name)) if entries else ()
+                assert {one.setting for one in differing} <= DIFFERING[pack.name], (part.title, pack.name)
 
 
 def test_a_cell_of_another_paper_strays_from_the_recipe() -> None:
@@ -163,7 +163,7 @@ def test_a_cell_of_another_paper_strays_from_the_recipe() -> None:
     assert strays("curse_of_depth", other) == {"norm.apply", "init.embed_std", "optim.warmup"}
 
 
-@pytest.mark.parametrize("figure", declared_figures().values(), ids=lambda figure: figure.name)
+@pytest.mark.parametrize("figure", declared_figures(PACKS).values(), ids=lambda figure: figure.name)
 def test_a_figure_is_drawn_from_cells_of_its_papers_recipe(figure: FigureSpec) -> None:
     (source,) = (name for name in SOURCES if name.startswith(figure.name.partition("-")[0]))
     entries = request(figure, EXPERIMENTS).entries
@@ -174,7 +174,7 @@ def test_a_figure_is_drawn_from_cells_of_its_papers_recipe(figure: FigureSpec) -
 def test_selection() -> None:
     names = [claim.name for claim in select_claims(EXPERIMENTS, grids=["quickstart"], sources=["curse_of_depth"])]
     assert names
-    assert set(names) <= set(paper_claims())
+    assert set(names) <= set(all_claims(EXPERIMENTS))
     assert all(claim.toy for claim in select_claims(EXPERIMENTS, toy=True))
     one = select_claims(EXPERIMENTS, ["gate-signs"])
     assert [(claim.name, claim.toy) for claim in one] == [("gate-signs", False), ("gate-signs", True)]

@@ -2,6 +2,7 @@
 
 import pytest
 from curve_database import stand_in
+from named_papers import PACKS
 from shipped import EXPERIMENTS, cells_of, everything
 
 from gpas_cli.errors import GpasError
@@ -11,7 +12,7 @@ from gpas_cli.report.figures.paper_figures import FigureSpec, PaperFigure, decla
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.statistics.stats import better
 
-FIGURES = declared_figures()
+FIGURES = declared_figures(PACKS)
 STEPS = {stage.key: entry.cell.optim.steps for entry in everything() for stage in entry.cell.stages}
 NUMBERS = {
     "gpas": ["2", "3a", "3b", "4", "5", "6", "7", "8"],
@@ -48,7 +49,7 @@ def titles(figure: PaperFigure) -> list[list[str]]:
 
 
 def test_every_figure_of_the_papers_is_declared() -> None:
-    assert [spec.name for spec in FIGURES.values()] == [f"{paper}-{n}" for paper, own in NUMBERS.items() for n in own]
+    assert set(FIGURES) == {f"{paper}-{n}" for paper, own in NUMBERS.items() for n in own}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,9 @@ def test_all_figures_at_once_leave_out_what_needs_torch(database: object) -> Non
     ],
 )
 def test_names(words: list[str], names: list[str]) -> None:
-    assert [spec.name for spec in named(words)] == names
+    assert [spec.name for spec in named(words, PACKS)] == names
 
 
 def test_an_unknown_name_has_a_nearest_one() -> None:
     with pytest.raises(GpasError, match="no paper has a figure 'gpas-3c'; did you mean 'gpas-3"):
-        named(["gpas-3c"])
+        named(["gpas-3c"], PACKS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from curve_database import stand_in
+from named_papers import by_paper
 from report_cells import OPTIM, entry, result
 from shipped import cells_of
 
@@ -267,7 +268,7 @@ def exponents(made: Scaling, over: str) -> dict[tuple[str, str], float | None]:
 
 
 def test_published_perplexities_of_table_2_are_fitted() -> None:
-    made = scaling(TABLE2, Recorded(tuple(TABLE2)), {"gpas": "table2_perplexity"})
+    made = scaling(TABLE2, Recorded(tuple(TABLE2)), by_paper({"gpas": "table2_perplexity"}))
     assert [panel.x for panel in made.panels] == ["parameters N", "training FLOPs C"]
     laws = {law.method: law for law in made.laws if law.over == "parameters"}
     assert len(laws) == 11

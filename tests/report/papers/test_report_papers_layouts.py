@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from named_papers import PACKS, SOURCES, load, numbers, printed, published, tables
 from report_cells import entry
 from shipped import cells_of
 
 from gpas_cli.errors import GpasError
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import SOURCES, load, numbers, published, tables
-from gpas_cli.report.papers.printed import printed, printed_named
+from gpas_cli.report.papers.printed import printed_named
 from gpas_cli.report.papers.recipes import Deviation, deviations, recipe, recipes
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.paper_table import published_table
@@ -44,7 +44,9 @@ def as_text(part: Table) -> Sheet:
 @pytest.mark.parametrize("path", AS_PRINTED, ids=lambda path: path.stem)
 def test_a_table_is_as_printed(path: Path) -> None:
     name = path.stem.replace("-", ":")
-    parts = ["\n".join("|".join(line) for line in text.texts(PLAIN)) for text in map(as_text, printed_named(name))]
+    parts = [
+        "\n".join("|".join(line) for line in text.texts(PLAIN)) for text in map(as_text, printed_named(name, PACKS))
+    ]
     assert "\n\n".join(parts) == path.read_text().strip().replace(" x ", f" {TIMES} ")
 
 
@@ -96,12 +98,12 @@ def test_settings_are_those_of_the_source() -> None:
 
 
 def test_names_of_tables() -> None:
-    assert printed_named("curse:2") is printed_named("2", "curse_of_depth")
-    assert printed_named("2")[0].printed == "gpas:2"
+    assert printed_named("curse:2", PACKS) is printed_named("curse_of_depth:2", PACKS)
+    assert printed_named("2", PACKS)[0].printed == "gpas:2"
     with pytest.raises(GpasError, match="GPAS paper has no table '9'; valid: 1, 2, 3, 4, 5, A"):
-        printed_named("gpas:9")
-    with pytest.raises(GpasError, match="unknown source 'gaps'; did you mean 'gpas'"):
-        printed_named("gaps:2")
+        printed_named("gpas:9", PACKS)
+    with pytest.raises(GpasError, match="no paper 'gaps'; did you mean 'gpas'"):
+        printed_named("gaps:2", PACKS)
 
 
 def test_underlined_numbers_are_underlined() -> None:
@@ -145,7 +147,7 @@ def test_every_table_names_its_recipe() -> None:
 def test_recipes_name_settings_of_cells_and_have_one_value_for_each_column() -> None:
     for source in SOURCES:
         for name in load(source).get("recipes", {}):
-            one = recipe(source, name)
+            one = recipe(PACKS[source], name)
             assert one.stated_in
             stated = [*one.settings, *one.code, *(key for exception in one.exceptions for key in exception["settings"])]
             for setting in [*stated, *one.unstated]:
@@ -164,7 +166,7 @@ def test_recipes_name_settings_of_cells_and_have_one_value_for_each_column() -> 
 
 def test_the_recipe_of_gpas_is_its_table_1() -> None:
     printed = load("gpas")["settings"]["table1_pretraining"]
-    one = recipe("gpas", "pretraining")
+    one = recipe(PACKS["gpas"], "pretraining")
     names = ["optim.lr", "optim.warmup", "optim.steps", "optim.batch", "data.eval_tokens"]
     for size, (lr, warmup, steps, batch, _, eval_tokens) in list(printed.items())[1:]:
         found = one.settings_of({"size": size.lower(), "norm": "pre"})
@@ -173,7 +175,7 @@ def test_the_recipe_of_gpas_is_its_table_1() -> None:
 
 def test_the_recipe_of_spike_no_more_is_its_table_4() -> None:
     printed = load("spike_no_more")["settings"]["table4_hyperparameters"]
-    settings = recipe("spike_no_more", "pretraining").settings
+    settings = recipe(PACKS["spike_no_more"], "pretraining").settings
     assert settings["optim.batch"] == printed["batch_size"]
     assert settings["optim.steps"] == printed["updates"]
     assert settings["optim.beta2"] == printed["adam_beta2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.report import papers
+from gpas_cli.grid.packs import Pack
 from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.sheet import PLAIN
@@ -21,8 +21,7 @@ def lines(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list
     """Return Table 2 of a file of numbers."""
     (folder / "numbers.yaml").write_text(text)
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(papers, "path_of", lambda source: folder / "numbers.yaml")
-    (table,) = printed(folder.name, "2")
+    (table,) = printed(Pack("mine", folder), "2")
     return sheet(table).texts(PLAIN)
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from named_papers import SOURCES, published, tables
 
-from gpas_cli.report.papers import SOURCES, PublishedTable, Remark, published, tables
+from gpas_cli.report.papers import PublishedTable, Remark
 
 EVERY_TABLE = [published(source, name) for source in SOURCES for name in tables(source)]
 REMARKS = [(table, remark) for table in EVERY_TABLE for remark in table.remarks]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from named_papers import SOURCES, by_paper, numbers, printed
 from report_cells import DIFFERING, entry, quickstart, result, spec, valued
 from shipped import EXPERIMENTS, cells_of
 
@@ -16,8 +17,7 @@ from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import SOURCES, PublishedCell, PublishedTable, numbers
-from gpas_cli.report.papers.printed import printed
+from gpas_cli.report.papers import PublishedCell, PublishedTable
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.grid_table import build
@@ -44,7 +44,13 @@ def declared() -> Declared:
 
 
 def grid(name: str, **table: Any) -> Grid:
-    return Grid(name, name, MARK, Node({}, MARK), table=TableSpec(name, **table))
+    return Grid(
+        name,
+        name,
+        MARK,
+        Node({}, MARK),
+        table=TableSpec(name, **{"published": by_paper(table.pop("published", {})), **table}),
+    )
 
 
 def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from named_papers import SOURCES, numbers, printed
 from report_cells import entry, quickstart, result, spec, valued
 from rich.console import Console
 
 from gpas_cli.errors import GpasError
-from gpas_cli.report.papers import SOURCES, numbers
-from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.quantities import recorded_metric
 from gpas_cli.report.recorded import Recorded, Result
 from gpas_cli.report.tables.cell_text import number, sheet

@@ -103,7 +103,8 @@ def test_an_error_in_the_measuring_process_is_reported(here: Project, monkeypatc
 def test_a_measurement_that_is_too_long_or_too_large_is_refused(here: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_COMMAND", (sys.executable, "-c", "raise SystemExit('it began')"))
     monkeypatch.setattr(room, "machine", lambda: ThisMachine(gpus=(), cores=(0, 1)))
-    here.config.write_text(GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b"))
+    large = GRID.replace("size: {hidden: 16, ffn: 24, heads: 2, layers: 2, vocab: 280}", "size: 1b")
+    here.config.write_text(large.replace("axes:", "resources: {gpus: 0, cpus: 1}\n    axes:"))
     slow = chosen(here)
     with pytest.raises(GpasError, match=r"tiny/s1: 1\.34B parameters, 1 row of each update, about .* and .* GB"):
         list(bench(here, slow, 0.1))

@@ -1,0 +1,133 @@
+"""What the settings of a file's grids may refer to, and what they have by default (`Scope`)."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpas_cli.errors import Problem, nearest
+from gpas_cli.grid.declared import Scope
+from gpas_cli.grid.include import File
+from gpas_cli.grid.resources import read_resources
+from gpas_cli.grid.settings import Entries, Part, children
+from gpas_cli.spec.data import CORPORA, Data
+from gpas_cli.spec.model import SIZES, Size
+from gpas_cli.spec.network import Network, digests, pin_of
+from gpas_cli.spec.optim import Optim
+from gpas_cli.spec.parse_cell import Catalogue
+from gpas_cli.spec.plugins import Plugin
+
+_T = TypeVar("_T")
+
+
+def read_scopes(main: File, plugins: Plugin, site: Entries) -> dict[File, Scope]:
+    """Return the scope of experiments.yaml and of each file that it includes. Faulty declarations are reported.
+
+    A file's grids may name what is built in, what the included files declare, and its own. Sizes have the recipe and
+    the resources of the file that declares them, unless a file has others for its own grids; the site's profile and
+    experiments.yaml override the resources of all grids.
+    """
+    scopes: dict[File, Scope] = {}
+
+    def add(file: File) -> None:
+        others = file.with_included[1:]
+        for one in others:
+            if one not in scopes:
+                add(one)
+        scopes[file] = _scope(file, {one: scopes[one] for one in others}, plugins, main, site)
+
+    add(main)
+    return scopes
+
+
+def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: File, site: Entries) -> Scope:
+    def known(section: str) -> dict[str, Any]:
+        """Return what the included files declare, by the names that this one uses."""
+        values = {one: getattr(scope.catalogue, section) for one, scope in included.items()}
+        return {
+            one.prefix + name: values[one][name]
+            for one in included
+            for name in one.sections[section]
+            if name in values[one]
+        }
+
+    own = file.sections
+    catalogue = Catalogue(
+        schemes=plugins.schemes,
+        stage_kinds=plugins.stage_kinds,
+        sizes=SIZES | (sizes := known("sizes")) | _named(Size, own["sizes"], SIZES, sizes),
+        corpora=CORPORA | (corpora := known("corpora")) | _named(Data, own["corpora"], CORPORA, corpora),
+        networks=known("networks") | _networks(own["networks"], main.path.parent),
+    )
+    whole = main.sections["resources"]
+    own_layers = [] if file is main else [own["resources"]]
+    layers = [*(_of_own_sizes(one, "resources") for one in included), *own_layers, site, whole]
+    resources, kind_resources = read_resources(layers, catalogue.sizes, catalogue.later_stages)
+    recipes = {name: part for one in included for name, part in _of_own_sizes(one, "recipes").items()} | own["recipes"]
+    _check_recipes(own["recipes"], dict.fromkeys((*catalogue.sizes, *own["sizes"])))
+    return Scope(
+        catalogue=catalogue,
+        recipes={name: part.node for name, part in recipes.items() if part.node and isinstance(part.value, dict)},
+        resources=resources,
+        kind_resources=kind_resources,
+        corpora={name: part.node for name, part in file.visible("corpora").items() if part.node},
+    )
+
+
+def _of_own_sizes(file: File, section: str) -> dict[str, Part]:
+    """Return the recipes or the resources of the sizes that a file declares, by the names that other files use."""
+    parts = file.sections[section]
+    return {file.prefix + name: parts[name] for name in file.sections["sizes"] if name in parts}
+
+
+def _named(
+    cls: type[_T], entries: Mapping[str, Part], built_in: Mapping[str, _T], known: Mapping[str, _T]
+) -> dict[str, _T]:
+    """Return the sizes or corpora of a file. Built-in names cannot be redefined: published results refer to them."""
+    found: dict[str, _T] = {}
+    # A mixture may name corpora that follow it.
+    for name, child in sorted(entries.items(), key=lambda item: "mixture" in children(item[1].node)):
+        if name in built_in:
+            child.report("is built in; choose another name", child.key)
+        elif (made := child.instance(cls, {**built_in, **known, **found})) is not None:
+            found[name] = made
+    return found
+
+
+def _networks(entries: Mapping[str, Part], root: Path) -> dict[str, Network]:
+    """Return the networks of a file, with the shapes of their folders; networks without a pin are reported."""
+    found: dict[str, Network] = {}
+    for name, child in entries.items():
+        made = child.instance(Network)
+        if made is None:
+            continue
+        problems = [*made.problems(), *_pin_problems(made, root)]
+        for problem in problems:
+            child.report(problem.message, None, *map(str, problem.path))
+        if not problems:
+            found[name] = made.with_shape(root)
+    return found
+
+
+def _pin_problems(network: Network, root: Path) -> Iterator[Problem]:
+    """Yield a problem if a folder has no digest, with the one that its files have now."""
+    if not network.path or network.sha256 or network.hf:
+        return
+    folder = network.folder(root)
+    if not folder.is_dir():
+        yield Problem(("path",), f"there is no folder {folder}")
+        return
+    try:
+        yield Problem(("sha256",), f"is required: the digest of the folder's files, now {pin_of(*digests(folder))}")
+    except OSError as error:
+        yield Problem(("path",), f"{folder} cannot be read: {error.strerror}")
+
+
+def _check_recipes(recipes: Mapping[str, Part], sizes: Collection[str]) -> None:
+    """Report what is wrong with recipes. They may be partial; what is still missing is reported for the cell."""
+    for name, child in recipes.items():
+        if name not in sizes:
+            child.report(f"no size '{name}'; {nearest(name, sizes)}", child.key)
+        found: list[Problem] = []
+        replace(child, problems=found).instance(Optim)
+        child.problems.extend(problem for problem in found if problem.message != "is required")
