@@ -195,12 +195,10 @@ def _units(part: Table) -> Iterator[Note]:
 
 
 def published_table(part: Table, *, unserved: bool = False) -> Table:
-    """Return the part with the remarks about its numbers. unserved: also why no grid has a cell of it."""
-    return replace(part, remarks=_remarks(part, unserved))
+    """Return the part with the remarks about its numbers, and the rows that they concern.
 
-
-def _remarks(part: Table, unserved: bool) -> tuple[Note, ...]:
-    """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
+    unserved: also why no grid has a cell of it.
+    """
     rows: dict[str, list[str]] = {}
     valued = {
         row.whole_title: [c for c in row.published if c.table and (c.value is not None or c.text)] for row in part.rows
@@ -212,7 +210,7 @@ def _remarks(part: Table, unserved: bool) -> tuple[Note, ...]:
     absent = [Note("remark", f"no cell here: {why}") for why in reasons]
     everywhere = [title for title, cells in valued.items() if cells]
     where = {text: "" if own == everywhere else f"{listed(own, _NAMED)}: " for text, own in rows.items()}
-    return (*absent, *(Note("remark", where[text] + text) for text in rows))
+    return replace(part, remarks=(*absent, *(Note("remark", where[text] + text) for text in rows)))
 
 
 def _spec(part: Table, grid: Grid) -> TableSpec:
