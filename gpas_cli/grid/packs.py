@@ -20,10 +20,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.spec.plugins import entry_points
 
 _GROUP = "gpas_cli.papers"
 OF_PACKAGE = Path(__file__).parents[1] / "papers"
@@ -60,7 +61,7 @@ def known_packs() -> dict[str, Pack]:
     """Return the packs of this package and of installed ones by name. Raises GpasError for one without a folder."""
     paths = sorted(OF_PACKAGE.iterdir()) if OF_PACKAGE.is_dir() else []  # the copy that jobs execute has none
     found = {path.name: Pack(path.name, path) for path in paths if path.is_dir() and path.name[0] not in "._"}
-    for point in metadata.entry_points(group=_GROUP):
+    for point in entry_points(_GROUP):
         name = canonical(point.name)
         module = util.find_spec(point.value)
         if module is None or not module.origin:
