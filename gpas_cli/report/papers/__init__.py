@@ -104,6 +104,13 @@ class PublishedTable:
         values = (value for row in self.rows for value in row.values if value is not None)
         return max((len(str(value).partition(".")[2].removesuffix("0")) for value in values), default=0)
 
+    def labels_on(self, axis: str) -> list[Any]:
+        """Return the labels of its rows and columns on an axis."""
+        return [
+            *(self.columns if axis == self.axis else ()),
+            *(row.labels[axis] for row in self.rows if axis in row.labels),
+        ]
+
     def cell(self, labels: CellLabels) -> PublishedCell | None:
         """Return the published cell of ours with these labels, None if there is none; of several rows that match, the
         one with the most labels.

@@ -191,10 +191,12 @@ class _Numbers:
         found = [cell for cell, further in zip(found, others, strict=True) if further == min(others)]
         if len(found) == 1:
             return found[0]
-        labels = ", ".join(f"{axis} {spelled(one)}" for axis, several in wanted.items() for one in several)
+        labels = [(axis, spelled(one)) for axis, several in wanted.items() for one in several]
         has = "no number has" if not found else f"{len(found)} numbers have"
-        at = self.keys["rows"].entries()[row.title]
-        at.report(f"{has} the labels of this row and of the column '{column.title}': {labels or 'none'}")
+        said = f"{has} the labels of this row and of the column '{column.title}': {', '.join(map(' '.join, labels))}"
+        known = {axis: [str(one) for table in self.tables for one in table.labels_on(axis)] for axis in wanted}
+        hints = [f"; {nearest(one, dict.fromkeys(known[axis]))}" for axis, one in labels if one not in known[axis]]
+        self.keys["rows"].entries()[row.title].report("".join((said, *hints[:1])))
         return PublishedCell(None)
 
 

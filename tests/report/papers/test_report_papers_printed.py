@@ -58,7 +58,7 @@ LINE = EXAMPLE[: EXAMPLE.index("    columns: {71M")].count("\n") + 1  # of the c
     [
         ("corner: M", "cornr: M", f"{LINE - 2}:5: printed.2.cornr: unknown key 'cornr'; did you mean 'corner'?"),
         (": {size: 1b}}\n", ": {size: 2b}}\n", f"{LINE + 2}:15: printed.2.rows.Pre-LN: no number has the labels of "
-         "this row and of the column '1B': size 2b, norm pre"),
+         "this row and of the column '1B': size 2b, norm pre; valid: 71m, 1b"),
         ("{71M: {size: 71m}, 1B: {size: 1b}}", "{All: {}}", f"{LINE + 2}:15: printed.2.rows.Pre-LN: 2 numbers have the "
          "labels of this row and of the column 'All': norm pre"),
         ("corner: Method", "digits: few", f"{LINE - 2}:13: printed.2.digits: 'few' is not a whole number"),
