@@ -44,8 +44,8 @@ from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.grid.resources import private_settings
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import recorded, stage_keys
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.render import render
-from gpas_cli.report.tables.table import build
 from gpas_cli.spec.downstream import is_local, local_file
 from gpas_cli.spec.run import PRIVATE, hidden
 from gpas_cli.store import peek

@@ -14,7 +14,7 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.recipes import deviations
-from gpas_cli.report.tables.table import build
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.spec.model import shortcut_std
 from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.run import Cadence

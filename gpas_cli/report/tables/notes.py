@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gpas_cli.grid.document import spelled
-from gpas_cli.report.papers import label_of, load
+from gpas_cli.report.papers import load
+from gpas_cli.report.papers.printed import label_of
 from gpas_cli.report.papers.recipes import OBJECTIVE, Deviation, recipes
 from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus

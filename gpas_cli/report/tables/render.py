@@ -55,16 +55,13 @@ def together(which: str, tables: Iterable[tuple[str, Table]]) -> str:
 
 
 def _as_printed(tables: Iterable[Table]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_AS_PRINTED)
-    for table in tables:
-        for row in table.rows:
-            for column, cell in zip(table.columns, row.cells, strict=True):
-                place = (table.printed, table.corner, row.section, row.title, column.title)
-                for one in cell.printed.values():
-                    writer.writerow(map(_csv_cell, (*place, one.cell.text, one.value, one.delta)))
-    return out.getvalue()
+    lines = [
+        (table.printed, table.corner, row.section, row.title, column.title, one.cell.text, one.value, one.delta)
+        for table in tables
+        for row in table.rows
+        for column, one in zip(table.columns, row.as_printed, strict=True)
+    ]
+    return _written({(_WHICH, name): text for name, text in zip(_AS_PRINTED, line, strict=True)} for line in lines)
 
 
 def _written(lines: Iterable[_Line], columns: Iterable[_Place] = ()) -> str:

@@ -11,10 +11,11 @@ from gpas_cli.grid import Entry
 from gpas_cli.report.recorded import ExternalNetwork
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import Externals
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.render import to_csv
 from gpas_cli.report.tables.sheet import PLAIN
-from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.table import Table
 
 BOTH = {"tasks": ["indent", "bracket"]}
 
