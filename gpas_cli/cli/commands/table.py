@@ -34,7 +34,6 @@ from gpas_cli.report.papers.printed import printed, printed_named
 from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.external import select_networks
 from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
 from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
 from gpas_cli.report.tables.sheet import Drawn
@@ -69,14 +68,6 @@ _Value = Annotated[
         autocompletion=offer(lambda: METRICS),
     ),
 ]
-_External = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--external",
-        metavar="NAME|all",
-        help="Show a network that `gpas evaluate` scored below the cells (grids with a column for each task).",
-    ),
-]
 _Format = Annotated[
     str,
     typer.Option("--format", "-f", help=f"Output format: {', '.join(_FORMATS)}.", autocompletion=offer_list(_FORMATS)),
@@ -107,7 +98,6 @@ def table(
             "--missing", help="Print the cells without a number, and the command that runs them with its cost."
         ),
     ] = False,
-    external: _External = None,
     form: _Format = "rich",
     as_json: AsJson = False,
 ) -> None:
@@ -121,14 +111,12 @@ def table(
     form = "json" if as_json else form
     if form not in _FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, _FORMATS)}")
-    if value and external:
-        raise GpasError("--external shows scores at tasks; it cannot be combined with --value")
     names, settings = split_settings(names or [])
     if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
     if published_only or source is not None or any(papers.SEPARATOR in name for name in names):
-        if value or external or best:
-            raise GpasError("--value, --best and --external are for the tables of grids: gpas table GRID")
+        if value or best:
+            raise GpasError("--value and --best are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
     names = list(dict.fromkeys(names)) or [experiments().default]
@@ -137,7 +125,7 @@ def table(
         chosen = varied_entries([name, *settings], where)
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
-        made.append(_make(spec if paper else replace(spec, published={}), chosen, external or (), value or (), form))
+        made.append(_make(spec if paper else replace(spec, published={}), chosen, value or (), form))
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -169,11 +157,11 @@ def _print_papers(
         print_paper_tables(sections, form)
 
 
-def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str) -> Table:
+def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str) -> Table:
     converges = any(name in CONVERGENCE for name in (*values, spec.value))
     if converges and spec.best:
         raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
-    with recorded_of(chosen, database=bool(external) or converges) as known:
+    with recorded_of(chosen, database=converges) as known:
         if converges:
             from gpas_cli.report.figures.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
@@ -183,14 +171,9 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], val
             )
         if values:
             return by_metrics(known, spec, values)
-        if spec.published and not external and form != "latex":  # a page has no room for a further column per size
+        if spec.published and form != "latex":  # a page has no room for a further column per size
             return beside_published(known, spec)
-        shown = None
-        if external:
-            from gpas_cli.report.query import external_networks  # imports SQLAlchemy
-
-            shown = select_networks(external_networks(known.engine) if known.engine else [], external)
-        return build(chosen, known.states, known.results, spec, shown)
+        return build(chosen, known.states, known.results, spec)
 
 
 class _MissingRunJson(TypedDict):

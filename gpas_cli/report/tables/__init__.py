@@ -1,7 +1,6 @@
 """Tables: entries + results -> a `Table`, and a `Table` as text.
 
 entry_status  the number that one entry contributes, or why there is none
-external      networks that were not trained here, as rows below the cells
 table         `Table`: data, not text; and how its spots are filled with numbers
 grid_table    the table that a grid declares -> `Table`: rows and columns from axes; of several metrics, side by side
 paper_table   a paper's table -> `Table`: in its order and notation, with our numbers or without

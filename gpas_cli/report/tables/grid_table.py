@@ -20,9 +20,8 @@ from gpas_cli.report.labels import (
 )
 from gpas_cli.report.papers import PublishedCell, PublishedTable, has_labels, published
 from gpas_cli.report.quantities import metric, recorded_metric
-from gpas_cli.report.recorded import ExternalNetwork, Recorded
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import Results, States, group
-from gpas_cli.report.tables.external import Externals, external_rows
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, side_by_side, with_declared
 from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.stage import MEASURED_COLUMNS, Metric, StageKind
@@ -36,29 +35,27 @@ def build(
     states: States,
     results: Results,
     spec: TableSpec,
-    networks: Sequence[ExternalNetwork] | None = None,
     what: Metric | None = None,
 ) -> Table:
-    """Return the table of `entries`; `states` and `results` are by stage key. `networks` are shown below the cells.
+    """Return the table of `entries`; `states` and `results` are by stage key.
 
     what: the metric, by default the one that `spec` names.
 
     Raises GpasError for an unknown metric, axis or published table, if two entries of one table cell differ in more
-    than the averaged axis, and for networks if the columns are not tasks.
+    than the averaged axis.
     """
-    return fill(_frame(entries, spec, networks, what), states, results)
+    return fill(_frame(entries, spec, what), states, results)
 
 
 def _frame(
     entries: Sequence[Entry],
     spec: TableSpec,
-    networks: Sequence[ExternalNetwork] | None = None,
     what: Metric | None = None,
 ) -> Frame:
     sources = {pack.name: published(pack, name) for pack, name in spec.published.items()}
     kinds = stage_kinds(entries)
     what = what or _declared_metric(spec, _compared_value(spec.value, sources.values(), kinds), kinds)
-    return _Axes(entries, replace(spec, value=what.name), what, sources).frame(networks)
+    return _Axes(entries, replace(spec, value=what.name), what, sources).frame()
 
 
 def _declared_metric(spec: TableSpec, name: str, kinds: Collection[StageKind]) -> Metric:
@@ -80,8 +77,8 @@ class _Axes:
         """Whether there is a column for each task or text."""
         return self.spec.columns in MEASURED_COLUMNS
 
-    def frame(self, networks: Sequence[ExternalNetwork] | None) -> Frame:
-        """Return the table without its numbers, with the networks below its rows."""
+    def frame(self) -> Frame:
+        """Return the table without its numbers."""
         self._check()
         spec = self.spec
         groups = group(self.entries, spec)
@@ -101,8 +98,7 @@ class _Axes:
                 (row, [self._spot(*item, below, j) for j, item in enumerate(zip(labels, entries, strict=True))])
             )
         columns = tuple(map(self._column, labels))
-        externals = Externals() if networks is None else self._externals(networks, columns)
-        return Frame(Table(spec, self.what, columns, (), self.sources, externals, corner=spec.corner), lines)
+        return Frame(Table(spec, self.what, columns, (), self.sources, corner=spec.corner), lines)
 
     def _listed(self, rows: list[Row]) -> list[Row]:
         """Return the rows in the order of those that the table lists, with their titles and bands; others follow."""
@@ -145,18 +141,6 @@ class _Axes:
 
     def _error(self, message: str) -> GpasError:
         return GpasError(f"table '{self.spec.title}': {message}")
-
-    def _externals(self, networks: Sequence[ExternalNetwork], columns: Sequence[Column]) -> Externals:
-        if self.spec.columns != "task":
-            what = "networks that were not trained here have scores at tasks"
-            remedy = "--external is for grids with `table: {columns: task}`"
-            raise self._error(f"{what}, and its columns are '{self.spec.columns}'; {remedy}")
-        sections = [
-            replace(section, max_length=entry.cell.model.family.row_length(section.max_length))
-            for entry in self.entries
-            if (section := entry.cell.parameters("downstream"))
-        ]
-        return external_rows(networks, sections, [self.what.recorded_as(str(column.label)) for column in columns])
 
     def _spot(self, label: Label, entries: Sequence[Entry], base: int | None, column: int) -> Spot:
         measured_on = str(label) if self.measured_on else None

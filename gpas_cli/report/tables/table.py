@@ -4,7 +4,6 @@ The table is data; `render` turns it into text. A grid's table (`grid_table`) de
 paper's (`paper_table`) has those that the paper prints; `fill` treats both alike.
 
 rows       one per method; a method with a base is compared with it
-externals  networks that were not trained here, below the rows
 a cell     mean and standard deviation over seeds, paired difference from the base, published numbers, status
 """
 
@@ -31,7 +30,6 @@ from gpas_cli.report.tables.entry_status import (
     in_units_of,
     missing_numbers,
 )
-from gpas_cli.report.tables.external import Externals
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.spec.stage import Metric
 from gpas_cli.statistics import stats
@@ -178,7 +176,6 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     published: Mapping[str, PublishedTable]
-    externals: Externals = field(default_factory=Externals)
     printed: str = ""
     corner: str = ""
     remarks: tuple[Note, ...] = ()
