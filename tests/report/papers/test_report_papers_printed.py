@@ -69,6 +69,11 @@ LINE = EXAMPLE[: EXAMPLE.index("    columns: {71M")].count("\n") + 1  # of the c
         ("corner: Method", "cells_of: 3", f"{LINE - 2}:15: printed.2.cells_of: '3' is not a"),
         ("published: t", "published: T", f"{LINE - 1}:16: printed.2.published: there is no 'Table2_perplexity'; "
          "did you mean"),
+        ("  better: lower", "  beter: lower", "6:5: tables.table2_perplexity.beter: unknown key 'beter'; did you mean"),
+        ("34.23, 16.92", "34.23", "11:39: tables.table2_perplexity.rows.values: has 1 number for 2 columns"),
+        ("34.23, 16.92", "34.23, -", "11:47: tables.table2_perplexity.rows.values: '-' is not a number"),
+        ("values: [33.49, 16.25]", "value: [33.49, 16.25]", "12:43: tables.table2_perplexity.rows.value: unknown key"),
+        ("printed:", "prnted:", "13:1: prnted: unknown key 'prnted'; did you mean 'printed'?"),
         ("    published: table2_perplexity\n", "", f"{LINE + 1}:15: printed.2.rows.Pre-LN: a mapping is not a list"),
         ("    columns: {71M: {size: 71m}, 1B: {size: 1b}}\n", "", f"{LINE - 3}:5: printed.2: needs 'columns'"),
     ],
