@@ -5,7 +5,9 @@ from typing import Any
 
 from gpas_cli.grid.packs import Pack, known_packs
 from gpas_cli.report import papers
-from gpas_cli.report.papers import PrintedPart, PublishedTable
+from gpas_cli.report.papers import PublishedTable
+from gpas_cli.report.papers import printed as printed_tables
+from gpas_cli.report.tables.table import Table
 
 PACKS = known_packs()
 NUMBERS = tuple(name for name, pack in PACKS.items() if pack.has("numbers"))
@@ -35,8 +37,8 @@ def numbers(source: str | Pack) -> tuple[str, ...]:
     return papers.numbers(_pack(source))
 
 
-def printed(source: str | Pack, number: str) -> tuple[PrintedPart, ...]:
-    return papers.printed(_pack(source), number)
+def printed(source: str | Pack, number: str) -> tuple[Table, ...]:
+    return printed_tables.printed(_pack(source), number)
 
 
 def by_paper(tables: Mapping[str, str]) -> dict[Pack, str]:

@@ -216,11 +216,22 @@ class Include:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A row, column or band that a table lists: its title, the labels of its cells, and the band of a row."""
+
+    title: str
+    labels: _Labels
+    band: str = ""
+
+
+@dataclass(frozen=True)
 class TableSpec:
     """The table of a grid's results.
 
     rows: the axes of the rows. columns: the axis of the columns, `task` for one column per downstream
-    task, or `text` for one per text.
+    task, or `text` for one per text. lines, headings: the rows and the columns that the table lists, in their order; a
+    line without a title stands for every row of its band. corner: the heading of the row titles, "" for the metric's.
+    digits: after the point, None for the metric's.
     value: the metric. over: the axis to average over. best: an axis; each table cell shows its label with the best mean
     over the seeds; "" for none. against: the labels of the row that differences refer to.
     published: paper -> name of that paper's table, printed beside our numbers.
@@ -234,6 +245,10 @@ class TableSpec:
     best: str = ""
     against: dict[str, Label] = field(default_factory=dict)
     published: dict[Pack, str] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
+    headings: tuple[Line, ...] = ()
+    corner: str = ""
+    digits: int | None = None
 
     def tuned(self, axis: str) -> TableSpec:
         """Return the table in which each cell is the best of `axis`, which is not in the rows or columns then."""

@@ -1,7 +1,7 @@
 """Expand a declared grid into cells: product, conditional axes, exclusions, overrides, recipes, checks."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from itertools import chain, product
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
@@ -13,6 +13,7 @@ from gpas_cli.grid.resources import ALL, of_built_in_sizes, overlaid
 from gpas_cli.grid.settings import CELL_PARTS, Part, cell_name, children, family_name, located, merge, plain_cell, put
 from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.cost import MOST_SEED
+from gpas_cli.spec.optim import Optim
 from gpas_cli.spec.parse import SettingPath
 from gpas_cli.spec.parse_cell import parse_cell
 from gpas_cli.spec.run import Resources
@@ -56,6 +57,7 @@ def _product_of(drafts: Iterable[Draft], axes: Sequence[Axis]) -> list[Draft]:
 _ADDED_SEED = "seed added to decide a claim; t tests and intervals assume a number of seeds that is fixed beforehand"
 
 _DEFAULT = Resources()
+_REQUIRED = {field.name for field in fields(Optim) if field.default is MISSING}
 _TUNED = "the best setting of this method alone, found by `gpas run tuned`"
 
 
@@ -366,10 +368,16 @@ class Expansion:
 
 
 def _recipe(settings: Node, scope: Scope) -> Node | None:
-    """Return the recipe of the size in the file, or else in the package, whose settings are placed at the size."""
+    """Return the recipe of the size in the file, or else in the package, whose settings are placed at the size.
+
+    The package's is for cells that would be incomplete without it: files that state all of a recipe in their grids are
+    older than it, and have results under their keys.
+    """
     name = _size_name(settings)
     own, built_in = scope.recipes.get(name), of_built_in_sizes("recipes")[name].node
-    return own or (placed(built_in, children(settings)["size"].mark) if built_in else None)
+    if own or built_in is None or children(children(settings).get("optim")).keys() >= _REQUIRED:
+        return own
+    return placed(built_in, children(settings)["size"].mark)
 
 
 def family_of(experiments: Experiments, entry: Entry) -> tuple[str, str] | None:

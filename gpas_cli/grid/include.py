@@ -19,6 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem, closest, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
 from gpas_cli.grid.packs import DOCUMENTS, Pack, canonical, pack_named
+from gpas_cli.grid.resources import private_settings
 from gpas_cli.grid.settings import Entries, Part, children, merge, name_fault, nested, root_of
 
 _OF_PACKS = ("version", "include", "needs", "plugins", "sizes", "corpora", "networks", "recipes", "resources", "grids")
@@ -164,6 +165,9 @@ def _read_pack(pack: Pack, item: Part, packs: dict[str, Pack], read: dict[tuple[
     file = File(pack.document("grids"), whole.entries(_OF_PACKS), {**packs, **own}, item, pack)
     if root is not None:
         _check_version(file)
+        for name, node in private_settings(root):
+            message = "is for experiments.yaml or the site's profile: jobs execute it, and a paper is data"
+            problems.append(Problem(("resources", name), message, str(node.mark)))
     for need in file.parts["needs"].items():
         _check_need(need, pack)
     _read_included(file, packs, read)

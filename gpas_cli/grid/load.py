@@ -18,7 +18,7 @@ from gpas_cli.grid.document import Mark, Node, read_document
 from gpas_cli.grid.expand import expanded
 from gpas_cli.grid.include import File, read_files, with_likes
 from gpas_cli.grid.packs import known_packs
-from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, read_grid
+from gpas_cli.grid.read import AxisLabels, check_choice, labels_of, reached, read_grid, read_where
 from gpas_cli.grid.resources import read_site
 from gpas_cli.grid.scope import read_scopes
 from gpas_cli.grid.settings import Part, children
@@ -173,6 +173,7 @@ def _plugin(name: str, file: File, item: Part) -> Plugin:
 
 
 _MAX_CELLS = 100_000
+_LISTED = ("rows", "columns", "bands")  # of a table, each by title and labels
 _MAX_INCLUDE_DEPTH = 50
 
 
@@ -254,6 +255,12 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     path = ("grids", grid.name, "table")
     table = grid.table
     assert table is not None
+    listed = [axis for line in (*table.lines, *table.headings) for axis in line.labels]
+    declared = children(grid.table_node)
+    for part in _LISTED:
+        for title, node in children(declared.get(part)).items():
+            if children(node).keys().isdisjoint(MEASURED_COLUMNS):
+                read_where(Part(node, (*path, part, title), problems, node.mark), labels)
     named = {
         "rows": table.rows, "columns": (table.columns,), "over": (table.over,), "against": tuple(table.against),
         "best": (table.best,) if table.best else (),
@@ -261,7 +268,7 @@ def _check_table(grid: Grid, labels: AxisLabels, problems: list[Problem]) -> Non
     for part, names in named.items():
         valid = [*labels, *MEASURED_COLUMNS] if part == "columns" else list(labels)
         for name in names:
-            if name not in valid and (message := _no_axis(grid, name, valid)):
+            if name not in (*valid, *listed) and (message := _no_axis(grid, name, valid)):
                 problems.append(Problem((*path, part), message, str(_place(grid, part)), alone=bool(grid.axes)))
     if table.best in (*table.rows, table.columns, table.over):
         message = f"'{table.best}' is also in its rows or columns, or averaged; remove it there"

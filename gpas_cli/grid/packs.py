@@ -21,15 +21,16 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.document import read_document
 from gpas_cli.grid.settings import children
+from gpas_cli.spec.plugins import entry_points
 
 _GROUP = "gpas_cli.papers"
-FOLDER = Path(__file__).parents[1] / "papers"
+OF_PACKAGE = Path(__file__).parents[1] / "papers"
 DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
@@ -73,12 +74,9 @@ class Pack:
 @cache
 def known_packs() -> dict[str, Pack]:
     """Return the packs of this package and of installed ones by name. Raises GpasError for one without a folder."""
-    found = {
-        path.name: Pack(path.name, path)
-        for path in sorted(FOLDER.iterdir())
-        if path.is_dir() and path.name[0] not in "._"
-    }
-    for point in metadata.entry_points(group=_GROUP):
+    paths = sorted(OF_PACKAGE.iterdir()) if OF_PACKAGE.is_dir() else []  # the copy that jobs execute has none
+    found = {path.name: Pack(path.name, path) for path in paths if path.is_dir() and path.name[0] not in "._"}
+    for point in entry_points(_GROUP):
         name = canonical(point.name)
         try:
             module = util.find_spec(point.value)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from gpas_cli.errors import GpasError, Problem, closest, nearest
-from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Override, TableSpec, Value
+from gpas_cli.grid.declared import Axis, Condition, ConditionalAxes, Grid, Include, Line, Override, TableSpec, Value
 from gpas_cli.grid.document import Label, Node, identity, mapping, same, spelled
 from gpas_cli.grid.include import File
 from gpas_cli.grid.packs import Pack, pack_named
@@ -349,16 +349,53 @@ def _read_include(part: Part, names: Mapping[str, str]) -> tuple[Include, ...]:
     return tuple(found)
 
 
+def listed(part: Part) -> tuple[Line, ...]:
+    """Return the rows, columns or bands of `{TITLE: {AXIS: LABEL}}`; a list of labels stands for any of them."""
+    return tuple(
+        Line(title, {axis: tuple(label(node, axis) for node in nodes) for axis, (_, nodes) in condition(one).items()})
+        for title, one in part.entries().items()
+    )
+
+
+def in_bands(rows: Sequence[Line], bands: Sequence[Line]) -> tuple[Line, ...]:
+    """Return the rows with those of each band together.
+
+    Each band has all rows, but for those with a label of their own on an axis of the bands: they are above the first
+    band. Without rows there is one for each band, without a title, for any row in it.
+    """
+    axes = {axis for band in bands for axis in band.labels}
+    above = [row for row in rows if not bands or axes & row.labels.keys()]
+    below = [row for row in rows if row not in above] if rows else [Line("", {})]
+    inside = [Line(row.title, {**band.labels, **row.labels}, band.title) for band in bands for row in below]
+    return (*above, *inside)
+
+
+_TABLE_KEYS = (
+    *("title", "corner", "rows", "columns", "bands", "digits"), *("value", "over", "best", "against", "published"),
+)  # fmt: skip
+
+
 def _read_table(part: Part, title: str, packs: Mapping[str, Pack]) -> TableSpec | None:
     """Return the table, or None if there is none or after reporting its problems."""
     if part.node is None:
         return None
     before = len(part.problems)
-    parts = part.entries(("title", "rows", "columns", "value", "over", "best", "against", "published"))
+    parts = part.entries(_TABLE_KEYS)
+    own = listed(parts["rows"]) if isinstance(parts["rows"].value, dict) else ()
+    bands, columns = listed(parts["bands"]), parts["columns"]
+    headings = listed(columns) if isinstance(columns.value, dict) else ()
+    axes = [axis for line in (*bands, *own) for axis in line.labels]
+    named = {axis for line in headings for axis in line.labels}
+    if headings and len(named) != 1:
+        columns.report(f"has labels on {' and '.join(sorted(named)) or 'no axis'}; the columns have one axis")
     table = TableSpec(
         title=parts["title"].sentence(title),
-        rows=parts["rows"].texts() or TableSpec.rows,
-        columns=parts["columns"].text(TableSpec.columns),
+        corner=parts["corner"].text(),
+        rows=tuple(dict.fromkeys([*axes, *(() if own else parts["rows"].texts() or TableSpec.rows)])),
+        columns="".join(named) if headings else columns.text(TableSpec.columns),
+        lines=in_bands(own, bands),
+        headings=headings,
+        digits=parts["digits"].count(),
         value=parts["value"].text(TableSpec.value),
         over=parts["over"].text(TableSpec.over),
         best=parts["best"].text(TableSpec.best),

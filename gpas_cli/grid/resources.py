@@ -17,7 +17,7 @@ from gpas_cli.errors import GpasError, Problem, nearest
 from gpas_cli.grid.document import Node, mapping, parse_document, read_document
 from gpas_cli.grid.settings import Entries, Part, children, root_of
 from gpas_cli.spec.parse import build, plain
-from gpas_cli.spec.run import Resources
+from gpas_cli.spec.run import PRIVATE, Resources
 from gpas_cli.spec.stage import TOKENISE
 from gpas_cli.trust import config_folder, suspicion
 
@@ -48,6 +48,15 @@ def site_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     if reason:
         raise GpasError(reason)
     return path
+
+
+def private_settings(node: Node, within: bool = False) -> Iterator[tuple[str, Node]]:
+    """Yield the values of PRIVATE settings in a document, each with its name. within: `node` is in `resources`."""
+    for name, child in children(node).items():
+        if within and name in PRIVATE and not isinstance(child.value, dict):  # a size may have such a name
+            yield from ((name, item) for item in (child.value if isinstance(child.value, tuple) else (child,)))
+        else:
+            yield from private_settings(child, within or name == "resources")
 
 
 def read_site(path: Path | None, problems: list[Problem]) -> Entries:

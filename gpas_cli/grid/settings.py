@@ -287,6 +287,14 @@ class Part:
             return self.value
         return default
 
+    def count(self) -> int | None:
+        """Return a whole number that is not negative; None if it is absent or invalid."""
+        if isinstance(self.value, int) and self.value >= 0 and not isinstance(self.value, bool):
+            return int(self.value)
+        if self.node is not None:
+            self.report(f"{_shown(self.node)} is not a whole number")
+        return None
+
     def sentence(self, default: str = "") -> str:
         """Return a text, with line breaks replaced by spaces."""
         if self.node is not None and isinstance(self.value, str):

@@ -2,11 +2,11 @@
 
     NAME/README.md              what is inside, and how to print the tables
     NAME/archive.json           the grids, versions and counts
-    NAME/experiments.yaml       the declared grids, with the plugins and files of tasks that they name
+    NAME/experiments.yaml       the declared grids, with the plugins, papers and files of tasks that they name
     NAME/runs/KK/KEY/NNN/       the records and the journal of each attempt at a stage of the grids
-    NAME/runs/.code/HASH/       the code that they ran
+    NAME/runs/.code/HASH/       the code that they ran, with the included papers of the package
     NAME/tables/GRID.md, .csv   the tables as they were printed
-    NAME/published/SOURCE.yaml  the published numbers beside them
+    NAME/published/PAPER.yaml   the published numbers beside them
     NAME/SHA256SUMS             checksums of all other files
 
 Checkpoints, logs and texts are not included, nor are forgotten attempts and networks that were not trained here: a
@@ -37,13 +37,15 @@ from gpas_cli.errors import GpasError
 from gpas_cli.files import open_regular
 from gpas_cli.grid.companions import companions
 from gpas_cli.grid.declared import Entry, Experiments
-from gpas_cli.grid.document import Node, parse_document, read_document
+from gpas_cli.grid.document import parse_document, read_document
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import interpret
+from gpas_cli.grid.packs import OF_PACKAGE, Pack
+from gpas_cli.grid.resources import private_settings
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import recorded, stage_keys
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.render import render
-from gpas_cli.report.tables.table import build
 from gpas_cli.spec.downstream import is_local, local_file
 from gpas_cli.spec.run import PRIVATE, hidden
 from gpas_cli.store import peek
@@ -100,10 +102,11 @@ def write_archive(
     cleaned = {name: record for name, (_, record) in records.items() if record}
     members |= changed | cleaned
     codes = sorted({code for code, _ in records.values() if _CODE.fullmatch(code)})
-    copies = {code: files for code in codes if (files := _code_files(project.runs, code))}
+    copies = {code: files for code in codes if (files := _code_files(project.runs, code, experiments.included))}
     members |= {name: file for files in copies.values() for name, file in files.items()}
     counts = {"cells": len({entry.key for entry in entries}), "attempts": len(tried)}
-    facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, **counts}
+    papers = {pack.name: pack.digest for pack in experiments.packs.values() if pack in experiments.included}
+    facts = {"schema": 1, "gpas": __version__, "grids": list(grids), "code": codes, "papers": papers, **counts}
     members["archive.json"] = (json.dumps(facts, indent=1) + "\n").encode()
     members["README.md"] = _readme(experiments, facts).encode()
     with _replacing(path) as file:
@@ -146,7 +149,7 @@ def _public(experiments: Experiments, grids: Mapping[str, Sequence[Entry]]) -> t
 def _without_values(text: str, name: str) -> tuple[str, list[str]]:
     """Return an experiments file with *** for the values of PRIVATE settings, all else as it was, and their places."""
     found: dict[tuple[int, int], tuple[str, str]] = {}
-    for setting, node in _private(parse_document(text, name)):
+    for setting, node in private_settings(parse_document(text, name)):
         if node.span and isinstance(node.value, str) and (public := hidden(setting, node.value)) != node.value:
             found[node.span] = f"'{public}'", str(node.mark)
     for (start, end), (value, _) in sorted(found.items(), reverse=True):
@@ -155,16 +158,6 @@ def _without_values(text: str, name: str) -> tuple[str, list[str]]:
         ending = before[len(before.rstrip()) :]  # of a block scalar
         text = f"{text[:start]}{anchor[0] if anchor else ''}{value}{ending}{text[end:]}"
     return text, [place for _, place in found.values()]
-
-
-def _private(node: Node, within: bool = False) -> Iterator[tuple[str, Node]]:
-    """Yield the entries of PRIVATE settings, each with the name of its setting. within: `node` is in `resources`."""
-    value = node.value
-    for name, child in value.items() if isinstance(value, dict) else ():
-        if within and name in PRIVATE and not isinstance(child.value, dict):  # a size may have such a name
-            yield from ((name, item) for item in (child.value if isinstance(child.value, tuple) else (child,)))
-        else:
-            yield from _private(child, within or name == "resources")
 
 
 def _public_record(attempt: AttemptDir) -> tuple[str, bytes | None]:
@@ -207,6 +200,10 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
         if Path(name).is_absolute() or ".." in Path(os.path.normpath(name)).parts:
             raise GpasError(f"{name} is not a path below the folder of experiments.yaml; an archive cannot hold it")
         members[Path(os.path.normpath(name)).as_posix()] = found
+    for pack in (pack for pack in experiments.included if not pack.installed):
+        for path in _files_below(pack.folder):
+            real = _inside(path, folder)
+            members[real.relative_to(folder.resolve()).as_posix()] = real
     return members
 
 
@@ -219,10 +216,21 @@ def _run_files(runs: Path, entries: Sequence[Entry]) -> dict[str, Member]:
     return {f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in found if os.path.lexists(path)}
 
 
-def _code_files(runs: Path, code: str) -> dict[str, Member]:
+def _code_files(runs: Path, code: str, papers: Sequence[Pack]) -> dict[str, Member]:
+    """Return the copy of the code, with the papers of the package, which it has without them for its jobs."""
     folder = snapshot_path(runs, code) / PACKAGE
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts)
-    return {f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in paths}
+    found: dict[str, Member] = {
+        f"runs/{path.relative_to(runs).as_posix()}": _inside(path, runs) for path in _files_below(folder)
+    }
+    for pack in papers if found else ():
+        if pack.folder.is_relative_to(OF_PACKAGE):
+            place = f"runs/{(folder / OF_PACKAGE.name / pack.folder.name).relative_to(runs).as_posix()}"
+            found |= {f"{place}/{path.relative_to(pack.folder).as_posix()}": path for path in _files_below(pack.folder)}
+    return found
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if not path.is_dir() and "__pycache__" not in path.parts)
 
 
 def _inside(path: Path, root: Path) -> Path:

@@ -18,7 +18,8 @@ from gpas_cli.grid.select import conditions, run_words, select
 from gpas_cli.report import query, recorded
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import EntryStatus
-from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.grid_table import build
+from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Place, PlaceName, find_place
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.downstream import measure_of

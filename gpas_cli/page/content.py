@@ -23,12 +23,13 @@ from gpas_cli.report import query
 from gpas_cli.report.claims.declared import select_claims
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import WORDS, ClaimJson, ClaimPartJson, claim_json
-from gpas_cli.report.papers import numbers, printed, title_of
+from gpas_cli.report.papers import numbers, title_of
+from gpas_cli.report.papers.printed import printed
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.paper_table import is_published_beside, serving, with_declared
+from gpas_cli.report.tables.grid_table import build
+from gpas_cli.report.tables.paper_table import is_published_beside, paper_table, serving
 from gpas_cli.report.tables.render import render, to_html
-from gpas_cli.report.tables.table import build
 from gpas_cli.spec.parse import flat
 from gpas_cli.spec.stage import main_result
 from gpas_cli.state.status import RESULTS, CellStatus
@@ -259,10 +260,11 @@ def paper_tables(experiments: Experiments, known: Recorded, names: Sequence[str]
         own = {name: one for name, one in cells.items() if is_published_beside(one[0], part)}
         served = serving(part, own) if own else None
         if served and any(stage.key in known.results for one in served.entries for stage in one.cell.stages):
-            made = with_declared(served, known.states, known.results)
+            made = paper_table(served, known.states, known.results, declared=True)
             drawn = sheet(made)
             notes = tuple(note.sentence for note in drawn.notes)
-            yield _PaperTableView(part.title, to_html(replace(drawn, notes=())), notes, f"gpas table {part.name}")
+            drawn = replace(drawn, notes=())
+            yield _PaperTableView(part.spec.title, to_html(drawn), notes, f"gpas table {part.printed}")
 
 
 _DRAWING_WIDTH = 180.0  # of an interval, in its own units

@@ -1,7 +1,7 @@
 """Tables, claims and figures, made from database rows.
 
     recorded     the recorded states and results of some cells, where everything here starts
-    query        attempts, stages, curves and external networks, from the database
+    query        attempts, stages, and curves, from the database
     quantities   the metrics and curves that are recorded, and the numbers that claims take from them
     labels       what a cell is called: in row titles, and in the papers
     papers/      published numbers, recipes, layouts, claims and figures, as data

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec
-from gpas_cli.grid.packs import FOLDER, Pack
+from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.grid.settings import children, unnamed
 from gpas_cli.report.claims.declared import paper_claims
 from gpas_cli.report.figures.paper_figures import figures_of
@@ -23,7 +23,7 @@ def report_problems(experiments: Experiments) -> Iterator[Problem]:
     """Yield the problems of tables and claims, and of packs that are not of this package, with their places."""
     claims = dict(experiments.claims)
     try:
-        for pack in (pack for pack in experiments.included if pack.folder.parent != FOLDER):
+        for pack in (pack for pack in experiments.included if pack.folder.parent != OF_PACKAGE):
             checked(pack, "numbers")
             claims |= paper_claims(pack, experiments)
             yield from _shared_names(pack, experiments)

@@ -5,17 +5,13 @@ The curves of the attempts at a stage are joined: at a step that several have, t
 directories are gone are left out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Select, func, literal, select
 from sqlalchemy.orm import aliased
 
-from gpas_cli.report.recorded import SCORING, ExternalNetwork, metrics_in, rows_through, score_rows, task_score
-from gpas_cli.spec.cell import NETWORK
-from gpas_cli.spec.downstream import Downstream
-from gpas_cli.spec.stage import EXTERNAL
-from gpas_cli.state.outputs import scoring_identity
+from gpas_cli.report.recorded import metrics_in, rows_through
 from gpas_cli.store.peek import STATEMENT_PARAMETERS
 from gpas_cli.store.projection import SKIPPED_CURVE, SPIKE_CURVES
 from gpas_cli.store.schema import AttemptRow, CurveRow, LayerCurveRow, StageRow
@@ -50,38 +46,6 @@ def stage(engine: Engine, key: str) -> dict[str, Any] | None:
     with engine.connect() as connection:
         rows = _rows(connection, select(StageRow.__table__).where(StageRow.key == key))
     return rows[0] if rows else None
-
-
-def external_networks(engine: Engine) -> list[ExternalNetwork]:
-    """Return the networks with scores that were not trained here, in the order in which they were first scored.
-
-    Each appears once for each choice of settings. Scores whose run directories are gone are left out.
-    """
-    with engine.connect() as connection:
-        rows = score_rows(rows_through(connection), "stage.kind IN ({})", [EXTERNAL, "downstream"])
-    rows = [row for row in rows if row["cell"].get(EXTERNAL) or row["cell"].get(NETWORK)]
-    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: (row["created"] or 0.0, row["stage_key"])):
-        named = row["cell"].get(NETWORK)
-        same = scoring_identity("downstream", (), row["cell"]) if named else row["stage_key"]
-        found.setdefault(same, {})[row["task"], row["metric"]] = row
-    return [_external(list(scores.values())) for scores in found.values()]
-
-
-def _external(rows: Sequence[Mapping[str, Any]]) -> ExternalNetwork:
-    last = max(rows, key=lambda row: row["number"])
-    network = last["cell"].get(NETWORK) or {}
-    origin = {"source": network.get("path") or network.get("hf"), "revision": network.get("revision")}
-    recorded = last["cell"].get("downstream") or {}
-    usual = Downstream()
-    return ExternalNetwork(
-        name=last["name"],
-        key=rows[0]["stage_key"],
-        origin=last["cell"].get(EXTERNAL) or {**origin, "files": network.get("sha256")},
-        settings={name: recorded.get(name, getattr(usual, name)) for name in SCORING},
-        precision=last["precision"],
-        scores=tuple(map(task_score, rows)),
-    )
 
 
 def _rows(connection: Connection, statement: Select[Any]) -> list[dict[str, Any]]:

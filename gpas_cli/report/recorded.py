@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 PARTIAL = "partial"  # the outcome of a result with scores of some tasks, whose stage has not finished
-SCORING = ("shots", "limit", "max_length")  # of the scoring; scores under others cannot be compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,21 +81,6 @@ class Result:
         rates = {task: rate for one, rate in self.metrics.items() if (task := one.removeprefix("glue_lr/")) != one}
         known = {(score.task, score.metric): score.stderr for score in self.scores}
         return _of_mean([(1.0, known.get(one)) for one in best_scores(label, rates)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExternalNetwork:
-    """A network that `gpas evaluate` scored with one choice of the settings SCORING.
-
-    origin: source, revision, digests of the files and architecture. scores: the newest of each task and metric.
-    """
-
-    name: str
-    key: str
-    origin: Mapping[str, str]
-    settings: Mapping[str, int]
-    precision: str | None
-    scores: tuple[Score, ...]
 
 
 def standard_error(scores: Sequence[Score], name: str) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from gpas_cli.errors import InvalidExperiments, Problem, nearest
-from gpas_cli.grid.document import read_document
+from gpas_cli.grid.document import Mark, Node, mapping, read_document
 from gpas_cli.grid.packs import Pack
 from gpas_cli.grid.settings import Entries, Part, root_of
 from gpas_cli.report.quantities import QUANTITIES
@@ -18,24 +18,26 @@ _SHAPES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 _CURVES = (*QUANTITIES, "bound")
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "any": lambda value: True,
-    "number": lambda value: type(value) in (int, float),
-    "number or null": lambda value: value is None or type(value) in (int, float),
+    "a number": lambda value: type(value) in (int, float),
+    "a number or null": lambda value: value is None or type(value) in (int, float),
     "lower or higher": lambda value: value in ("lower", "higher"),
 }
 
 
 @cache
-def checked(pack: Pack, name: str) -> dict[str, Any]:
-    """Return a file of a pack as plain data, {} if it has none. Raises InvalidExperiments for an invalid one."""
+def checked(pack: Pack, name: str) -> Node:
+    """Return a file of a pack, an empty mapping if it has none. Raises InvalidExperiments for an invalid one."""
     problems: list[Problem] = []
-    root = root_of(read_document(pack.document(name)) if pack.has(name) else None, problems)
-    _check(root, _SHAPES[name])
-    whole = root.entries()
+    path = pack.document(name)
+    root = read_document(path) if pack.has(name) else mapping({}, Mark(str(path), 0, 0))
+    if pack.has(name):
+        _check(root_of(root, problems), _SHAPES[name])
+    whole = root_of(root, problems).entries()
     for table in whole["tables"].entries().values() if not problems else ():
         _check_table(table.entries(), whole["recipes"].entries())
     if problems:
         raise InvalidExperiments(problems)
-    return root.node.plain() if root.node else {}
+    return root
 
 
 def _check(part: Part, shape: Any) -> None:
@@ -58,7 +60,7 @@ def _check(part: Part, shape: Any) -> None:
     elif shape == "text":
         part.sentence()
     elif not _KINDS[shape](part.value):
-        part.report(f"'{part.value}' is not {shape}")
+        part.report(f"'{part.value}' is not {shape.removesuffix(' or null')}")
 
 
 def _check_table(table: Entries, recipes: Entries) -> None:

@@ -43,7 +43,8 @@ from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.claims.verdict import ClaimJson, claim_json
 from gpas_cli.report.recorded import PARTIAL, Recorded, Result, recorded, stage_keys
 from gpas_cli.report.tables.entry_status import is_supported
-from gpas_cli.report.tables.table import Table, TableCell, build
+from gpas_cli.report.tables.grid_table import build
+from gpas_cli.report.tables.table import Table, TableCell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -67,15 +67,25 @@ def plugin_of(name: str, source: str) -> Plugin:
     return Plugin(_with_origin(schemes, origin), _kinds_with_origin(kinds, origin))
 
 
+def entry_points(group: str) -> metadata.EntryPoints:
+    """Return those of a group in all installed packages."""
+    found: metadata.EntryPoints = _every_entry_point().select(group=group)
+    return found
+
+
+@cache
+def _every_entry_point() -> Any:
+    return metadata.entry_points()  # each call reads the files of every installed package
+
+
 @cache
 def installed() -> Plugin:
     """Return what the installed packages declare as entry points. Raises GpasError if some of it is unusable."""
-    found = metadata.entry_points()  # of all groups, because each call reads the files of every installed package
     schemes: dict[str, type[Scheme]] = {}
-    for point, package in _points(found.select(group=_SCHEME_GROUP), "scheme"):
+    for point, package in _points(entry_points(_SCHEME_GROUP), "scheme"):
         schemes |= _with_origin({point.name: _loaded(point, package, "scheme")}, PluginOrigin(package))
     kinds: dict[str, StageKind] = {}
-    for point, package in _points(found.select(group=_STAGE_KIND_GROUP), "stage kind"):
+    for point, package in _points(entry_points(_STAGE_KIND_GROUP), "stage kind"):
         kinds |= _kinds_with_origin({point.name: _loaded(point, package, "stage kind")}, PluginOrigin(package))
     return Plugin(schemes, kinds)
 

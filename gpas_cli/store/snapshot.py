@@ -25,6 +25,7 @@ from gpas_cli.trust import allowing, first_fault
 
 PACKAGE = "gpas_cli"
 _BYTE_CODE = "__pycache__"
+_DATA = "papers"  # what papers declare and have published is no code: with a comment in it, jobs still resume
 _TRAVELLING = ("migrations",)  # beside the package in a checkout, inside it when installed; a job that ingests needs it
 
 
@@ -77,9 +78,10 @@ def current_code(package: Path | None = None) -> str:
 
 
 def _read_files(package: Path) -> dict[str, bytes]:
-    """Return the content of every file of a package by relative path, without byte code."""
+    """Return the content of every file of a package by relative path, without byte code and the packs of papers."""
     roots = {"": package} | {f"packaged/{name}/": _packaged_in(package, name) for name in _TRAVELLING}
-    return {prefix + name: path.read_bytes() for prefix, root in roots.items() for name, path in _walk(root)}
+    paths = {prefix + name: path for prefix, root in roots.items() for name, path in _walk(root)}
+    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(f"{_DATA}/")}
 
 
 def digest(files: Mapping[str, bytes]) -> str:
@@ -126,6 +128,7 @@ def _require_unchanged(target: Path, files: Mapping[str, bytes]) -> None:
     """Raise GpasError unless the copy has exactly these files, all of them regular."""
     layout = _layout(files)
     found = {Path(folder, name) for folder, below, names in os.walk(target) for name in (*below, *names)}
+    found = {path for path in found if target / PACKAGE / _DATA not in (path, *path.parents)}  # as archives have them
     if more := found - {target / path for path in layout}:
         raise GpasError(f"{min(more)} is not part of the code that jobs execute from its folder; delete it")
     for path, content in layout.items():

@@ -48,7 +48,7 @@ READERS = {
     "top": ["small"],
     "history": [""],
     "logs": ["small/pre-gpas-s1", "small/post-s2 --tail 3"],
-    "table": ["small", "shares --missing", "scored --external all", "small --value loss --value loss_spikes", "gpas:2"],
+    "table": ["small", "shares --missing", "scored", "small --value loss --value loss_spikes", "gpas:2"],
     "claims": ["", "gate-lowers gates-open variance-early few-spikes"],
     "run claims": ["gate-lowers gates-open --dry-run"],
     "run tuned": ["small --dry-run"],

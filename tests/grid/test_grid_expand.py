@@ -242,6 +242,8 @@ def test_a_file_replaces_the_recipe_of_a_built_in_size_and_single_settings_of_it
     assert (entry.cell.optim.lr, entry.cell.optim.clip) == (1e-3, 0)
     assert entry.resources == Resources(gpus=8, cpus=8, mem="9G", time="1-00:00:00")
     assert complaints(text.format("resources: {all: {notice: 3600}}\n")) == []  # the quickstart's limit is 0:30:00
+    (entry,) = expand(read(text.replace("data: c4", "data: c4, optim: {{lr: 1e-3, warmup: 1, steps: 9}}").format("")))
+    assert (entry.cell.optim.steps, entry.cell.optim.clip) == (9, 0)  # the whole recipe is the grid's own
     wrong = text.replace("data: c4", "data: c4, optim: {{steps: 9}}").format("")
     assert complaints(wrong) == ["e.yaml:2:26: optim.warmup: 10000 is not shorter than the 9 steps"]
 

@@ -47,6 +47,22 @@ MISTAKES = {
     ),
     "where: empty list": (cells(seed="[1, 2]") + "\nexclude: [{seed: []}]", "7:22", "is an empty list"),
     "where: empty exclusion": (cells(seed="[1, 2]") + "\nexclude: [{}]", "7:15", "excludes every cell"),
+    "table: columns of two axes": (
+        cells(seed="[1, 2]", norm="[pre, lns]") + "\ntable: {rows: [norm], columns: {A: {seed: 1}, B: {norm: pre}}}",
+        "7:36",
+        "table.columns: has labels on norm and seed; the columns have one axis",
+    ),
+    "table: unknown label of a row": (
+        cells(norm="[pre, lns]") + "\ntable: {rows: {A: {norm: [pre, lnss]}}}",
+        "7:36",
+        "table.rows.A.norm: 'lnss' is not a value of this axis; did you mean 'lns'?",
+    ),
+    "table: unknown axis of a band": (
+        cells(norm="[pre, lns]") + "\ntable: {rows: [norm], bands: {A: {nurm: pre}}}",
+        "7:39",
+        "table.bands.A.nurm: no axis 'nurm'; did you mean 'norm'?",
+    ),
+    "table: digits": (cells() + "\ntable: {digits: two}", "7:21", "table.digits: 'two' is not a whole number"),
     "exclude matches nothing": (
         cells(seed="[1, 2]", gate="[none, gpas]") + "\nwhen: [{where: {gate: gpas}, axes: {gate.site: [home]}}]\n"
         "exclude: [{gate: none, gate.site: home}]",

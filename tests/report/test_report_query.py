@@ -13,7 +13,7 @@ from gpas_cli.origin.provenance import differences, trace_number
 from gpas_cli.report import query
 from gpas_cli.report.query import LAST, curves, layer_curves
 from gpas_cli.report.recorded import SPIKE_METRICS, read_results, stage_keys
-from gpas_cli.report.tables.table import build
+from gpas_cli.report.tables.grid_table import build
 
 
 def test_spikes_of_all_attempts_are_counted_once_each(engine: Engine) -> None:

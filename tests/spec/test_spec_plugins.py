@@ -160,9 +160,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.2\n")
     (facts / "entry_points.txt").write_text("[gpas_cli.schemes]\nweighted = stranger:Weighted\n")
     monkeypatch.syspath_prepend(tmp_path)
-    plugins.installed.cache_clear()
+    for read_once in (plugins.installed, plugins._every_entry_point):
+        read_once.cache_clear()
     yield facts
-    plugins.installed.cache_clear()
+    for read_once in (plugins.installed, plugins._every_entry_point):
+        read_once.cache_clear()
     sys.modules.pop("stranger", None)
 
 

@@ -63,6 +63,14 @@ def test_a_renamed_file_is_another_version(tmp_path: Path, package: Path) -> Non
     assert snapshot(tmp_path / "runs", package).code != first.code
 
 
+def test_the_packs_of_papers_are_no_code(tmp_path: Path, package: Path) -> None:
+    before = snapshot(tmp_path, package)
+    (package / "papers/mine").mkdir(parents=True)
+    (package / "papers/mine/grids.yaml").write_text("version: 1\n")
+    assert snapshot(tmp_path, package) == before
+    assert not (before.path / "gpas_cli/papers").exists()
+
+
 def test_a_changed_copy_is_refused(tmp_path: Path, package: Path) -> None:
     path = snapshot(tmp_path / "runs", package).path / "gpas_cli" / "__init__.py"
     assert path.stat().st_mode & 0o222 == 0

@@ -30,13 +30,14 @@ from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
 from gpas_cli.report.figures.series import has_labels
+from gpas_cli.report.papers.printed import printed, printed_named
 from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.external import select_networks
-from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_declared, with_ours
+from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
+from gpas_cli.report.tables.paper_table import Serving, paper_table, published_table, serving, with_ours
 from gpas_cli.report.tables.sheet import Drawn
-from gpas_cli.report.tables.table import Table, beside_published, build, by_metrics
+from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.stage import CONVERGENCE
@@ -65,14 +66,6 @@ _Value = Annotated[
         metavar="METRIC",
         help="Show this recorded number in place of the grid's. Repeat it to show several side by side.",
         autocompletion=offer(lambda: METRICS),
-    ),
-]
-_External = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--external",
-        metavar="NAME|all",
-        help="Show a network that `gpas evaluate` scored below the cells (grids with a column for each task).",
     ),
 ]
 _Format = Annotated[
@@ -105,7 +98,6 @@ def table(
             "--missing", help="Print the cells without a number, and the command that runs them with its cost."
         ),
     ] = False,
-    external: _External = None,
     form: _Format = "rich",
     as_json: AsJson = False,
 ) -> None:
@@ -119,14 +111,12 @@ def table(
     form = "json" if as_json else form
     if form not in _FORMATS:
         raise GpasError(f"unknown format '{form}'; {nearest(form, _FORMATS)}")
-    if value and external:
-        raise GpasError("--external shows scores at tasks; it cannot be combined with --value")
     names, settings = split_settings(names or [])
     if settings and (missing or any(papers.SEPARATOR in name for name in names)):
         raise GpasError(f"{settings[0]} is for tables of grids without --missing; `gpas plan` has the cells to run")
     if published_only or source is not None or any(papers.SEPARATOR in name for name in names):
-        if value or external or best:
-            raise GpasError("--value, --best and --external are for the tables of grids: gpas table GRID")
+        if value or best:
+            raise GpasError("--value and --best are for the tables of grids: gpas table GRID")
         _print_papers(names, source, where, form, published_only=published_only, missing=missing)
         return
     names = list(dict.fromkeys(names)) or [experiments().default]
@@ -135,7 +125,7 @@ def table(
         chosen = varied_entries([name, *settings], where)
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
-        made.append(_make(spec if paper else replace(spec, published={}), chosen, external or (), value or (), form))
+        made.append(_make(spec if paper else replace(spec, published={}), chosen, value or (), form))
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -167,11 +157,11 @@ def _print_papers(
         print_paper_tables(sections, form)
 
 
-def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str) -> Table:
+def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str) -> Table:
     converges = any(name in CONVERGENCE for name in (*values, spec.value))
     if converges and spec.best:
         raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
-    with recorded_of(chosen, database=bool(external) or converges) as known:
+    with recorded_of(chosen, database=converges) as known:
         if converges:
             from gpas_cli.report.figures.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
@@ -181,14 +171,9 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], val
             )
         if values:
             return by_metrics(known, spec, values)
-        if spec.published and not external and form != "latex":  # a page has no room for a further column per size
+        if spec.published and form != "latex":  # a page has no room for a further column per size
             return beside_published(known, spec)
-        shown = None
-        if external:
-            from gpas_cli.report.query import external_networks  # imports SQLAlchemy
-
-            shown = select_networks(external_networks(known.engine) if known.engine else [], external)
-        return build(chosen, known.states, known.results, spec, shown)
+        return build(chosen, known.states, known.results, spec)
 
 
 class _MissingRunJson(TypedDict):
@@ -290,7 +275,7 @@ class PaperTablesJson(DocumentJson):
     published: Annotated[list[render.PrintedTableJson], "as printed: tables for which no grid has a cell, settings"]
 
 
-def printed_tables(names: Sequence[str], source: str | None) -> list[papers.PrintedPart]:
+def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
     """Return the tables called SOURCE:NUMBER, and the tables that grids of these names show beside their numbers; all
     tables of `source` without names, and for a grid that names none of them.
 
@@ -303,24 +288,24 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[papers.Prin
     found = [
         part
         for name in names
-        for part in (papers.printed_named(name, packs) if papers.is_printed_name(name) else _of_grid(name, chosen))
+        for part in (printed_named(name, packs) if papers.is_printed_name(name) else _of_grid(name, chosen))
     ]
-    return list({part.title: part for part in found}.values())
+    return list({part.spec.title: part for part in found}.values())
 
 
-def _of_paper(pack: Pack) -> list[papers.PrintedPart]:
-    return [part for number in papers.numbers(pack) for part in papers.printed(pack, number)]
+def _of_paper(pack: Pack) -> list[Table]:
+    return [part for number in papers.numbers(pack) for part in printed(pack, number)]
 
 
-def _of_grid(name: str, chosen: Pack | None) -> list[papers.PrintedPart]:
+def _of_grid(name: str, chosen: Pack | None) -> list[Table]:
     grids = experiments().grids
     if name not in grids:
         raise GpasError(f"no grid '{name}' in {experiments().path.name}; {nearest(name, grids)}")
     spec = grids[name].table
     declared = {pack: table.partition("@")[0] for pack, table in (spec.published if spec else {}).items()}
     parts = [(part, table) for pack, table in declared.items() if chosen in (pack, None) for part in _of_paper(pack)]
-    named = {part.name for part, wanted in parts if wanted in (table.name for table in part.tables)}
-    found = [part for part, _ in parts if part.name in named]
+    named = {part.printed for part, wanted in parts if wanted in (table.name for table in part.tables)}
+    found = [part for part, _ in parts if part.printed in named]
     if not found and chosen:
         return _of_paper(chosen)
     if not found:
@@ -329,8 +314,8 @@ def _of_grid(name: str, chosen: Pack | None) -> list[papers.PrintedPart]:
 
 
 def _served_parts(
-    parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None = None
-) -> list[tuple[papers.PrintedPart, Serving | None]]:
+    parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None = None
+) -> list[tuple[Table, Serving | None]]:
     """Return every part with the cells that belong in it, None if no grid has any.
 
     names: the grids to choose from, by default all. where: conditions on their cells.
@@ -351,34 +336,33 @@ def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
 
 def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
-    printed_parts = papers.printed_named(name, papers_known())
+    printed_parts = printed_named(name, papers_known())
     parts = _served_parts(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
         unclear = [why for _, found in parts if found for why in found.unclear.values()]
         reasons = [*unclear, *(table.no_cells for part in printed_parts for table in part.tables)]
         why = reasons[0] if reasons else "it prints settings, not results"
-        number = printed_parts[0].name
+        number = printed_parts[0].printed
         raise GpasError(f"no grid has cells of {number}: {why}; `gpas table {number} --published-only` prints it")
     return served
 
 
 def paper_sections(
-    parts: Sequence[papers.PrintedPart], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
+    parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None, *, declared: bool
 ) -> list[Table]:
     """Return every part: with our numbers where a grid has such cells, else as printed.
 
     With `names` of grids, only the parts of which these have cells. declared: show the metric that a grid declares
     beside the one that the published numbers are compared with.
     """
-    made = with_declared if declared else paper_table
     found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
-            if served is None or part.quantities
-            else made(served, known.states, known.results)
+            if served is None or part.cells_of
+            else paper_table(served, known.states, known.results, declared=declared)
             for part, served in found
         ]
 

@@ -32,8 +32,8 @@ from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import recorded
 from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.sheet import Drawn
-from gpas_cli.report.tables.table import build
 from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
 from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress, StageStatus

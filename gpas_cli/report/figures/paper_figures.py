@@ -138,7 +138,7 @@ def declared_figures(packs: Mapping[str, Pack]) -> dict[str, FigureSpec]:
 def figures_of(pack: Pack) -> dict[str, FigureSpec]:
     """Return a paper's figures by name. Raises InvalidExperiments for an invalid file."""
     found: dict[str, FigureSpec] = {}
-    document = checked(pack, "figures")
+    document = checked(pack, "figures").plain()
     for name, figure in document.get("figures", {}).items():
         usual = {"where": {}, "cells": {}, **figure}
         lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}

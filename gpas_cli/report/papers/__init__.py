@@ -4,40 +4,20 @@ A table has rows with labels and one column axis; the labels in `where` apply to
 its tables. A row matches a cell that has every label of the row (`report.labels.facts`); a list of labels matches
 any of them. A row without a label for the gate, the embedding or the depth means that it is unchanged.
 
-The tables of a source as it prints them have its order of rows and columns, its headings and its digits. The key
-`layouts` of a source's file has a layout for each table, by the number that the source gives it:
-
-    caption, label   the caption, and the name if it is not "Table NUMBER"
-    parts            tables beside each other under one caption; usually one
-
-A part has
-    corner, headings   the heading of the row titles, and the headings of the columns
-    columns            the published tables that have the numbers: TABLE for all of its columns, or TABLE@LABEL for one;
-                       with +N after it, the numbers are N published rows further down
-    rows               titles of the rows, in the order of the published tables; or `bands`, each with a `title` above
-                       its rows and with `first`, the published row that they start at
-    transposed         true: the published columns are the rows
-    digits             after the point, for all columns or one for each; g: as many as the number has
-    absent             the text where a number is missing
-    suffix             by row or column: the text after numbers without a printed standard deviation
-    as_printed         by row and column: text that follows no rule
-    underlined         by row: columns of underlined numbers
-    texts              by row: the texts of all columns, in place of `columns` and `rows`
-    quantities         with texts: the settings in the columns (gpas_cli.report.tables.paper_table)
-    cells_of           with quantities: the table whose cells have these settings
+`printed` has the tables of a paper as it prints them (`printed`). docs/reference/numbers.md has all keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-import yaml
-
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.packs import Pack, canonical, pack_named
+from gpas_cli.grid.document import Node
+from gpas_cli.grid.packs import Pack, canonical
+from gpas_cli.report.shapes import checked
 
 CellLabels = Mapping[str, Any]
 Place = tuple[str, int, int]  # published table, row and column
@@ -45,7 +25,6 @@ Place = tuple[str, int, int]  # published table, row and column
 UNCHANGED = {"gate": "none", "embed": "plain", "parametrisation": "standard", "depth": "full", "budget": "steps"}
 # With `as_if` only the direction of effects is compared.
 _NOT_COMPARED = ("size", "family", "init", "std", "data", "text", "steps")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it: ten times faster
 
 
 @dataclass(frozen=True)
@@ -126,6 +105,13 @@ class PublishedTable:
         values = (value for row in self.rows for value in row.values if value is not None)
         return max((len(str(value).partition(".")[2].removesuffix("0")) for value in values), default=0)
 
+    def labels_on(self, axis: str) -> list[Any]:
+        """Return the labels of its rows and columns on an axis."""
+        return [
+            *(self.columns if axis == self.axis else ()),
+            *(row.labels[axis] for row in self.rows if axis in row.labels),
+        ]
+
     def cell(self, labels: CellLabels) -> PublishedCell | None:
         """Return the published cell of ours with these labels, None if there is none; of several rows that match, the
         one with the most labels.
@@ -154,7 +140,7 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One cell of a published table, by its row and column; in the paper's layout with its text.
+    """One cell of a published table, by its row and column; in a printed table with its text.
 
     table: None for a setting, which is text alone. mark: "second" where the text is underlined.
     """
@@ -273,12 +259,15 @@ def title_of(paper: str, packs: Mapping[str, Pack]) -> str:
     return short_title(packs[canonical(paper)]) if canonical(paper) in packs else paper
 
 
+def document(pack: Pack) -> Node:
+    """Return the numbers of a paper, an empty mapping if it has none. Raises InvalidExperiments for an invalid file."""
+    return checked(pack, "numbers")
+
+
 @cache
 def load(pack: Pack) -> dict[str, Any]:
     """Return the numbers of a paper as plain data, {} if it has none."""
-    data: dict[str, Any] = {}
-    if pack.has("numbers"):
-        data = yaml.load(pack.document("numbers").read_text(encoding="utf-8"), Loader=_LOADER)
+    data: dict[str, Any] = document(pack).plain()
     return data
 
 
@@ -328,159 +317,13 @@ def _same(a: object, b: object) -> bool:
 
 SEPARATOR = ":"  # in the name of a printed table: gpas:2
 USUAL = "gpas"
-_PLACES = ("Left", "Right")  # of two tables under one caption
-
-
-@dataclass(frozen=True)
-class PrintedLine:
-    """One row. `band` is the heading above the rows that it belongs to, "" if there is none."""
-
-    title: str
-    cells: tuple[PublishedCell, ...]
-    band: str = ""
-
-    @property
-    def full_title(self) -> str:
-        """The title after its band's: "LLaMA-1B, Post-LN"."""
-        return ", ".join(filter(None, (self.band, self.title)))
-
-
-@dataclass(frozen=True)
-class PrintedPart:
-    """A printed table as declared, or one of two under a caption. `name` is SOURCE:NUMBER, as on the command line.
-
-    quantities: the settings in its columns, for a table of settings; cells_of: the table whose cells have them.
-    """
-
-    name: str
-    title: str
-    corner: str
-    headings: tuple[str, ...]
-    lines: tuple[PrintedLine, ...]
-    quantities: tuple[str, ...] = ()
-    cells_of: PrintedPart | None = None
-
-    @property
-    def source(self) -> str:
-        """The source that prints it."""
-        return self.name.partition(SEPARATOR)[0]
-
-    @property
-    def tables(self) -> tuple[PublishedTable, ...]:
-        """The published tables that the part shows."""
-        named = {cell.table.name: cell.table for line in self.lines for cell in line.cells if cell.table}
-        return tuple(named.values())
 
 
 def numbers(pack: Pack) -> tuple[str, ...]:
     """Return the numbers of a paper's tables."""
-    return tuple(load(pack).get("layouts", {}))
-
-
-def label_of(table: PublishedTable) -> str:
-    """Return what the paper calls a table: "Table 2"; "" if its numbers are from the text."""
-    return _labels(table.pack).get(table.name, "")
-
-
-@cache
-def _labels(pack: Pack) -> dict[str, str]:
-    return {
-        table.name: load(pack)["layouts"][number].get("label", f"Table {number}")
-        for number in numbers(pack)
-        for part in printed(pack, number)
-        for table in part.tables
-    }
+    return tuple(load(pack).get("printed", {}))
 
 
 def is_printed_name(name: str) -> bool:
     """Return whether `name` names a printed table, SOURCE:NUMBER, and not a grid."""
     return SEPARATOR in name
-
-
-def printed_named(name: str, packs: Mapping[str, Pack]) -> tuple[PrintedPart, ...]:
-    """Return the parts of the table PAPER:NUMBER, or NUMBER of GPAS. Raises GpasError with the nearest name."""
-    paper, _, number = name.rpartition(SEPARATOR)
-    pack = pack_named(paper or USUAL, packs)
-    known = numbers(pack)
-    if number not in known:
-        raise GpasError(f"{short_title(pack)} has no table '{number}'; {nearest(number, known)}")
-    return printed(pack, number)
-
-
-@cache
-def printed(pack: Pack, number: str) -> tuple[PrintedPart, ...]:
-    """Return the parts of the table `number` of a paper, which must exist."""
-    data = load(pack)["layouts"][number]
-    title = f"{short_title(pack)}, {data.get('label', f'Table {number}')}: {data['caption']}"
-    parts = data["parts"]
-    titles = [title]
-    if len(parts) > 1:
-        alike = len({part["corner"] for part in parts}) == 1
-        corners = ["" if alike else f": {part['corner']}" for part in parts]
-        titles = [f"{title} {place}{corner}." for place, corner in zip(_PLACES, corners, strict=True)]
-    name = f"{pack.name}{SEPARATOR}{number}"
-    return tuple(_part(pack, name, own, part) for own, part in zip(titles, parts, strict=True))
-
-
-def _part(pack: Pack, name: str, title: str, data: Mapping[str, Any]) -> PrintedPart:
-    texts: Mapping[str, Any] = data.get("texts", {})
-    lines = [PrintedLine(row, tuple(PublishedCell(None, text=one) for one in own)) for row, own in texts.items()]
-    if not lines:
-        lines = [line for band in data.get("bands") or [data] for line in _lines(pack, data, band)]
-    return PrintedPart(
-        name=name,
-        title=title,
-        corner=data["corner"],
-        headings=tuple(data["headings"]),
-        lines=tuple(lines),
-        quantities=tuple(data.get("quantities", ())),
-        cells_of=printed(pack, data["cells_of"])[0] if "cells_of" in data else None,
-    )
-
-
-def _lines(pack: Pack, part: Mapping[str, Any], band: Mapping[str, Any]) -> Iterator[PrintedLine]:
-    columns = [column for name in band.get("columns") or part["columns"] for column in _columns(pack, name, part)]
-    title = band["title"] if "bands" in part and "title" in band else ""
-    for place, row in enumerate(band["rows"], band.get("first", 0)):
-        cells = []
-        for index, (table, column, further) in enumerate(columns):
-            # The published columns of a transposed part are its rows.
-            at = (column, place + further) if part.get("transposed") else (place + further, column)
-            cells.append(_cell(part, band, row, index, PublishedCell(table, *at)))
-        yield PrintedLine(row, tuple(cells), title)
-
-
-def _columns(pack: Pack, name: str, part: Mapping[str, Any]) -> Iterator[tuple[PublishedTable, int, int]]:
-    """Yield the published table, the position and the offset of the rows of each column that `name` stands for."""
-    name, _, further = name.partition("+")
-    name, at, label = name.partition("@")
-    table = published(pack, name)
-    every = range(len(table.rows)) if part.get("transposed") else range(len(table.columns) or 1)
-    yield from ((table, i, int(further or 0)) for i in every if not at or str(table.columns[i]) == label)
-
-
-def _cell(
-    part: Mapping[str, Any], band: Mapping[str, Any], title: str, index: int, cell: PublishedCell
-) -> PublishedCell:
-    """Return the cell below a heading with its text: its own, or its number in the digits of the part."""
-    heading = part["headings"][index]
-    exceptions = {**part.get("as_printed", {}), **band.get("as_printed", {})}
-    text = exceptions.get(title, {}).get(heading)
-    if text is None:
-        digits = part.get("digits", 2)
-        text = _text(cell, digits if isinstance(digits, int | str) else digits[index]) or part.get("absent", "")
-        if cell.value is not None and not cell.std:
-            suffixes = part.get("suffix", {})
-            text += suffixes.get(title, suffixes.get(heading, ""))
-    marked = heading in part.get("underlined", {}).get(title, ())
-    return replace(cell, text=text, mark="second" if marked else "")
-
-
-def _text(cell: PublishedCell, digits: int | str) -> str:
-    """Return a number with its difference or its standard deviation in parentheses, "" if there is none."""
-    if cell.value is None:
-        return ""
-    form = digits if isinstance(digits, str) else f".{digits}f"
-    if cell.delta is not None:
-        return f"{cell.value:{form}} ({cell.delta:+{form}})"
-    return f"{cell.value:{form}}" + ("" if cell.std is None else f" ({cell.std:{form}})")

@@ -1,8 +1,8 @@
 """Tables: entries + results -> a `Table`, and a `Table` as text.
 
 entry_status  the number that one entry contributes, or why there is none
-external      networks that were not trained here, as rows below the cells
-table         entries + results -> `Table`: data, not text; of several metrics, side by side
+table         `Table`: data, not text; and how its spots are filled with numbers
+grid_table    the table that a grid declares -> `Table`: rows and columns from axes; of several metrics, side by side
 paper_table   a paper's table -> `Table`: in its order and notation, with our numbers or without
 table_place   a cell of a table, by the words that name it, and the cells without a number
 notes         what a reader must know of a table

@@ -78,7 +78,7 @@ def sheet(table: Table) -> Sheet:
 
 
 def _rules(table: Table) -> frozenset[int]:
-    """Return the lines of `_lines` with a rule above: networks that were not trained here, and all sections but one."""
+    """Return the lines of `_lines` with a rule above: all sections but one."""
     rules, place, section = set(), 1, ""
     for i, row in enumerate(table.rows):
         if row.section != section:
@@ -86,11 +86,11 @@ def _rules(table: Table) -> frozenset[int]:
             place += bool(row.section)
         section = row.section
         place += 1
-    return frozenset(rules | ({place} if table.externals.rows else set()))
+    return frozenset(rules)
 
 
 def _lines(table: Table, style: Style) -> list[list[str]]:
-    """Return the text of all cells, headers first, networks that were not trained here last."""
+    """Return the text of all cells, headers first."""
     # By default the metric and its unit, "" if the columns have several.
     usual = table.metric.heading if len({column.metric.name for column in table.columns}) == 1 else ""
     corner = table.corner if table.printed or table.corner else usual
@@ -102,15 +102,6 @@ def _lines(table: Table, style: Style) -> list[list[str]]:
             lines.append([style.escape(row.section), *[""] * (len(header) - 1)])
         section = row.section
         lines.append(_line(table, row, style))
-    for external in table.externals.rows:
-        line = [style.escape(external.title)]
-        for column, cell in zip(table.columns, external.cells, strict=True):
-            if cell.value is None:
-                line.append(style.escape(cell.status))
-            else:
-                line.append(_with_spread(cell.value, cell.stderr, column.metric.digits, style))
-            line += [""] * len(column.sources)
-        lines.append(line)
     return lines
 
 

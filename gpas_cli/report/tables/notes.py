@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gpas_cli.grid.document import spelled
-from gpas_cli.report.papers import label_of, load
+from gpas_cli.report.papers import load
+from gpas_cli.report.papers.printed import label_of
 from gpas_cli.report.papers.recipes import OBJECTIVE, Deviation, recipes
 from gpas_cli.report.recorded import Result
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
@@ -223,7 +224,6 @@ def _scores(table: Table) -> Iterator[Note]:
     tasks = [str(column.label) for column in table.columns] if table.spec.columns in MEASURED_COLUMNS else []
     results = _shown_results(table.statuses)
     found = [score for result in results for score in result.scores if score.task in tasks]
-    others = [score for row in table.externals.rows for score in row.scores]
     for by in dict.fromkeys((score.harness, score.shots) for score in found):
         mine = [score for score in found if (score.harness, score.shots) == by]
         sizes = {score.task: score.examples for score in mine}
@@ -238,30 +238,18 @@ def _scores(table: Table) -> Iterator[Note]:
         yield Note("scores", f"limit: only the first {' or '.join(map(str, limits))} {what} were scored")
     for task in tasks:
         for what in ("task_version", "examples"):
-            counts = Counter(getattr(score, what) for score in [*found, *others] if score.task == task)
+            counts = Counter(getattr(score, what) for score in found if score.task == task)
             if len(counts) > 1:
                 each = ", ".join(f"{value} ({n})" for value, n in counts.most_common())
                 yield Note("mixture", f"{task_title(task)}: the scores mix {what.replace('_', ' ')}s: {each}")
     if table.metric.name in BY_TASK:
-        shown = [score for result in results for score in result.scores] + others
+        shown = [score for result in results for score in result.scores]
         left_out = [skipped_note(one.task, one.value, one.examples) for one in shown if one.metric == SKIPPED]
         yield from (Note("scores", text) for text in dict.fromkeys(left_out))
     known = {task: KNOWN_TASKS[base_name(task)] for task in tasks if base_name(task) in KNOWN_TASKS}
     chances = [f"{task_title(task)} {one.chance:.3g}" for task, one in known.items() if one.chance]
     if table.metric.name == "accuracy" and chances:
         yield Note("scores", f"guessing scores {', '.join(chances)} %")
-
-
-def _externals(table: Table) -> Iterator[Note]:
-    """Note which rows are networks that were not trained here, where they come from, and why others are missing."""
-    rows = table.externals.rows
-    if rows:
-        number = len(rows)
-        subject = "last row: a network that was" if number == 1 else f"last {number} rows: networks that were"
-        errors = any(cell.stderr is not None for row in rows for cell in row.cells)
-        spread = "; score ± standard error over the questions" if errors else ""
-        yield Note("external", f"{subject} not trained here, neither ranked nor compared{spread}")
-    yield from (Note("origin", text) for text in table.externals.notes)
 
 
 def _overrides(table: Table) -> Iterator[Note]:
@@ -464,6 +452,6 @@ def _word(value: Any) -> str:
 
 # In the order in which their notes are printed.
 _MAKERS = (
-    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _externals, _overrides),
+    *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _overrides),
     *(_sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
 )

@@ -8,52 +8,40 @@ nearest to the paper's recipe are taken. If they differ in a setting of which th
 its recipe), the best is shown.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
-from gpas_cli.report.labels import RowKey, facts, measured_labels, stage_kinds
-from gpas_cli.report.papers import CellLabels, Place, PrintedLine, PrintedPart, PublishedCell, PublishedTable
-from gpas_cli.report.papers.recipes import deviations, fit
+from gpas_cli.report.labels import facts, measured_labels, stage_kinds
+from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
+from gpas_cli.report.papers.printed import beside
+from gpas_cli.report.papers.recipes import fit
 from gpas_cli.report.quantities import METRICS, metric
 from gpas_cli.report.tables.entry_status import (
     NO_UNIT,
     Results,
     States,
-    as_averaged,
-    best_variant,
     by_variant,
-    entry_status,
-    in_units_of,
 )
 from gpas_cli.report.tables.sheet import Note
-from gpas_cli.report.tables.table import (
-    Column,
-    Printed,
-    Row,
-    Table,
-    TableCell,
-    ranked,
-    with_columns,
-    with_summary,
-)
+from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.translation import BLEU
-from gpas_cli.statistics import stats
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
+_TOKENS = "train_tokens"  # of a run, beside the settings of its cell
 _OF_RATIOS = 2  # digits
-_AS_PRINTED = Metric("", "")  # of tables without our numbers
 
 
 @dataclass(frozen=True)
 class Serving:
     """The cells of a grid that belong beside the numbers of a part of a printed table, or why a number has none."""
 
-    part: PrintedPart
+    part: Table
     grid: Grid
     places: Mapping[Place, Sequence[Entry]] = field(default_factory=dict)
     unclear: Mapping[Place, str] = field(default_factory=dict)
@@ -64,7 +52,7 @@ class Serving:
         return list({entry.id: entry for entries in self.places.values() for entry in entries}.values())
 
 
-def serving(part: PrintedPart, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]) -> Serving | None:
+def serving(part: Table, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]) -> Serving | None:
     """Return the cells of the grid that has most of the part's cells, None if no grid has any.
 
     grids: the grids, by name, with the entries to choose from. If some of them name one of the part's published tables,
@@ -77,7 +65,7 @@ def serving(part: PrintedPart, grids: Mapping[str, tuple[Grid, Sequence[Entry]]]
     return max((one for one in found if one.places or one.unclear), key=lambda one: len(one.places), default=None)
 
 
-def _served(part: PrintedPart, grid: Grid, entries: Sequence[Entry]) -> Serving:
+def _served(part: Table, grid: Grid, entries: Sequence[Entry]) -> Serving:
     """Return the cells of one grid; of several for one number, those nearest to its recipe."""
     tables = {table.name: table for table in part.tables}
     over = grid.table_spec.over
@@ -88,15 +76,15 @@ def _served(part: PrintedPart, grid: Grid, entries: Sequence[Entry]) -> Serving:
     return Serving(part, grid, places, {place: why for place, (_, why) in chosen.items() if why})
 
 
-def is_published_beside(grid: Grid, part: PrintedPart) -> bool:
+def is_published_beside(grid: Grid, part: Table) -> bool:
     """Return whether the grid declares that one of the part's tables is published beside it."""
     declared = grid.table.published if grid.table else {}
     return any(declared.get(table.pack) == table.name for table in part.tables)
 
 
-def _places(part: PrintedPart, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
+def _places(part: Table, entries: Sequence[Entry]) -> dict[Place, list[Entry]]:
     """Return the entries that belong beside each number of the part."""
-    shown = {cell.place: cell for line in part.lines for cell in line.cells}
+    shown = {cell.place: cell for row in part.rows for cell in row.published}
     found: dict[Place, list[Entry]] = {}
     for entry in {entry.cell.key: entry for entry in entries}.values():
         kinds = {stage.kind for stage in entry.cell.stages}
@@ -149,82 +137,71 @@ def _compared_metric(cell: PublishedCell) -> Metric:
     return known
 
 
-def paper_table(served: Serving, states: States, results: Results, what: Metric | None = None) -> Table:
+def paper_table(served: Serving, states: States, results: Results, *, declared: bool = False) -> Table:
     """Return the part as printed, with our numbers first and the published ones beside them.
 
-    what: the metric of our numbers, by default the one that the published are compared with.
+    declared: also show the metric that the grid declares (`table.with_declared`).
     """
+    frame = _frame(served)
+    own = metric(served.grid.table_spec.value, stage_kinds(served.entries)) if declared else None
+    table = with_declared(frame, own, states, results) if own else fill(frame, states, results)
+    return replace(table, remarks=(_about_cells(served, table), *table.remarks))
+
+
+def _about_cells(served: Serving, table: Table) -> Note:
+    """Return the grid that has the cells, and those whose number is the best of several settings."""
+    shown = [cell for row in table.rows for cell in row.cells if cell.others and cell.summary]
+    tuned = listed(list(dict.fromkeys(cell.statuses[0].entry.name for cell in shown)), _NAMED)
+    best = f"; as in the paper, the best of several settings is shown: {tuned}" if shown else ""
+    return Note("cells", f"our numbers are from the grid {served.grid.name}{best}")
+
+
+def _frame(served: Serving) -> Frame:
+    """Return the part as printed, without our numbers."""
     part, spec = served.part, _spec(served.part, served.grid)
-    plain = {cell.place: _cell(cell, served, spec, what, states, results) for line in part.lines for cell in line.cells}
-    plain = plain if what else _in_their_units(part, plain, spec.over)
-    rows = ranked(
-        [_row(line, part, spec, plain) for line in part.lines],
-        lambda row, column: _compared_metric(part.lines[row].cells[column]),
+    places = {cell.place: (i, j) for i, row in enumerate(part.rows) for j, cell in enumerate(row.published)}
+    units = {cell.place[0]: places[cell.place] for row in part.rows for cell in row.published if cell.is_unit}
+
+    def spot(cell: PublishedCell) -> Spot:
+        base = places[cell.base.place] if cell.base else None
+        return replace(_spot(cell, served), base=base, unit=units.get(cell.place[0]))
+
+    bases = [row.published[0].base for row in part.rows]
+    keys = [part.rows[places[base.place][0]].key if base else None for base in bases]
+    lines = [(replace(row, base=key), list(map(spot, row.published))) for row, key in zip(part.rows, keys, strict=True)]
+    columns = tuple(_column(part, i, spec) for i in range(len(part.columns)))
+    return Frame(
+        replace(
+            part,
+            spec=spec,
+            metric=columns[0].metric,
+            columns=columns,
+            rows=(),
+            published={table.source: table for table in reversed(part.tables)},
+            remarks=tuple(_units(part)),
+            alone=False,
+        ),
+        lines,
     )
-    columns = [_column(part, i, spec, what) for i in range(len(part.headings))]
-    sources = {table.source: table for table in reversed(part.tables)}
-    tuned = [cell.statuses[0].entry.name for row in rows for cell in row.cells if cell.others and cell.summary]
-    shown = listed(list(dict.fromkeys(tuned)), _NAMED)
-    best = f"; as in the paper, the best of several settings is shown: {shown}" if tuned else ""
-    note = Note("cells", f"our numbers are from the grid {served.grid.name}{best}")
-    return Table(
-        spec,
-        columns[0].metric,
-        tuple(columns),
-        tuple(rows),
-        sources,
-        printed=part.name,
-        corner=part.corner,
-        remarks=(note, *(() if what else _units(part))),
-    )
 
 
-def _in_their_units(part: PrintedPart, plain: Mapping[Place, TableCell], over: str) -> dict[Place, TableCell]:
-    """Return our cells by place; where the paper's numbers are relative to a row, so are ours."""
-    units = {cell.place[0]: plain[cell.place].summary for line in part.lines for cell in line.cells if cell.is_unit}
-    found = dict(plain)
-    for place, own in plain.items():
-        if place[0] in units:
-            unit = units[place[0]]
-            mean = unit.mean if unit else None
-            statuses, others = (in_units_of(runs, mean) for runs in (own.statuses, own.others))
-            found[place] = with_summary(replace(own, statuses=statuses, others=others), over)
-    return found
-
-
-def _units(part: PrintedPart) -> Iterator[Note]:
+def _units(part: Table) -> Iterator[Note]:
     """Note the columns whose numbers are relative to a row."""
-    for line in part.lines:
-        for heading, cell in zip(part.headings, line.cells, strict=True):
+    for row in part.rows:
+        for column, cell in zip(part.columns, row.published, strict=True):
             if cell.is_unit:
-                text = f"{heading}, here and there: relative to the number of {line.full_title}"
+                text = f"{column.title}, here and there: relative to the number of {row.whole_title}"
                 yield Note("compared", f"{text}; while it has none, {NO_UNIT}")
 
 
-def published_table(part: PrintedPart, *, unserved: bool = False) -> Table:
-    """Return the part as printed, without numbers of ours. unserved: with the reasons why no grid has a cell of it."""
-    spec = TableSpec(part.title, rows=_row_axes(part), columns="column")
-    rows = [
-        Row(
-            key=_key(line, spec),
-            title=line.title,
-            cells=tuple(TableCell(printed={part.source: Printed(cell, cell.delta)}) for cell in line.cells),
-            section=line.band,
-        )
-        for line in part.lines
-    ]
-    columns = tuple(Column(heading, heading, _AS_PRINTED) for heading in part.headings)
-    remarks = _remarks(part, unserved)
-    return Table(
-        spec, _AS_PRINTED, columns, tuple(rows), {}, printed=part.name, corner=part.corner, remarks=remarks, alone=True
-    )
+def published_table(part: Table, *, unserved: bool = False) -> Table:
+    """Return the part with the remarks about its numbers, and the rows that they concern.
 
-
-def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
-    """Return why no grid has a cell of the part, and the remarks about its numbers with the rows that they concern."""
+    unserved: also why no grid has a cell of it.
+    """
     rows: dict[str, list[str]] = {}
     valued = {
-        line.full_title: [c for c in line.cells if c.table and (c.value is not None or c.text)] for line in part.lines
+        row.whole_title: [c for c in row.published if c.table and (c.value is not None or c.text)] for row in part.rows
     }
     for title, cells in valued.items():
         for text in dict.fromkeys(remark.text for cell in cells for remark in cell.remarks):
@@ -233,20 +210,15 @@ def _remarks(part: PrintedPart, unserved: bool) -> tuple[Note, ...]:
     absent = [Note("remark", f"no cell here: {why}") for why in reasons]
     everywhere = [title for title, cells in valued.items() if cells]
     where = {text: "" if own == everywhere else f"{listed(own, _NAMED)}: " for text, own in rows.items()}
-    return (*absent, *(Note("remark", where[text] + text) for text in rows))
+    return replace(part, remarks=(*absent, *(Note("remark", where[text] + text) for text in rows)))
 
 
-def _row_axes(part: PrintedPart) -> tuple[str, ...]:
-    return ("band", "row") if any(line.band for line in part.lines) else ("row",)
-
-
-def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
+def _spec(part: Table, grid: Grid) -> TableSpec:
     first = part.tables[0]
-    cells = [cell for line in part.lines for cell in line.cells]
+    cells = [cell for row in part.rows for cell in row.published]
     measured_on = "text" if all(map(_text, cells)) else "task" if all(map(_task, cells)) else ""
-    return TableSpec(
-        title=part.title,
-        rows=_row_axes(part),
+    return replace(
+        part.spec,
         columns=measured_on or first.axis or "column",
         value=_compared_metric(cells[0]).name,
         over=grid.table_spec.over,
@@ -255,61 +227,27 @@ def _spec(part: PrintedPart, grid: Grid) -> TableSpec:
     )
 
 
-def _row(line: PrintedLine, part: PrintedPart, spec: TableSpec, plain: Mapping[Place, TableCell]) -> Row:
-    """Return a row with the differences from the cells of its base."""
-    cells = []
-    for cell in line.cells:
-        own = plain[cell.place]
-        if cell.base is not None:
-            own = replace(own, delta=stats.paired(own.values, plain[cell.base.place].values))
-        cells.append(own)
-    first = line.cells[0].base
-    below = [other for other in part.lines if first and other.cells[0].place[:2] == first.place[:2]]
-    base_key = _key(below[0], spec) if below else None
-    return Row(_key(line, spec), line.title, tuple(cells), base=base_key, section=line.band)
-
-
-def _key(line: PrintedLine, spec: TableSpec) -> RowKey:
-    return (line.band, line.title) if len(spec.rows) > 1 else (line.title,)
-
-
-def _cell(
-    printed: PublishedCell,
-    served: Serving,
-    spec: TableSpec,
-    what: Metric | None,
-    states: States,
-    results: Results,
-) -> TableCell:
+def _spot(printed: PublishedCell, served: Serving) -> Spot:
     table = printed.table
     assert table is not None  # settings have no cells
-    what, task = what or _compared_metric(printed), _task(printed)
+    task = _task(printed)
     entries = served.places.get(printed.place, ())
-    every = []
-    for entry in entries:
-        label = next((label for label in _tasks(entry) if base_name(label) == task), task)
-        status = entry_status(entry, spec.over, what, label or "", states, results)
-        every.append(as_averaged(status, printed.batches, what))
-    statuses, others = best_variant(every, spec.over, what)
-    beside = {}
-    if printed.value is not None or printed.text:  # also N/A and a dash
-        unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
-        deviating = deviations(entries, table) if entries else ()
-        # Beside our numbers, underlining marks ours alone.
-        beside[table.source] = Printed(replace(printed, mark=""), printed.minus(printed.base), deviating, unserved)
-    return with_summary(TableCell(statuses, printed=beside, others=others), spec.over)
+    runs = [
+        (entry, next((label for label in _tasks(entry) if base_name(label) == task), task) or "") for entry in entries
+    ]
+    beside = {table.source: replace(printed, mark="")}  # beside our numbers, underlining marks ours alone
+    unserved = "" if entries else served.unclear.get(printed.place, table.no_cells)
+    return Spot(_compared_metric(printed), runs, lambda entry: beside, unserved)
 
 
-def _column(part: PrintedPart, index: int, spec: TableSpec, what: Metric | None) -> Column:
-    cells = [line.cells[index] for line in part.lines]
-    table, column = cells[0].table, cells[0].column
+def _column(part: Table, index: int, spec: TableSpec) -> Column:
+    column, first = part.columns[index], part.rows[0].published[index]
+    table, metric = first.table, _compared_metric(first)
     assert table is not None  # settings have no cells
-    label = table.columns[column] if table.axis in (spec.columns, "text") else part.headings[index]
-    sources = tuple(dict.fromkeys(cell.table.source for cell in cells if cell.table and cell.value is not None))
-    metric = what or _compared_metric(cells[0])
-    if table.relative_to and not what:
+    label = table.columns[first.column] if table.axis in (spec.columns, "text") else column.label
+    if table.relative_to:
         metric = replace(metric, name=f"relative_{metric.name}")  # no longer what attempts report
-    return Column(label, part.headings[index], metric, sources)
+    return replace(column, label=label, metric=metric)
 
 
 def _nearest_to_recipe(entries: Sequence[Entry], table: PublishedTable, over: str) -> tuple[list[Entry], str]:
@@ -340,51 +278,39 @@ def _count(value: float) -> str:
     return abbreviated(value).replace("k", "K") if value >= 1000 else f"{value:g}"
 
 
-# What a paper calls its columns -> the setting of a cell as it prints it.
-_QUANTITIES: Mapping[str, Callable[[Entry], str]] = {
-    "lr": lambda entry: _power(entry.cell.optim.lr),
-    "warmup": lambda entry: _count(entry.cell.optim.warmup),
-    "steps": lambda entry: _count(entry.cell.optim.steps),
-    "batch": lambda entry: _count(entry.cell.optim.batch),
-    "eval_tokens": lambda entry: _count(entry.cell.data.eval_tokens),
-}
+def _setting(entry: Entry, name: str) -> str:
+    """Return a setting as papers print it, by its name in experiments.yaml: `optim.lr`."""
+    settings = entry.cell.to_mapping()
+    section, _, key = name.partition(".")
+    value = (settings.get(section) or {}).get(key)
+    if not isinstance(value, int | float):
+        known = [f"{part}.{one}" for part in ("optim", "data") for one in settings[part]]
+        raise GpasError(f"cells have no number '{name}'; {nearest(name, known)}")
+    return _power(value) if value < 1 else _count(value)
 
 
-def with_ours(part: PrintedPart, entries: Sequence[Entry], results: Results) -> PrintedPart:
+def with_ours(part: Table, entries: Sequence[Entry], results: Results) -> Table:
     """Return a table of settings by size with the settings of `entries` after the paper's where they differ."""
-    return replace(part, lines=tuple(_settings(part, line, entries, results) for line in part.lines))
+    return replace(part, rows=tuple(_settings(part, row, entries, results) for row in part.rows))
 
 
-def _settings(part: PrintedPart, line: PrintedLine, entries: Sequence[Entry], results: Results) -> PrintedLine:
-    own = [entry for entry in entries if str(facts(entry)["size"]).lower() == line.title.lower()]
+def _settings(part: Table, row: Row, entries: Sequence[Entry], results: Results) -> Row:
+    own = [entry for entry in entries if str(facts(entry)["size"]).lower() == row.title.lower()]
     cells = []
-    for cell, quantity in zip(line.cells, part.quantities, strict=True):
-        found = map(_QUANTITIES[quantity], own) if quantity in _QUANTITIES else _trained_tokens(own, results)
+    for cell, column in zip(row.published, part.columns, strict=True):
+        name = str(column.label)
+        found = _trained_tokens(own, results) if name == _TOKENS else (_setting(entry, name) for entry in own)
         ours = list(dict.fromkeys(found))
         differs = bool(ours) and ours != [cell.text]
         cells.append(replace(cell, text=f"{cell.text} (here {', '.join(ours)})") if differs else cell)
-    return replace(line, cells=tuple(cells))
+    return replace(row, cells=beside(part.source, cells))
 
 
 def _trained_tokens(entries: Sequence[Entry], results: Results) -> Iterator[str]:
     """Yield the tokens that entries have trained on, and those with the padding of their rows, as papers do not."""
     for entry in entries:
-        if (known := results.get(entry.cell.stages[0].key)) and "train_tokens" in known.metrics:
-            yield _count(known.metrics["train_tokens"])
+        if (known := results.get(entry.cell.stages[0].key)) and _TOKENS in known.metrics:
+            yield _count(known.metrics[_TOKENS])
     for entry in entries:
         read = _count(entry.cell.optim.rows * entry.cell.data.length)
         yield f"{read} with padding" if entry.cell.data.layout == "pad" else read
-
-
-def with_declared(served: Serving, states: States, results: Results) -> Table:
-    """Return a paper's table with the metric that the grid declares beside the one that its numbers are compared with.
-
-    Where the published code averages otherwise, the perplexity over all tokens has separate columns.
-    """
-    compared = paper_table(served, states, results)
-    own = metric(served.grid.table_spec.value, stage_kinds(served.entries))
-    shown = {column.metric.name for column in compared.columns}
-    if own.name in shown or any(column.metric.family != own.family for column in compared.columns):
-        return compared
-    declared = paper_table(served, states, results, own)
-    return with_columns(compared, declared, [own.title] * len(declared.columns))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
-from gpas_cli.documents import DocumentJson, From, NumberJson, ScoreJson, filled, plain
+from gpas_cli.documents import DocumentJson, From, NumberJson, filled, plain
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.report.papers.recipes import Deviation
 from gpas_cli.report.tables.cell_text import sheet
@@ -22,7 +22,7 @@ from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.words import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
-_WHICH, _LABEL, _NUMBER, _PUBLISHED, _ORIGIN = range(5)  # the parts of a line, in their order
+_WHICH, _LABEL, _NUMBER, _PUBLISHED = range(4)  # the parts of a line, in their order
 _BESIDE = ("published_", "published_delta_")
 _AS_PRINTED = ("table", "part", "band", "row", "column", "text", "value", "delta")
 _NUMBERS = (
@@ -55,16 +55,13 @@ def together(which: str, tables: Iterable[tuple[str, Table]]) -> str:
 
 
 def _as_printed(tables: Iterable[Table]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_AS_PRINTED)
-    for table in tables:
-        for row in table.rows:
-            for column, cell in zip(table.columns, row.cells, strict=True):
-                place = (table.printed, table.corner, row.section, row.title, column.title)
-                for one in cell.printed.values():
-                    writer.writerow(map(_csv_cell, (*place, one.cell.text, one.value, one.delta)))
-    return out.getvalue()
+    lines = [
+        (table.printed, table.corner, row.section, row.title, column.title, one.cell.text, one.value, one.delta)
+        for table in tables
+        for row in table.rows
+        for column, one in zip(table.columns, row.as_printed, strict=True)
+    ]
+    return _written({(_WHICH, name): text for name, text in zip(_AS_PRINTED, line, strict=True)} for line in lines)
 
 
 def _written(lines: Iterable[_Line], columns: Iterable[_Place] = ()) -> str:
@@ -91,16 +88,12 @@ def _columns(table: Table) -> list[_Place]:
     """Return the columns of a table's lines, also of those that it does not have."""
     labels = [*table.spec.rows, table.spec.columns, *(["column"] if table.printed else [])]
     printed = [f"{part}{source}" for source in table.published for part in _BESIDE]
-    origin = ["external", "weights"] if table.externals.rows else []
-    parts = ((_LABEL, labels), (_NUMBER, _NUMBERS), (_PUBLISHED, printed), (_ORIGIN, origin))
+    parts = ((_LABEL, labels), (_NUMBER, _NUMBERS), (_PUBLISHED, printed))
     return [(part, name) for part, names in parts for name in names]
 
 
 def _lines(table: Table) -> Iterator[_Line]:
-    """Return a line for each cell that has runs, and for each number of a network that was not trained here.
-
-    For a table as printed, a line for each of its cells.
-    """
+    """Return a line for each cell that has runs; for a table as printed, one for each of its cells."""
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if table.alone:
@@ -115,15 +108,6 @@ def _lines(table: Table) -> Iterator[_Line]:
                     **_numbers(column, cell),
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
-    for external in table.externals.rows:
-        origin = {
-            (_ORIGIN, "external"): external.title,
-            (_ORIGIN, "weights"): external.network.origin.get("weights") or external.network.origin.get("files"),
-        }
-        for column, score in zip(table.columns, external.cells, strict=True):
-            numbers = [column.metric.name, score.value, None, score.stderr, int(score.value is not None), 1]
-            named = _named([*numbers, *[None] * 6, "", score.status])
-            yield {(_LABEL, table.spec.columns): column.label, **named, **origin}
 
 
 def _as_printed_lines(row: Row, column: Column, cell: TableCell) -> Iterator[_Line]:
@@ -287,31 +271,6 @@ class _TableRowJson(TypedDict):
     cells: list[_TableCellJson | None]
 
 
-class _ExternalCellJson(TypedDict):
-    """The number of a network that was not trained here."""
-
-    value: NumberJson | None
-    stderr: Annotated[NumberJson | None, "the standard error over the questions"]
-    status: Annotated[str, "why there is no number"]
-
-
-class _ExternalRowJson(TypedDict):
-    """A network that was not trained here: no rank, no difference, and scored with the settings of the cells."""
-
-    title: str
-    name: Annotated[str, From("network.name")]
-    key: Annotated[str, "content key of its scores: 16 hex digits", From("network.key")]
-    origin: Annotated[
-        dict[str, str],
-        "source, revision, digests of the weights and of the other files, architecture",
-        From("network.origin"),
-    ]
-    settings: Annotated[dict[str, int], "shots, limit, max_length", From("network.settings")]
-    precision: Annotated[str | None, From("network.precision")]
-    cells: list[_ExternalCellJson]
-    scores: list[ScoreJson]
-
-
 class _ColumnJson(TypedDict):
     """One column; `sources` are the papers whose numbers are beside it."""
 
@@ -328,8 +287,8 @@ class TableJson(DocumentJson):
     title: Annotated[str, From("spec.title")]
     metric: Annotated[_MetricJson, "the metric of the first column"]
     rows: list[_TableRowJson]
-    externals: Annotated[list[_ExternalRowJson], "the networks that --external names", From("externals.rows")]
     columns: list[_ColumnJson]
+    papers: Annotated[dict[str, str], "the papers whose numbers are beside ours, and the digests of their files"]
     gains: list[dict[str, Any]]
     notes: list[dict[str, Any]]
 

@@ -19,14 +19,14 @@ from gpas_cli.words import one_line
 
 # The themes by which a terminal groups notes, with the kinds of each.
 THEMES = {
-    "reading": ("seeds", "best", "delta", "marks", "scores", "external"),
+    "reading": ("seeds", "best", "delta", "marks", "scores"),
     "runs": ("cells", "diverged", "unfinished", "withheld", "pairs", "base", "mixture", "override", "origin"),
     "published": ("published", "compared", "budget", "remark", "gains"),
     "recipes": ("recipe",),
 }
 # Kinds of notes whose first word is capitalised in a sentence: it is never a name.
 _CAPITALISED = (
-    *("seeds", "best", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base", "external"),
+    *("seeds", "best", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base"),
     *("compared", "gains"),
 )
 _NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other kinds that are capitalised, too
@@ -36,7 +36,7 @@ _NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other
 class Note:
     """A note. `brief` is its short form for a terminal, "" if there is none.
 
-    `kind`: seeds, best, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores, external, origin,
+    `kind`: seeds, best, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores,
     override, published, compared, remark, recipe, budget, gains, or cells: which grid has the cells of a printed
     table.
     """

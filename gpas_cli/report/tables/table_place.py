@@ -93,7 +93,7 @@ def find_place(table: Table, name: PlaceName) -> Place:
     """Return the cell of `table` that `name` names.
 
     A row is named by labels or titles of its axes, joined by + or commas, in any order; labels "none" may be left out.
-    In a paper's layout, its title names it, too. The column may be left out if there is only one. Raises UnknownCell
+    A title that the table gives it names it, too. The column may be left out if there is only one. Raises UnknownCell
     with the nearest choices.
     """
     column, parts = _column(table, name)
@@ -136,9 +136,9 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
 
 
 def _row(table: Table, name: PlaceName, words: Sequence[str]) -> Row:
-    # In a paper's layout, its title names a row, with or without its band's title.
+    # A title that the table gives a row names it, with or without its band's.
     titled = []
-    for row in table.rows if table.printed else ():
+    for row in table.rows if table.printed or table.spec.lines else ():
         own = _split(row.title)
         titled += [row] if list(words) in (own, [*_split(row.section), *own]) else []
     if len(titled) == 1:
@@ -172,22 +172,12 @@ def _split(title: str) -> list[str]:
 
 
 def _labels_of(table: Table, row: Row) -> dict[str, Label | None]:
-    """Return the labels of a row by axis; in a paper's layout, the labels of its cells that differ between the rows."""
-    if not table.printed:
+    """Return the labels of a row by axis; in a paper's table, those by which it is listed, if it has a cell of ours."""
+    if not row.line:
         return dict(zip(table.spec.rows, row.key, strict=True))
-    every = [_axes(other) for other in table.rows if _axes(other)]
-    found = {axis: label for axis, label in _axes(row).items() if axis not in (table.spec.columns, table.spec.over)}
-    return {
-        axis: label
-        for axis, label in found.items()
-        if len({spelled(own[axis]) if axis in own else "" for own in every}) > 1
-    }
-
-
-def _axes(row: Row) -> dict[str, Label]:
-    """Return the labels of the first entry of a row."""
-    statuses = [status for cell in row.cells for status in cell.statuses]
-    return dict(statuses[0].entry.axes) if statuses else {}
+    axes = {axis: (None,) for other in table.rows if other.line for axis in other.line.labels}
+    own = {**axes, **row.line.labels} if any(cell.statuses for cell in row.cells) else {}
+    return {axis: several[0] for axis, several in own.items()}
 
 
 def _unnamed(

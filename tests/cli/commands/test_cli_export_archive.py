@@ -102,6 +102,25 @@ def test_plugins_and_files_of_tasks_are_included(face: Face, tmp_path: Path) -> 
     assert (folder / "plugins/mine.py").read_text() == PLUGIN
 
 
+def test_papers_are_included(finished: Face, tmp_path: Path) -> None:
+    grids = finished.folder / "mypaper/grids.yaml"
+    grids.parent.mkdir()
+    theirs = "grids: {theirs: {base: {size: quickstart, data: quickstart, norm: faded}}}"
+    grids.write_text(f"version: 1\nplugins: [mine.py]\n{theirs}\n")
+    (grids.parent / "mine.py").write_text(PLUGIN)
+    finished.declare(EXPERIMENTS.replace("version: 1\n", "version: 1\ninclude: [./mypaper, raptr]\n"))
+    finished("export", "--archive", "small.tar.gz", "small")
+    folder = unpack(finished.folder / "small.tar.gz", tmp_path / "reader")
+    assert (folder / "mypaper/mine.py").read_text() == PLUGIN
+    assert (folder / f"runs/.code/{CODE}/gpas_cli/papers/raptr/numbers.yaml").is_file()
+    assert set(json.loads((folder / "archive.json").read_text())["papers"]) == {"mypaper", "raptr"}
+    assert "theirs" in gpas(folder, "status", "theirs").out
+    grids.write_text("version: 1\nresources: {all: {setup: [export TOKEN=secret]}}\n")
+    refused = finished("export", "--archive", "small.tar.gz", "small", expect=Exit.USAGE).err
+    assert "mypaper/grids.yaml:2:27: resources.setup: is for experiments.yaml or the site's profile" in refused
+    assert "secret" not in refused
+
+
 def test_added_seeds_and_tuned_settings_are_included(finished: Face, tmp_path: Path) -> None:
     config = finished.folder / "experiments.yaml"
     add_seeds(config, {"small": {"pre": [3]}})

@@ -17,20 +17,21 @@ from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Grid, TableSpec
 from gpas_cli.grid.document import Mark, Node
 from gpas_cli.report.labels import facts
-from gpas_cli.report.papers import PrintedPart, PublishedCell, PublishedTable
+from gpas_cli.report.papers import PublishedCell, PublishedTable
 from gpas_cli.report.papers.recipes import deviations, recipes
 from gpas_cli.report.recorded import Result
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import Serving, paper_table, serving, with_ours
 from gpas_cli.report.tables.render import render
-from gpas_cli.report.tables.table import Table, build
+from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import RETRIED, Place, find_place, holes, place_name, remedies
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import relative_flops
 from gpas_cli.spec.data import CORPORA
 
 Declared = dict[str, tuple[Grid, list[Entry]]]
-Parts = dict[str, list[tuple[PrintedPart, Serving | None]]]
+Parts = dict[str, list[tuple[Table, Serving | None]]]
 
 MARK = Mark("experiments.yaml", 1, 1)
 (TABLE_2,) = printed("gpas", "2")
@@ -146,7 +147,7 @@ def test_flops_are_relative_to_the_row_that_the_paper_calls_1(declared: Declared
         [cell.printed["raptr"].value for cell in shown], abs=0.004
     )
     assert table.columns[0].metric.title.startswith("updates of the whole network with the same work relative to raptr")
-    unit = next(row for row, line in zip(table.rows, part.lines, strict=True) if line.cells[0].is_unit)
+    unit = next(row for row, line in zip(table.rows, part.rows, strict=True) if line.published[0].is_unit)
     missing = {key: made for key, made in results.items() if key not in {run.key for run in unit.cells[0].runs}}
     lacking = paper_table(found, {}, missing)
     assert {row.cells[0].status for row in lacking.rows if row.key != unit.key} == {"unit missing"}
@@ -162,8 +163,8 @@ def test_an_exact_reproduction_has_no_deviation_from_either_paper(declared: Decl
     curse = serving(parts["curse_of_depth"], table2)
     assert curse is not None
     results: dict[str, Result] = {}
-    for line in parts["curse_of_depth"].lines:
-        for cell, n in zip(line.cells, (801, 101, 101, 201), strict=True):
+    for line in parts["curse_of_depth"].rows:
+        for cell, n in zip(line.published, (801, 101, 101, 201), strict=True):
             mean = math.log(cell.value) * (n + 1) / n
             recorded = {"loss_batch_mean": mean, "perplexity_reference": math.exp(mean * 201 / 202)}
             for one in curse.places.get(cell.place, ()):
@@ -308,13 +309,13 @@ def test_settings_name_ours_where_they_differ() -> None:
     (part,) = printed("gpas", "1")
     optim = {"lr": 1e-3, "warmup": 1000, "steps": 20_000, "batch": 512}
     ours = [entry(optim=optim), entry(size="1b", optim={**optim, "lr": 5e-4})]
-    lines = with_ours(part, ours, result(ours[1], metrics={"train_tokens": 2e9})).lines
-    texts = {line.title: [cell.text for cell in line.cells] for line in lines}
+    lines = with_ours(part, ours, result(ours[1], metrics={"train_tokens": 2e9})).rows
+    texts = {line.title: [cell.text for cell in line.published] for line in lines}
     assert texts["71M"][2:5] == ["10K (here 20K)", "512", "1B (here 2.62B with padding)"]
     assert texts["71M"][:2] == [texts["130M"][0], "1K"]
     assert texts["1B"][4] == "10B (here 2B, 2.62B with padding)"
     assert texts["1B"][0] == "5 \N{MULTIPLICATION SIGN} 10⁻⁴"
-    assert texts["130M"] == [cell.text for cell in part.lines[1].cells]
+    assert texts["130M"] == [cell.text for cell in part.rows[1].published]
 
 
 TABLES = [f"{source}:{number}" for source in SOURCES for number in numbers(source)]
@@ -327,7 +328,7 @@ UNSERVED = {
 }
 
 
-def parts(name: str) -> tuple[PrintedPart, ...]:
+def parts(name: str) -> tuple[Table, ...]:
     source, _, number = name.partition(":")
     return tuple(part for part in printed(source, number) if part.tables)
 
@@ -338,8 +339,8 @@ def served_parts(declared: Declared) -> Parts:
     return {name: [(part, serving(part, declared)) for part in parts(name)] for name in TABLES}
 
 
-def printed_numbers(part: PrintedPart) -> Iterator[PublishedCell]:
-    return (cell for line in part.lines for cell in line.cells if cell.value is not None)
+def printed_numbers(part: Table) -> Iterator[PublishedCell]:
+    return (cell for line in part.rows for cell in line.published if cell.value is not None)
 
 
 def beside(served: Serving) -> Iterator[tuple[PublishedTable, list[Entry]]]:

@@ -20,11 +20,12 @@ from gpas_cli.errors import GpasError
 from gpas_cli.report.quantities import recorded_metric
 from gpas_cli.report.recorded import Recorded, Result
 from gpas_cli.report.tables.cell_text import number, sheet
+from gpas_cli.report.tables.grid_table import build, by_metrics
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.render import FORMATS, render, to_csv, to_json
 from gpas_cli.report.tables.sheet import MOST_CHARACTERS, PLAIN, THEMES, Drawn, Note, latex_escape, to_latex
-from gpas_cli.report.tables.table import Table, build, by_metrics
+from gpas_cli.report.tables.table import Table
 
 SIZES = ("71m", "130m", "250m")
 NORMS = ("pre", "sandwich", "deepnorm")

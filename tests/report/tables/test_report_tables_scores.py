@@ -10,9 +10,10 @@ from gpas_cli.grid import Entry
 from gpas_cli.grid.declared import Claim, Comparison, Feature
 from gpas_cli.report.claims.evaluate import evaluate
 from gpas_cli.report.recorded import PARTIAL, Recorded, Result
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.notes import notes
 from gpas_cli.report.tables.render import to_csv
-from gpas_cli.report.tables.table import Table, TableCell, build
+from gpas_cli.report.tables.table import Table, TableCell
 from gpas_cli.report.tables.table_place import find_place, place_name
 from gpas_cli.spec.downstream import _POSTER, metrics_of
 

@@ -16,10 +16,11 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.report.recorded import Recorded, stage_keys
 from gpas_cli.report.tables.cell_text import sheet
+from gpas_cli.report.tables.grid_table import beside_published, build
 from gpas_cli.report.tables.notes import gains, notes
 from gpas_cli.report.tables.render import render
 from gpas_cli.report.tables.sheet import PLAIN
-from gpas_cli.report.tables.table import Table, TableCell, beside_published, build
+from gpas_cli.report.tables.table import Table, TableCell
 
 TASKS = {"downstream": {"tasks": ["mmlu", "piqa"]}}
 
@@ -54,6 +55,58 @@ def test_pairs_only_seeds_that_both_have() -> None:
     assert note(build(entries, states, results, spec()), "pairs") == (
         "differences over fewer seeds than the mean: Pre-LN + GPAS 71m (2 of 3)"
     )
+
+
+LISTED = """\
+version: 1
+recipes: {quickstart: {lr: 1e-3, warmup: 1, steps: 2, batch: 2}}
+grids:
+  mine:
+    base: {size: quickstart, data: quickstart}
+    axes: {norm: [pre, post, lns], gate: [none, gpas], optim.lr: [1e-3, 2e-3]}
+    table:
+      corner: Method
+      columns: {fast: {optim.lr: 2e-3}}
+      bands: {Post: {norm: post}, Usual: {norm: [lns, pre]}}
+      rows: ROWS
+      against: {gate: none}
+      digits: 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "titles"),
+    [
+        (
+            "[gate]",
+            ["Post", "Post-LN", "  + GPAS", "Usual", "Pre-LN", "  + GPAS", "LNS", "  + GPAS"],
+        ),
+        (
+            "{best: {gate: gpas, norm: lns}, gated: {gate: gpas}}",
+            ["best", "Post", "gated", "Usual", "gated", "Pre-LN", "Post-LN", "LNS"],
+        ),
+    ],
+)
+def test_rows_columns_and_bands_are_listed_by_their_labels(rows: str, titles: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "experiments.yaml"
+    path.write_text(LISTED.replace("ROWS", rows))
+    experiments = load(path)
+    entries = expand(experiments, ["mine"])
+    results = valued(entries, [30 + i / 7 for i in range(len(entries))])
+    table = build(entries, {}, results, experiments.grids["mine"].table_spec)
+    header, *lines = sheet(table).texts(PLAIN)
+    assert header == ["Method", "fast", "optim.lr 0.001"]
+    assert [line[0] for line in lines] == titles
+    assert next(line for line in lines if line[0] == "Post-LN")[1:] == ["30.714", "30.571"]
+    assert next(row for row in table.rows if row.key == ("lns", "gpas")).base == ("lns", "none")
+
+
+def test_a_title_that_names_two_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experiments.yaml"
+    path.write_text(LISTED.replace("ROWS", "{Pre: {norm: pre}, Gated: {norm: lns, gate: gpas}}"))
+    experiments = load(path)
+    with pytest.raises(GpasError, match=r"rows: 'Pre' names 2 rows \(pre, none; pre, gpas\); add a label to it"):
+        build(expand(experiments, ["mine"]), {}, {}, experiments.grids["mine"].table_spec)
 
 
 def test_a_method_follows_its_base_wherever_it_was_declared() -> None:
