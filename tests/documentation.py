@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FORMS = [path for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")) if path.stem != "config"]
 PAGES = [*sorted(ROOT.glob("*.md")), *FORMS, *sorted(DOCS.rglob("*.md"))]
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+# A block with a title is the file that the title names: its language is not that of an experiments file or a command.
+FENCE = re.compile(r'^( *)```(\w*(?: title="[^"\n]*")?)\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
 
 def name_of(page: Path) -> str:

@@ -10,7 +10,11 @@ from gpas_cli.report.papers import printed as printed_tables
 from gpas_cli.report.tables.table import Table
 
 PACKS = known_packs()
-SOURCES = tuple(name for name, pack in PACKS.items() if pack.has("numbers"))
+NUMBERS = tuple(name for name, pack in PACKS.items() if pack.has("numbers"))
+# Those whose networks are trained here: their tables name recipes. The others have numbers alone.
+SOURCES = tuple(
+    name for name in NUMBERS if any("recipes" in table for table in papers.load(PACKS[name])["tables"].values())
+)
 
 
 def _pack(source: str | Pack) -> Pack:

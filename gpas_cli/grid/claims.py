@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gpas_cli.errors import nearest
+from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import EACH_RUN, PAIRED_T, Claim, Comparison, Feature, Grid, Source
 from gpas_cli.grid.document import Label, identity, mapping, spelled
 from gpas_cli.grid.packs import Pack
@@ -151,7 +151,8 @@ def _read_grids(part: Part, known: Collection[str] | None) -> tuple[str, ...]:
         part.report("is required: the grids whose cells are compared")
     for name in names:
         if known is not None and name not in known:
-            part.report(f"no grid '{name}'; {nearest(name, known)}")
+            message = f"no grid '{name}'; {nearest(name, known)}"
+            part.problems.append(Problem(part.path, message, str(part.mark), ("grid", name)))
     return names
 
 

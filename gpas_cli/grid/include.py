@@ -16,9 +16,9 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem, closest, nearest
 from gpas_cli.grid.document import Node, mapping, read_document
-from gpas_cli.grid.packs import Pack, canonical, pack_named
+from gpas_cli.grid.packs import DOCUMENTS, Pack, canonical, pack_named
 from gpas_cli.grid.resources import private_settings
 from gpas_cli.grid.settings import Entries, Part, children, merge, name_fault, nested, root_of
 
@@ -34,7 +34,7 @@ class File:
     """experiments.yaml, or the grids of a pack.
 
     pack: None for experiments.yaml. packs: the packs that it may name, by name. item: the entry of `include` that names
-    it. prefix: what stands before the names that it declares. included: the files that it includes.
+    it. included: the files that it includes.
     """
 
     path: Path
@@ -42,13 +42,17 @@ class File:
     packs: Mapping[str, Pack]
     item: Part
     pack: Pack | None = None
-    prefix: str = ""
     included: list[File] = field(default_factory=list)
 
     @cached_property
     def sections(self) -> dict[str, Entries]:
         """What it declares, by section and by its own names."""
         return {name: self.parts[name].entries() for name in (*_DECLARED, "recipes", "resources")}
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names that it declares."""
+        return self.pack.prefix if self.pack else ""
 
     @property
     def with_included(self) -> list[File]:
@@ -110,7 +114,7 @@ def _read_included(file: File, packs: dict[str, Pack], read: dict[tuple[Path, st
             key = pack.folder.resolve(), named
             if key not in read:
                 read[key] = None
-                read[key] = _read_pack(pack, f"{named}." if named else "", item, packs, read)
+                read[key] = _read_pack(pack, item, packs, read)
             if (made := read[key]) is None:
                 item.report(f"{pack.name} includes this file, which includes it in turn")
             else:
@@ -121,7 +125,18 @@ def _read_included(file: File, packs: dict[str, Pack], read: dict[tuple[Path, st
 
 def _pack(name: str, named: str, file: File, packs: dict[str, Pack], item: Part) -> Pack | None:
     """Return the pack with this name, or in this folder, None after reporting why there is none."""
-    if not name.startswith((".", "/", "~")):
+    if name.startswith((".", "/", "~")):
+        folder = (file.path.parent / Path(name).expanduser()).resolve()
+        pack = Pack(canonical(folder.name), folder, installed=False)
+        if not any(map(pack.has, DOCUMENTS)):
+            missing = "has no grids.yaml, numbers.yaml, claims.yaml or figures.yaml"
+            item.report(f"{folder} {missing if folder.is_dir() else 'is not a folder'}")
+            return None
+        for path in sorted(folder.glob("*.y*ml")):
+            meant = f"{closest(path.stem, DOCUMENTS)}.yaml"
+            if meant not in (path.name, ".yaml"):
+                item.report(f"{path} is not read; did you mean {meant}?")
+    else:
         try:
             pack = pack_named(name, packs)
         except GpasError as error:
@@ -129,24 +144,16 @@ def _pack(name: str, named: str, file: File, packs: dict[str, Pack], item: Part)
             hint = f"; write ./{name} for the folder {folder}" if folder.is_dir() else ""
             item.report(f"{error}{hint}")
             return None
-        return replace(pack, name=named) if named else pack
-    folder = (file.path.parent / Path(name).expanduser()).resolve()
-    pack = Pack(canonical(named or folder.name), folder, installed=False)
-    if not any(map(pack.has, ("grids", "numbers", "claims", "figures"))):
-        item.report(f"{folder} has no grids.yaml, numbers.yaml, claims.yaml or figures.yaml")
-        return None
+    if named:
+        pack = replace(pack, name=canonical(named), prefix=f"{named}.")
     known = packs.setdefault(pack.name, pack)
-    if known.folder != folder:
+    if known != pack:
         item.report(f"{pack.name} is also the paper in {known.folder}; write {{pack: {name}, as: NAME}}")
-        return None
-    return pack
+    return pack if known == pack else None
 
 
-def _read_pack(
-    pack: Pack, prefix: str, item: Part, packs: dict[str, Pack], read: dict[tuple[Path, str], File | None]
-) -> File:
+def _read_pack(pack: Pack, item: Part, packs: dict[str, Pack], read: dict[tuple[Path, str], File | None]) -> File:
     """Return the grids of a pack, with what they include; nothing without the file or after reporting its fault."""
-    packs[pack.name] = pack
     problems = item.problems
     try:
         root = read_document(pack.document("grids")) if pack.has("grids") else None
@@ -155,7 +162,7 @@ def _read_pack(
         root = None
     whole = root_of(root, problems)
     own = {canonical(pack.folder.name): pack}  # by this name it refers to itself, whatever it is called elsewhere
-    file = File(pack.document("grids"), whole.entries(_OF_PACKS), {**packs, **own}, item, pack, prefix)
+    file = File(pack.document("grids"), whole.entries(_OF_PACKS), {**packs, **own}, item, pack)
     if root is not None:
         _check_version(file)
         for name, node in private_settings(root):

@@ -54,7 +54,7 @@ def interpret(
     problems: list[Problem] = []
     packs = dict(known_packs())
     main = read_files(root, path, problems, packs)
-    files = main.with_included
+    files, unread = main.with_included, bool(problems)
     schemes, kinds = known_schemes(), known_stage_kinds()
     for file in files if run_plugins else ():
         _add_plugins(file, schemes, kinds)
@@ -63,7 +63,7 @@ def interpret(
     scopes = read_scopes(main, Plugin(schemes, kinds), profile)
     stages = scopes[main].catalogue.later_stages
     declared = main.visible("grids")
-    if not declared and isinstance(root.value, dict):
+    if not declared and isinstance(root.value, dict) and not unread:
         main.parts["grids"].report("has no grid; declare at least one, or include a paper")
     read: dict[str, tuple[Grid, bool]] = {}
     for file in files:
@@ -83,14 +83,14 @@ def interpret(
         seeds=read_seeds(seeds_path(path), {**declared, **grids}, problems),
         claims=read_claims(main.parts["claims"], declared, grids, packs),
     )
-    problems.extend(check(experiments) if check else ())
+    problems.extend(check(experiments) if check and not unread else ())
     if problems:
         problems = list(dict.fromkeys(problems))
         known = {(problem.where, problem.message) for problem in problems}
         more = [p for p in expanded(experiments, grids)[1] if (p.where, p.message) not in known]
         others = _of_values(experiments, {name: grid for name, (grid, _) in read.items() if name not in grids})
         more += (problem for problem in others if all(problem.where != other.where for other in problems))
-        sections = {"size": "sizes", "data": "corpora", "network": "networks"}
+        sections = {"size": "sizes", "data": "corpora", "network": "networks", "grid": "grids"}
         faulty = {
             (what, name) for what, section in sections.items() for file in files for name in file.sections[section]
         }
@@ -142,7 +142,7 @@ def _add_plugins(file: File, schemes: dict[str, type[Scheme]], kinds: dict[str, 
 
 def _add(new: Mapping[str, _Added], found: dict[str, _Added], what: str, item: Part) -> None:
     for name, one in new.items():
-        if name in found:
+        if found.get(name, one) is not one:
             origin = found[name].origin
             item.report(f"{what} '{name}' already exists in {origin.name if origin else 'gpas_cli'}")
         else:

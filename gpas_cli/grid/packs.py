@@ -13,31 +13,36 @@ known by name. Their grids, and all of a pack in another folder, belong to an ex
     include: [gpas, ./mypaper, {pack: ./theirs, as: theirs}]
 
 As with pip, - and _ are the same in a name; the first words of a name are enough if no other pack's name begins with
-them. With `as`, the pack has this name, and NAME. stands before the names of its grids, sizes, corpora and networks.
+them, but for one that continues the name. With `as`, the pack has this name, and NAME. stands before the names of its
+grids, sizes, corpora, networks, claims and figures.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.document import read_document
+from gpas_cli.grid.settings import children
 from gpas_cli.spec.plugins import entry_points
 
 _GROUP = "gpas_cli.papers"
 OF_PACKAGE = Path(__file__).parents[1] / "papers"
-_DOCUMENTS = ("grids", "numbers", "claims", "figures")
+DOCUMENTS = ("grids", "numbers", "claims", "figures")
 
 
 @dataclass(frozen=True)
 class Pack:
-    """A paper in a folder. installed: whether it belongs to this or another installed package, which is trusted."""
+    """A paper in a folder. installed: whether it belongs to this or another installed package, which is trusted.
+    prefix: what stands before the names that it declares."""
 
     name: str
     folder: Path
     installed: bool = True
+    prefix: str = ""
 
     def document(self, name: str) -> Path:
         """Return the path of one of its files, which need not exist: `grids`, `numbers`, `claims` or `figures`."""
@@ -47,11 +52,21 @@ class Pack:
         """Return whether it has this file."""
         return self.document(name).is_file()
 
+    @cached_property
+    def grids(self) -> Collection[str]:
+        """The names of its grids in its files."""
+        root = read_document(self.document("grids")) if self.has("grids") else None
+        return children(children(root).get("grids"))
+
+    def outside(self, grid: str) -> str:
+        """Return the name by which other files know a grid that its files name."""
+        return f"{self.prefix}{grid}" if self.prefix and grid in self.grids else grid
+
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that identify the content of its files."""
         total = hashlib.sha256()
-        for path in (self.document(name) for name in _DOCUMENTS if self.has(name)):
+        for path in (self.document(name) for name in DOCUMENTS if self.has(name)):
             total.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
         return total.hexdigest()[:16]
 
@@ -63,7 +78,10 @@ def known_packs() -> dict[str, Pack]:
     found = {path.name: Pack(path.name, path) for path in paths if path.is_dir() and path.name[0] not in "._"}
     for point in entry_points(_GROUP):
         name = canonical(point.name)
-        module = util.find_spec(point.value)
+        try:
+            module = util.find_spec(point.value)
+        except ModuleNotFoundError:
+            module = None
         if module is None or not module.origin:
             raise GpasError(
                 f"the paper '{name}' of an installed package has no folder: there is no module {point.value}"
@@ -75,24 +93,25 @@ def known_packs() -> dict[str, Pack]:
 
 
 def canonical(name: str) -> str:
-    """Return the name of a pack as it is kept: with _ in place of -."""
-    return name.replace("-", "_")
+    """Return the name of a pack as it is kept: in small letters, with _ in place of -."""
+    return name.replace("-", "_").lower()
 
 
 def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
-    """Return the pack with this name, or the only one that begins with it. Raises GpasError with the nearest name."""
-    wanted = canonical(name.lower())
+    """Return the pack with this name, or the one that begins with it, if the names of others only continue its name.
+
+    Raises GpasError with the nearest name.
+    """
+    wanted = canonical(name)
     if wanted in packs:
         return packs[wanted]
-    begun = [pack for known, pack in packs.items() if wanted and known.startswith(f"{wanted}_")]
-    if len(begun) == 1:
-        return begun[0]
+    begun = sorted(known for known in packs if wanted and known.startswith(f"{wanted}_"))
+    if begun and all(known.startswith(begun[0]) for known in begun):
+        return packs[begun[0]]
     raise GpasError(f"no paper '{name}'; {nearest(wanted, packs)}")
 
 
 def including(grid: str) -> str:
     """Return how to include the grid of a known paper: "add gpas to `include`"; "" if no known paper has it."""
-    line = f"\n  {grid}:\n"
-    packs = (pack for pack in known_packs().values() if pack.has("grids"))
-    names = [pack.name for pack in packs if line in pack.document("grids").read_text("utf-8")]
+    names = [pack.name for pack in known_packs().values() if grid in pack.grids]
     return f"add {names[0].replace('_', '-')} to `include`" if names else ""

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gpas_cli.errors import GpasError, Problem
+from gpas_cli.errors import GpasError, InvalidExperiments, Problem
 from gpas_cli.grid.declared import Claim, Comparison, Experiments, Grid, TableSpec
+from gpas_cli.grid.packs import OF_PACKAGE, Pack
 from gpas_cli.grid.settings import children, unnamed
+from gpas_cli.report.claims.declared import paper_claims
+from gpas_cli.report.figures.paper_figures import figures_of
 from gpas_cli.report.papers import published
 from gpas_cli.report.quantities import feature_fault, metric, state_metric
+from gpas_cli.report.shapes import checked
 from gpas_cli.spec.objective import CAUSAL, OBJECTIVES, Objective, parse_objective
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN, StageKind
 from gpas_cli.words import listed
@@ -16,15 +20,33 @@ _NEXT_TOKEN_SCORES = (*_COMPARED_SCORES, "loss_reference", "perplexity_reference
 
 
 def report_problems(experiments: Experiments) -> Iterator[Problem]:
-    """Yield the problems of tables and claims, with their places in the file."""
+    """Yield the problems of tables and claims, and of packs that are not of this package, with their places."""
+    claims = dict(experiments.claims)
+    try:
+        for pack in (pack for pack in experiments.included if pack.folder.parent != OF_PACKAGE):
+            checked(pack, "numbers")
+            claims |= paper_claims(pack, experiments)
+            yield from _shared_names(pack, experiments)
+    except InvalidExperiments as error:
+        yield from error.problems
+        return  # the tables of grids name the packs' numbers
     for grid in experiments.grids.values():
         yield from _unreported(experiments.grids, grid)
         if grid.table is not None:
             kinds = experiments.catalogue.stage_kinds.values()
             yield from _problems(experiments.grids, grid, grid.table, kinds)
-    for claim in (claim for sizes in experiments.claims.values() for claim in sizes):
+    for claim in (claim for sizes in claims.values() for claim in sizes):
         for comparison in claim.comparisons:
             yield from _comparison_problems(experiments, claim, comparison)
+
+
+def _shared_names(pack: Pack, experiments: Experiments) -> Iterator[Problem]:
+    """Yield the names of claims and figures that another pack has as well."""
+    for other in (one for one in experiments.packs.values() if one != pack):
+        for what, named in (("claims", paper_claims), ("figures", figures_of)):
+            for name in sorted(named(pack).keys() & named(other).keys()):
+                message = f"{other.name} has it as well; include one of them as `{{pack: ..., as: NAME}}`"
+                yield Problem((what, name), message, str(pack.document(what)))
 
 
 def _problems(grids: Mapping[str, Grid], grid: Grid, table: TableSpec, kinds: Iterable[StageKind]) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from gpas_cli.spec.downstream import columns as task_columns
 from gpas_cli.spec.finetune import BY_GLUE_TASK
 from gpas_cli.spec.gate import Gate, activation
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Init, Model, usual_embed_std
-from gpas_cli.spec.norm import LNS, SCHEMES
+from gpas_cli.spec.norm import LNS
 from gpas_cli.spec.stage import BY_BITS, CORPUS_LOSS, UNQUANTISED, Metric, StageKind
 from gpas_cli.spec.translation import BY_TEST
 
@@ -129,9 +129,9 @@ def _describe_std(model: Model) -> str:
 
 def describe_norm(model: Model) -> str:
     """Return the scheme's name if its settings are the published ones. LNS is published in two forms."""
-    own = SCHEMES.get(model.scheme)
-    published = isinstance(model.norm, LNS) or (own is not None and model.norm == own())
-    return model.scheme if published else NO_MATCH
+    norm: Any = model.norm
+    usual = all(getattr(norm, own.name) == own.default for own in fields(norm))
+    return model.scheme if usual or isinstance(norm, LNS) else NO_MATCH
 
 
 def _declared(entry: Entry, *path: str) -> str:

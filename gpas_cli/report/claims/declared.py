@@ -15,25 +15,41 @@ from gpas_cli.grid.settings import root_of
 _Sizes = tuple[Claim, ...]  # a claim at paper size, at toy size, or both
 
 
-@cache
-def paper_claims(pack: Pack) -> dict[str, _Sizes]:
-    """Return a paper's claims by name. Raises InvalidExperiments for an invalid file."""
+def paper_claims(pack: Pack, experiments: Experiments | None = None) -> dict[str, _Sizes]:
+    """Return a paper's claims by name. With the experiments that include it, its claims must be about their grids.
+
+    Raises InvalidExperiments for an invalid file.
+    """
     if not pack.has("claims"):
         return {}
     problems: list[Problem] = []
-    own = {canonical(pack.folder.name): pack}
+    packs = {**(experiments.packs if experiments else known_packs()), canonical(pack.folder.name): pack}
+    grids = dict(experiments.grids) if experiments else {}
+    own = {name.removeprefix(pack.prefix): grid for name, grid in grids.items() if name.startswith(pack.prefix)}
     parts = root_of(read_document(pack.document("claims")), problems).entries(("claims",))
-    found = read_claims(parts["claims"], None, {}, known_packs() | own)
+    found = read_claims(parts["claims"], {**grids, **own} if experiments else None, {**grids, **own}, packs)
     if problems:
         raise InvalidExperiments(problems)
-    return found
+    return {pack.prefix + name: tuple(_outside(claim, pack) for claim in sizes) for name, sizes in found.items()}
+
+
+def _outside(claim: Claim, pack: Pack) -> Claim:
+    """Return a claim of a pack with the names by which other files know the claim, its grids and its paper."""
+    compared = (replace(one, grids=tuple(map(pack.outside, one.grids))) for one in claim.comparisons)
+    own = canonical(claim.source.paper) == canonical(pack.folder.name)
+    source = replace(claim.source, paper=pack.name) if own else claim.source
+    return replace(claim, name=pack.prefix + claim.name, comparisons=tuple(compared), source=source)
+
+
+_installed = cache(paper_claims)
 
 
 def all_claims(experiments: Experiments) -> dict[str, _Sizes]:
     """Return the claims of the file, then those of the papers; a claim of the file replaces one of the same name."""
     found = dict(experiments.claims)
     for pack in experiments.packs.values():
-        found |= {name: sizes for name, sizes in paper_claims(pack).items() if name not in found}
+        claims = _installed(pack) if pack.installed else paper_claims(pack, experiments)
+        found |= {name: sizes for name, sizes in claims.items() if name not in found}
     return found
 
 

@@ -21,8 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import yaml
-
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.grid.document import Label, spelled
@@ -32,6 +30,7 @@ from gpas_cli.report.figures.figure import Figure, Line, make_figure, with_growt
 from gpas_cli.report.figures.series import CellCurve, Selection, curves, has_labels, of_part, ratios
 from gpas_cli.report.quantities import quantity
 from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.shapes import checked
 from gpas_cli.report.tables.table_place import RETRIED, remedies
 from gpas_cli.spec.model import SIZES
 from gpas_cli.words import listed
@@ -132,19 +131,20 @@ class PaperFigure:
 
 def declared_figures(packs: Mapping[str, Pack]) -> dict[str, FigureSpec]:
     """Return the figures of the papers by name."""
-    return {name: figure for pack in packs.values() for name, figure in _of_paper(pack).items()}
+    return {name: figure for pack in packs.values() for name, figure in figures_of(pack).items()}
 
 
 @cache
-def _of_paper(pack: Pack) -> dict[str, FigureSpec]:
-    if not pack.has("figures"):
-        return {}
+def figures_of(pack: Pack) -> dict[str, FigureSpec]:
+    """Return a paper's figures by name. Raises InvalidExperiments for an invalid file."""
     found: dict[str, FigureSpec] = {}
-    document = yaml.safe_load(pack.document("figures").read_text(encoding="utf-8"))
-    for name, figure in document["figures"].items():
+    document = checked(pack, "figures").plain()
+    for name, figure in document.get("figures", {}).items():
         usual = {"where": {}, "cells": {}, **figure}
         lists = {key: tuple(usual.get(key, ())) for key in ("panels", "methods")}
-        found[name] = FigureSpec(name=name, paper=document["paper"], **(usual | lists))
+        grids = {key: pack.outside(usual.get(key, "")) for key in ("grid", "toy")}
+        own = FigureSpec(name=pack.prefix + name, paper=document["paper"], **(usual | lists | grids))
+        found[own.name] = own
     return found
 
 
@@ -172,7 +172,7 @@ def request(spec: FigureSpec, experiments: Experiments, grid: str = "") -> Reque
     """Return the cells that a figure needs: of the paper's grid, or of another one."""
     grid = grid or spec.grid
     if grid not in experiments.grids:
-        problem = f"{experiments.path.name} declares no grid '{grid}'; {including(grid)}"
+        problem = "; ".join(filter(None, (f"{experiments.path.name} declares no grid '{grid}'", including(grid))))
         return Request(spec, grid, problem=problem)
     declared = expand(experiments, [grid])
     own = [entry for entry in declared if grid != spec.grid or has_labels(entry, spec.where)]

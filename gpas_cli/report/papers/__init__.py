@@ -14,19 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from gpas_cli.errors import GpasError, InvalidExperiments, Problem, nearest
-from gpas_cli.grid.document import Mark, Node, mapping, read_document
+from gpas_cli.errors import GpasError, nearest
+from gpas_cli.grid.document import Node
 from gpas_cli.grid.packs import Pack, canonical
-from gpas_cli.grid.settings import Part, root_of
-from gpas_cli.words import count
+from gpas_cli.report.shapes import checked
 
-_KEYS = ("short", "title", "where", "unstated", "sizes", "settings", "tables", "recipes", "printed")
-_NEEDED = ("what", "metric", "better", "rows")
-_OF_TABLE = (
-    *(*_NEEDED, "unit", "compared_as", "where", "columns", "train_tokens", "batches", "relative_to", "recipes"),
-    *("remarks", "no_cells"),
-)
-_FURTHER = ("deltas", "stds")  # numbers of a row
 CellLabels = Mapping[str, Any]
 Place = tuple[str, int, int]  # published table, row and column
 
@@ -267,35 +259,9 @@ def title_of(paper: str, packs: Mapping[str, Pack]) -> str:
     return short_title(packs[canonical(paper)]) if canonical(paper) in packs else paper
 
 
-@cache
 def document(pack: Pack) -> Node:
-    """Return the numbers of a paper, an empty mapping if it has none."""
-    path = pack.document("numbers")
-    if not pack.has("numbers"):
-        return mapping({}, Mark(str(path), 0, 0))
-    node, problems = read_document(path), list[Problem]()
-    for table in root_of(node, problems).entries(_KEYS)["tables"].entries().values():
-        _check_table(table)
-    if problems:
-        raise InvalidExperiments(problems)
-    return node
-
-
-def _check_table(table: Part) -> None:
-    """Report unknown and missing keys of a published table, and rows that do not have a number for each column."""
-    parts = table.entries(_OF_TABLE)
-    columns = len(parts["columns"].entries(("axis", "labels"))["labels"].items()) or 1
-    rows = [(row, row.entries(("labels", "values", *_FURTHER))) for row in parts["rows"].items()]
-    for part, keys, needed in ((table, parts, _NEEDED), *((*row, ("labels", "values")) for row in rows)):
-        for key in needed:
-            if key not in keys:
-                part.report(f"needs '{key}'")
-    for given in (keys[kind] for _, keys in rows for kind in ("values", *_FURTHER) if kind in keys):
-        found = given.items()
-        for one in (one for one in found if not isinstance(one.value, int | float | None)):
-            one.report(f"'{one.value}' is not a number")
-        if len(found) != columns:
-            given.report(f"has {count(len(found), 'number')} for {count(columns, 'column')}")
+    """Return the numbers of a paper, an empty mapping if it has none. Raises InvalidExperiments for an invalid file."""
+    return checked(pack, "numbers")
 
 
 @cache

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Annotated, Any
 
+from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.packs import Pack, known_packs, pack_named
 from gpas_cli.report.labels import facts
@@ -77,7 +78,10 @@ def recipe(pack: Pack, name: str) -> _Recipe:
     if "/" in name:
         paper, _, name = name.partition("/")
         pack = pack_named(paper, known_packs())
-    return _Recipe(**load(pack)["recipes"][name])
+    known = load(pack).get("recipes", {})
+    if name not in known:
+        raise GpasError(f"'{pack.name}' has no recipe '{name}'; {nearest(name, known)}")
+    return _Recipe(**known[name])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,229 @@
+"""Packs in folders: what they declare, and the messages about mistakes, each with the pack's file and line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from faded_plugin import PLUGIN
+from named_papers import PACKS
+
+from gpas_cli.errors import InvalidExperiments
+from gpas_cli.grid.declared import Experiments
+from gpas_cli.grid.expand import expand
+from gpas_cli.grid.load import load
+from gpas_cli.report.checks import report_problems
+from gpas_cli.report.claims.declared import select_claims
+from gpas_cli.report.claims.evaluate import evaluate
+from gpas_cli.report.figures.paper_figures import figures_of, named
+from gpas_cli.report.papers import published
+from gpas_cli.report.recorded import Recorded
+from gpas_cli.report.shapes import checked
+
+FILES = {
+    "grids.yaml": """\
+version: 1
+plugins: [faded.py]
+sizes:
+  tiny: {hidden: 16, ffn: 24, heads: 2, layers: 3, vocab: 280}
+recipes:
+  tiny: {lr: 1e-3, warmup: 1, steps: 40, batch: 2}
+grids:
+  first:
+    base: {size: tiny, data: quickstart}
+    axes: {norm: [pre, faded]}
+    table: {rows: [norm], published: {paper: one}}
+""",
+    "faded.py": PLUGIN.format(trace="executed"),
+    "numbers.yaml": """\
+short: Paper
+tables:
+  one:
+    what: perplexity
+    metric: perplexity
+    better: lower
+    rows:
+      - {labels: {norm: pre}, values: [20]}
+      - {labels: {norm: faded}, values: [10]}
+""",
+    "claims.yaml": """\
+claims:
+  lower:
+    statement: Faded is better.
+    source: {paper: paper}
+    grids: [first]
+    subject: {norm: faded}
+    against: {norm: pre}
+    expect: lower
+    published: {paper: one}
+""",
+    "figures.yaml": """\
+paper: Paper
+figures:
+  paper-1:
+    title: Loss
+    grid: first
+    panels:
+      - {what: loss}
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, with the pack."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "paper").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / "paper" / name).write_text(text)
+    return tmp_path
+
+
+def including(text: str) -> Experiments:
+    Path("experiments.yaml").write_text(f"version: 1\ninclude: {text}\n")
+    return load(Path("experiments.yaml"), check=report_problems)
+
+
+def message(text: str = "[./paper]") -> str:
+    with pytest.raises(InvalidExperiments) as caught:
+        including(text)
+    return str(caught.value)
+
+
+def edit(name: str, old: str, new: str, pack: str = "paper") -> None:
+    path = Path(pack, name)
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def test_a_plugin_of_a_pack_has_published_numbers() -> None:
+    experiments = including("[./paper]")
+    pack = experiments.packs["paper"]
+    assert [entry.id for entry in expand(experiments, ["first"])] == ["first/pre", "first/faded"]
+    assert published(pack, "one").rows[1].values == (10,)
+    assert [claim.name for claim in select_claims(experiments)] == ["lower"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"),
+    [
+        ("numbers.yaml", "metric", "mteric", "5:5: tables.one.mteric: unknown key 'mteric'; did you mean 'metric'?"),
+        ("numbers.yaml", "    better: lower\n", "", "3:3: tables.one: needs 'better'"),
+        ("numbers.yaml", "better: lower", "better: less", "6:13: tables.one.better: 'less' is not lower or higher"),
+        ("numbers.yaml", "[20]", "[20, 30]", "8:39: tables.one.rows.values: has 2 numbers for 1 column"),
+        ("numbers.yaml", "[20]", "[n/a]", "8:40: tables.one.rows.values: 'n/a' is not number or null"),
+        ("numbers.yaml", "[20]", "20", "8:39: tables.one.rows.values: '20' is not a list; write [20]"),
+        ("numbers.yaml", "    rows", "    recipes: [own]\n    rows", "7:15: tables.one.recipes: no recipe 'own'"),
+        ("numbers.yaml", "tables:", "recipes: {own: {settings: {}}}\ntables:", "2:11: recipes.own: needs 'stated_in'"),
+        ("numbers.yaml", "tables:", "tables: [", "4:9: is not YAML: while parsing a flow sequence"),
+        ("numbers.yaml", FILES["numbers.yaml"], "- 1\n", "1:1: a list is not a mapping"),
+        ("figures.yaml", "    title", "    tilte", "4:5: figures.paper-1.tilte: unknown key 'tilte'; did you mean"),
+        ("figures.yaml", "what: loss", "what: lots", "7:16: figures.paper-1.panels.what: unknown curve 'lots'"),
+        ("figures.yaml", "{what: loss}", "loss", "7:9: figures.paper-1.panels: 'loss' is not a mapping"),
+        ("figures.yaml", "\n      - {what: loss}", " []", "6:13: figures.paper-1.panels: is an empty list"),
+        ("figures.yaml", "paper: Paper\n", "", "1:1: needs 'paper'"),
+        ("claims.yaml", "[first]", "[frist]", "5:12: claims.lower.grids: no grid 'frist'; did you mean 'first'?"),
+        ("claims.yaml", "norm: faded", "norm: fade", "6:21: claims.lower.subject.norm: 'fade' is not a value of this"),
+        ("claims.yaml", "paper: one", "papers: one", "9:25: claims.lower.published.papers: no paper 'papers'; did"),
+        ("claims.yaml", "expect", "expct", "8:5: claims.lower.expct: unknown key 'expct'; did you mean 'expect'?"),
+        ("grids.yaml", "paper: one", "paper: two", "11:46: grids.first.table.published.paper: 'paper' has no table"),
+        ("grids.yaml", "version: 1", "version: 2", "1:10: version: 2 is unknown; this version of gpas reads version 1"),
+        ("grids.yaml", "version: 1\n", "", "1:1: version: is required; write version: 1"),
+        ("grids.yaml", "grids:", "grids: [", "is not YAML: while parsing a flow"),
+        ("grids.yaml", "version: 1\n", "version: 1\nneeds: [typer>=99]\n", "2:9: needs: paper needs typer>=99; "),
+        ("grids.yaml", "version: 1\n", "version: 1\nneeds: [no_such]\n", "2:9: needs: paper needs no_such, which"),
+        ("grids.yaml", "base: {", "base: {like: first, ", "9:18: grids.first.base.like: the grids are like each other"),
+        ("grids.yaml", "faded.py", "fade.py", "2:11: plugins: fade.py: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_mistakes_have_the_file_and_line_of_the_pack(name: str, old: str, new: str, expected: str) -> None:
+    edit(name, old, new)
+    said = message()
+    assert len(said.splitlines()) == 1
+    assert said.startswith(f"paper/{name}:")
+    assert expected in said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[./papers]", "papers is not a folder"),
+        ("[paper]", "; write ./paper for the folder paper"),
+        ("[{pack: ./paper, as: gpas}]", "gpas is also the paper in"),
+        ("[{pack: gpas, as: poster}]", "poster is also the paper in"),
+        ("[{as: x}]", "needs 'pack': the name of a paper, or a folder"),
+        ("[{pack: ./paper, as: a b}]", "include.as: a paper's name has at most 100 letters"),
+        ("./paper", "'./paper' is not a list; write [./paper]"),
+    ],
+)
+def test_what_cannot_be_included_is_one_message(text: str, expected: str) -> None:
+    said = message(text)
+    assert expected in said
+    assert said.startswith("experiments.yaml:2:")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_misnamed_file_is_not_ignored() -> None:
+    Path("paper/claims.yaml").rename("paper/claim.yml")
+    assert message().endswith("paper/claim.yml is not read; did you mean claims.yaml?")
+
+
+def test_a_plugin_that_others_can_write_to_is_not_executed() -> None:
+    Path("paper/faded.py").chmod(0o666)
+    assert "paper/grids.yaml:2:11: plugins: faded.py was not executed" in message()
+
+
+def test_with_as_all_names_have_it_in_front() -> None:
+    experiments = including("[./paper, {pack: ./paper, as: theirs}]")
+    theirs = experiments.packs["theirs"]
+    assert list(experiments.grids) == ["first", "theirs.first"]
+    assert experiments.grids["theirs.first"].table_spec.published == {theirs: "one"}
+    (claim,) = select_claims(experiments, ["theirs.lower"])
+    assert (claim.grids, claim.source.paper) == (("theirs.first",), "theirs")
+    (figure,) = named(["theirs.paper-1"], experiments.packs)
+    assert figure.grid == "theirs.first"
+    assert {entry.cell.key for entry in expand(experiments, ["first", "theirs.first"])} == {
+        entry.cell.key for entry in expand(experiments, ["first"])
+    }
+
+
+def test_two_packs_with_the_same_names_are_an_error() -> None:
+    shutil.copytree("paper", "other")
+    for name in ("grids.yaml", "claims.yaml"):
+        edit(name, "{paper: one}", "{other: one}", "other")
+    said = message("[./paper, ./other]")
+    assert "experiments.yaml:2:" in said
+    assert "the grid 'first' is also declared in other (other/grids.yaml:8:3); include one of them as" in said
+    assert "theirs.first" in including("[./paper, {pack: ./other, as: theirs}]").grids
+    for name in ("grids.yaml", "claims.yaml"):
+        edit(name, "first", "second", "other")
+    edit("grids.yaml", "tiny", "tinier", "other")
+    edit("grids.yaml", "  tiny:", "  tinier:", "other")
+    edit("grids.yaml", "size: tiny", "size: tinier", "other")
+    said = message("[./paper, ./other]")
+    assert "other/claims.yaml: claims.lower: paper has it as well; include one of them as" in said
+    assert "other/figures.yaml: figures.paper-1: paper has it as well" in said
+
+
+def test_packs_that_include_each_other_are_an_error() -> None:
+    Path("other").mkdir()
+    Path("other/grids.yaml").write_text("version: 1\ninclude: [../paper]\n")
+    edit("grids.yaml", "version: 1\n", "version: 1\ninclude: [../other]\n")
+    assert "other/grids.yaml:2:11: include: paper includes this file, which includes it in turn" in message()
+
+
+@pytest.mark.parametrize("name", PACKS)
+def test_the_numbers_and_figures_of_the_package_have_the_shape(name: str) -> None:
+    assert bool(checked(PACKS[name], "numbers")) is PACKS[name].has("numbers")
+    assert bool(figures_of(PACKS[name])) is PACKS[name].has("figures")
+
+
+@pytest.mark.parametrize("name", [name for name in PACKS if PACKS[name].has("grids")])
+def test_each_pack_of_the_package_can_be_included_alone(name: str) -> None:
+    experiments = including(f"[{name.replace('_', '-')}]")
+    for grid in experiments.grids:
+        assert expand(experiments, [grid])
+    claims = [claim for claim in select_claims(experiments) if claim.source.paper == name]
+    assert bool(claims) is PACKS[name].has("claims")
+    for claim in claims:
+        found = evaluate(claim, Recorded(expand(experiments, claim.grids)))
+        assert found.missing
