@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 import typer
 
 from gpas_cli.cli.commands.plan import plan_for
-from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.console import print_json, say, warn
 from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
 from gpas_cli.cli.selection import (
     entries,
@@ -29,8 +29,10 @@ from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
+from gpas_cli.report.contributed import beside
 from gpas_cli.report.figures.series import has_labels
 from gpas_cli.report.quantities import METRICS
+from gpas_cli.report.recorded import ExternalNetwork, Recorded
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.external import select_networks
@@ -135,7 +137,11 @@ def table(
         chosen = varied_entries([name, *settings], where)
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
-        made.append(_make(spec if paper else replace(spec, published={}), chosen, external or (), value or (), form))
+        made.append(
+            _make(
+                spec if paper else replace(spec, published={}), chosen, external or (), value or (), form, others=paper
+            )
+        )
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -167,11 +173,17 @@ def _print_papers(
         print_paper_tables(sections, form)
 
 
-def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str) -> Table:
+def _make(
+    spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], values: Sequence[str], form: str, *, others: bool
+) -> Table:
+    """Return the table of the chosen cells. others: with what others have contributed, in columns of its own."""
     converges = any(name in CONVERGENCE for name in (*values, spec.value))
     if converges and spec.best:
         raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
-    with recorded_of(chosen, database=bool(external) or converges) as known:
+    # A page has no room for a further column per size.
+    declared = bool(spec.published) and not external and form != "latex"
+
+    def made(known: Recorded, networks: Sequence[ExternalNetwork] | None = None) -> Table:
         if converges:
             from gpas_cli.report.figures.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
@@ -181,14 +193,18 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], external: Sequence[str], val
             )
         if values:
             return by_metrics(known, spec, values)
-        if spec.published and not external and form != "latex":  # a page has no room for a further column per size
+        if declared:
             return beside_published(known, spec)
+        return build(chosen, known.states, known.results, spec, networks)
+
+    with recorded_of(chosen, database=bool(external) or converges) as known:
         shown = None
         if external:
             from gpas_cli.report.query import external_networks  # imports SQLAlchemy
 
             shown = select_networks(external_networks(known.engine) if known.engine else [], external)
-        return build(chosen, known.states, known.results, spec, shown)
+        table = made(known, shown)
+    return beside(table, chosen, experiments(), made, warn) if others else table
 
 
 class _MissingRunJson(TypedDict):
@@ -374,11 +390,18 @@ def paper_sections(
     made = with_declared if declared else paper_table
     found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
+
+    def with_others(served: Serving, known: Recorded) -> Table:
+        def make(known: Recorded) -> Table:
+            return made(served, known.states, known.results)
+
+        return beside(make(known), served.entries, experiments(), make, warn)
+
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
             if served is None or part.quantities
-            else made(served, known.states, known.results)
+            else with_others(served, known)
             for part, served in found
         ]
 

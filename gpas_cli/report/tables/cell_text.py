@@ -63,18 +63,20 @@ def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
     groups: list[list[int]] = []  # columns of one label belong together
     published: set[int] = set()
+    contributed: set[int] = set()
     start = 1
     for i, column in enumerate(table.columns):
-        end = start + 1 + len(column.sources)
-        published |= set(range(start + 1, end))
+        own = start + 1 + len(column.contributors)
+        end = own + len(column.sources)
+        contributed |= set(range(start + 1, own))
+        published |= set(range(own, end))
         if i and column.label == table.columns[i - 1].label:
             groups[-1] += range(start, end)
         else:
             groups.append(list(range(start, end)))
         start = end
-    return Sheet(
-        table.spec.title, lambda style: _lines(table, style), groups, notes(table), _rules(table), frozenset(published)
-    )
+    origins = {"published": frozenset(published), "contributed": frozenset(contributed)}
+    return Sheet(table.spec.title, lambda style: _lines(table, style), groups, notes(table), _rules(table), **origins)
 
 
 def _rules(table: Table) -> frozenset[int]:
@@ -109,17 +111,24 @@ def _lines(table: Table, style: Style) -> list[list[str]]:
                 line.append(style.escape(cell.status))
             else:
                 line.append(_with_spread(cell.value, cell.stderr, column.metric.digits, style))
-            line += [""] * len(column.sources)
+            line += [""] * len(column.contributors + column.sources)
         lines.append(line)
     return lines
 
 
 def _titles(table: Table, column: Column) -> list[str]:
-    """Return the headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
+    """Return the headers of one column: ours, one for each contributor, and one for each source beside it, e.g. "71m,
+    GPAS paper"."""
+    contributed = [f"contributed by {name}" for name in column.contributors]
     if table.printed:
-        return [column.title, *(table.published[source].short for source in column.sources)]
+        return [column.title, *contributed, *(table.published[source].short for source in column.sources)]
+    contributed = [f"{column.title}, {text}" for text in contributed]
     theirs = {source: table.published[source].as_if or column.title for source in column.sources}
-    return [column.title, *(f"{theirs[source]}, {table.published[source].short}" for source in column.sources)]
+    return [
+        column.title,
+        *contributed,
+        *(f"{theirs[source]}, {table.published[source].short}" for source in column.sources),
+    ]
 
 
 def _line(table: Table, row: Row, style: Style) -> list[str]:
@@ -129,6 +138,7 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
         if table.alone:
             line += [_printed_text(printed, digits, style) for printed in cell.printed.values()]
             continue
-        line.append(cell_text(cell, digits, style))
+        others = [cell.contributed.get(name, TableCell()) for name in column.contributors]
+        line += [cell_text(one, digits, style) for one in (cell, *others)]
         line += [_printed_text(cell.printed.get(source), digits, style) for source in column.sources]
     return line

@@ -302,6 +302,30 @@ _SAME_BUDGET = 1.5  # no note if our and the published number of training tokens
 _Place = tuple[int, int]  # row and column of a cell
 
 
+def _contributed(table: Table) -> Iterator[Note]:
+    """Note on what each person has trained, and where it was on other text than ours."""
+    for name in dict.fromkeys(name for column in table.columns for name in column.contributors):
+        theirs = [
+            (row, i, cell, cell.contributed[name]) for row, i, cell in _shown_cells(table) if name in cell.contributed
+        ]
+        results = {run.key: run.result for *_, cell in theirs for run in cell.statuses if run.result}
+        cards = {one.hardware or "unknown" for one in results.values()}
+        codes = {(one.code or "unknown")[:_DIGEST] for one in results.values()}
+        commits = {(one.git_commit or "unknown")[:_DIGEST] for one in results.values()}
+        on = f"{listed(sorted(cards))}, code {listed(sorted(codes))}, commit {listed(sorted(commits))}"
+        text = f"{count(len(results), 'run')} contributed by {name}, on {on}"
+        yield Note("contributed", f"{text}; checked, but not trained here")
+        other = [
+            place(table, row, i) for row, i, own, cell in theirs if _texts(own).isdisjoint(_texts(cell)) and _texts(own)
+        ]
+        if other:
+            yield Note("contributed", f"{name} measured on other validation text than here: {listed(other, _NAMED)}")
+
+
+def _texts(cell: TableCell) -> set[str | None]:
+    return {run.result.validation_fingerprint for run in cell.statuses if run.result and run.value is not None}
+
+
 def _sources(table: Table) -> Iterator[Note]:
     used = _used(table)
     for source, printed in table.published.items():
@@ -465,5 +489,5 @@ def _word(value: Any) -> str:
 # In the order in which their notes are printed.
 _MAKERS = (
     *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _externals, _overrides),
-    *(_sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
+    *(_contributed, _sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
 )

@@ -22,7 +22,7 @@ from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.words import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
-_WHICH, _LABEL, _NUMBER, _PUBLISHED, _ORIGIN = range(5)  # the parts of a line, in their order
+_WHICH, _LABEL, _NUMBER, _CONTRIBUTED, _PUBLISHED, _ORIGIN = range(6)  # the parts of a line, in their order
 _BESIDE = ("published_", "published_delta_")
 _AS_PRINTED = ("table", "part", "band", "row", "column", "text", "value", "delta")
 _NUMBERS = (
@@ -113,6 +113,7 @@ def _lines(table: Table) -> Iterator[_Line]:
                 yield {
                     **{(_LABEL, name): label for name, label in headed.items()},
                     **_numbers(column, cell),
+                    **{place: value for name, one in cell.contributed.items() for place, value in _theirs(name, one)},
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
     for external in table.externals.rows:
@@ -139,6 +140,11 @@ def _as_printed_lines(row: Row, column: Column, cell: TableCell) -> Iterator[_Li
 def _beside(source: str, printed: Printed) -> _Line:
     values = zip(_BESIDE, (printed.value, printed.delta), strict=True)
     return {(_PUBLISHED, f"{part}{source}"): value for part, value in values}
+
+
+def _theirs(name: str, cell: TableCell) -> Iterator[tuple[_Place, object]]:
+    numbers = {"": cell.summary and cell.summary.mean, "n_": cell.n, "delta_": cell.delta and cell.delta.mean}
+    yield from (((_CONTRIBUTED, f"contributed_{what}{name}"), value) for what, value in numbers.items())
 
 
 def _numbers(column: Column, cell: TableCell) -> _Line:
@@ -170,8 +176,11 @@ _HTML = Style(
 def to_html(sheet: Sheet) -> str:
     """Return a `table` element with the title as its caption, and the notes as a list with the class `notes`."""
     header, *lines = sheet.texts(_HTML)
-    origins = ["published" if column in sheet.published else "ours" for column in range(len(header))]
-    heads = [f'<th scope="col" class="{origin}">{text}</th>' for origin, text in zip(origins, header, strict=True)]
+    origins = dict.fromkeys(range(len(header)), "ours")
+    origins |= dict.fromkeys(sheet.published, "published") | dict.fromkeys(sheet.contributed, "contributed")
+    heads = [
+        f'<th scope="col" class="{origin}">{text}</th>' for origin, text in zip(origins.values(), header, strict=True)
+    ]
     parts = [
         "<table>",
         f"<caption>{_escape(sheet.title)}</caption>",
@@ -179,7 +188,7 @@ def to_html(sheet: Sheet) -> str:
         "<tbody>",
     ]
     for place, line in enumerate(lines, 1):
-        cells = [f'<td class="{origin}">{text}</td>' for origin, text in zip(origins, line, strict=True)]
+        cells = [f'<td class="{origin}">{text}</td>' for origin, text in zip(origins.values(), line, strict=True)]
         opening = '<tr class="rule">' if place in sheet.rules else "<tr>"
         parts.append(f'{opening}<th scope="row">{line[0]}</th>{"".join(cells[1:])}</tr>')
     parts += ["</tbody>", "</table>"]
@@ -263,6 +272,32 @@ class _TableRunJson(TypedDict):
     progress: float | None
 
 
+class _ContributedRunJson(TypedDict):
+    """A run of somebody else, on what it ran, and the digests of its text."""
+
+    name: Annotated[str, From("entry.id")]
+    key: str
+    over: Annotated[Any, "its label on the averaged axis: the seed", From("seed")]
+    state: str
+    value: NumberJson | None
+    hardware: Annotated[str | None, From("result.hardware")]
+    code: Annotated[str | None, From("result.code")]
+    commit: Annotated[str | None, From("result.git_commit")]
+    text: Annotated[str | None, From("result.fingerprint")]
+    validation_text: Annotated[str | None, From("result.validation_fingerprint")]
+
+
+class _ContributedJson(TypedDict):
+    """What one person has contributed to a cell, verified but not trained again; no other number includes it."""
+
+    mean: Annotated[NumberJson | None, From("summary.mean")]
+    std: Annotated[NumberJson | None, From("summary.std")]
+    n: Annotated[int, "runs with a result"]
+    delta: Annotated[NumberJson | None, "the mean difference from the person's own base", From("delta.mean")]
+    status: str
+    runs: Annotated[list[_ContributedRunJson], From("statuses")]
+
+
 class _TableCellJson(TypedDict):
     """One cell of a table."""
 
@@ -274,6 +309,7 @@ class _TableCellJson(TypedDict):
     delta: _DeltaJson | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty if none are"]
+    contributed: Annotated[dict[str, _ContributedJson], "by the name of the contributor"]
     published: Annotated[dict[str, _PublishedNumberJson], From("printed")]
     runs: Annotated[list[_TableRunJson], From("statuses")]
     others: Annotated[list[_TableRunJson], "runs of the other settings, where the best of several is shown"]
@@ -313,12 +349,13 @@ class _ExternalRowJson(TypedDict):
 
 
 class _ColumnJson(TypedDict):
-    """One column; `sources` are the papers whose numbers are beside it."""
+    """One column; `sources` are the papers whose numbers are beside it, `contributors` the people."""
 
     label: Any
     title: str
     metric: _MetricJson
     sources: list[str]
+    contributors: list[str]
 
 
 class TableJson(DocumentJson):
