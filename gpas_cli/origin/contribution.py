@@ -3,9 +3,8 @@
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import read_regular, replace_file
@@ -26,16 +25,9 @@ from gpas_cli.structure import to_mapping
 _LONGEST_NAME = 24  # in the name of the file
 
 
-@dataclass(frozen=True)
-class Written:
-    """A record of a cell."""
-
-    path: Path
-    facts: Contribution
-    size: Annotated[int, "bytes"]
-
-
-def write_contribution(folder: Path, project: Project, experiments: Experiments, entry: Entry, name: str) -> Written:
+def write_contribution(
+    folder: Path, project: Project, experiments: Experiments, entry: Entry, name: str
+) -> tuple[Path, Contribution]:
     """Write the record of a cell, trained by `name`, to `folder`.
 
     Raises GpasError if the cell has no result, if the record would be refused when it is read, and if there is another
@@ -75,7 +67,7 @@ def write_contribution(folder: Path, project: Project, experiments: Experiments,
         raise GpasError(f"{path} is another record; delete it to write this one")
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, data)
-    return Written(path, facts, len(data))
+    return path, facts
 
 
 def _deviations(experiments: Experiments, entry: Entry) -> Iterator[dict[str, Any]]:

@@ -18,8 +18,9 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gpas_cli.errors import GpasError
 from gpas_cli.files import open_regular, parse_json
@@ -29,19 +30,17 @@ from gpas_cli.report.recorded import Recorded, recorded
 from gpas_cli.report.tables.table import Table, TableCell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.status import RESULTS
-from gpas_cli.store import journal
-from gpas_cli.store.projection import Changes, project_events
+from gpas_cli.store.journal import Line, decoded
+from gpas_cli.store.projection import project_events
 from gpas_cli.store.records import AttemptRecord, Contribution
 from gpas_cli.store.rundir import JOURNAL
 from gpas_cli.structure import from_mapping
-from gpas_cli.words import byte_size, one_line
+from gpas_cli.words import byte_size, count, one_line
 
-FOLDER, SUFFIX = "results", ".tar.gz"
-MOST_BYTES, _MOST_CONTENT = 4 << 20, 64 << 20  # of a file, and of what it unpacks to
-FACTS, _SUMS = "contribution.json", "SHA256SUMS"
-OF_ATTEMPT = re.compile(
-    r"runs/([0-9a-f]{2})/(?P<key>\1[0-9a-f]{14})/(?P<number>[0-9]{3,9})/(?:attempt\.json|journal\.jsonl|exit\.json)"
-)
+FOLDER, SUFFIX, FACTS = "results", ".tar.gz", "contribution.json"
+MOST_BYTES, _MOST_CONTENT = 4 << 20, 32 << 20  # of a file, and of what it unpacks to
+OF_ATTEMPT = re.compile(r"runs/([0-9a-f]{2})/\1[0-9a-f]{14}/[0-9]{3,9}/(?:attempt\.json|journal\.jsonl|exit\.json)")
+_SUMS = "SHA256SUMS"
 _LONGEST_NAME = 60
 _ENDED = ("diverged", "not finite")  # states of runs without a number
 # What reading bytes of strangers may raise.
@@ -51,103 +50,94 @@ _UNREADABLE = (
 )
 
 
-@dataclass(frozen=True)
-class Contributed:
-    """A verified record, and its files of attempts by their paths."""
+def verified(data: bytes, name: str, entry: Entry, catalogue: Catalogue) -> tuple[str, dict[str, bytes]]:
+    """Return who has contributed the record of the cell `entry` in a file with this name, and its files of attempts.
 
-    facts: Contribution
-    files: Mapping[str, bytes]
-
-
-def verified(data: bytes, name: str, entry: Entry, catalogue: Catalogue) -> Contributed:
-    """Return the record of the cell `entry` in a file with this name. Raises GpasError if it is not one, with the
-    reason."""
+    Raises GpasError with the reason if it is no record, or not of this cell.
+    """
     try:
         files = _unpacked(data, name.removesuffix(SUFFIX))
         facts = from_mapping(Contribution, parse_json(files.pop(FACTS)), FACTS)
         if fault := name_fault(facts.name):
             raise GpasError(f"{FACTS}: {fault}")
-        if facts.key != entry.key or not name.startswith(entry.key):
-            raise GpasError(f"{FACTS} is of the cell {facts.key}, the file's name is of {name[:16]}")
+        if facts.key != entry.key:
+            raise GpasError(f"{FACTS} is of the cell {facts.key}")
         found = hardware_and_code(files, entry, catalogue)
-        if found != (facts.hardware, facts.code, facts.commit):
-            raise GpasError(f"{FACTS} names other hardware or code than the journal: {', '.join(found)}")
     except _UNREADABLE as error:
         raise GpasError(f"cannot be read: {type(error).__name__}: {error}") from error
-    return Contributed(facts, files)
+    if found != (facts.hardware, facts.code, facts.commit):
+        raise GpasError(f"{FACTS} names other hardware or code than the journal, which has {', '.join(found)}")
+    return facts.name, files
 
 
 def name_fault(name: str) -> str:
     """Return what is wrong with the name of a contributor, or ""."""
     if name == name.strip() and 0 < len(name) <= _LONGEST_NAME and name.isprintable():
         return ""
-    return f"{name!a} is no name: it has 1 to {_LONGEST_NAME} printable characters, and no space at its ends"
+    return f"{name!a} is no name: write 1 to {_LONGEST_NAME} printable characters without spaces at the ends"
 
 
 def hardware_and_code(files: Mapping[str, bytes], entry: Entry, catalogue: Catalogue) -> tuple[str, str, str]:
     """Return the hardware, the version of the code and the commit of the result of the cell's first stage.
 
-    Raises GpasError if the files are not those of the cell's stages, or one of these has no result.
+    files: of attempts, by their paths. Raises GpasError unless they have results of all stages of the cell, and of
+    nothing else.
     """
-    attempts: dict[str, dict[str, None]] = {}  # the names of the attempts, by stage
-    for path in sorted(files):
-        if found := OF_ATTEMPT.fullmatch(path):
-            attempts.setdefault(found["key"], {})[found["number"]] = None
+    results: dict[str, Mapping[str, Any]] = {}
+    folders = {path.rpartition("/")[0] for path in files}
+    for folder in sorted(folders, key=lambda name: (len(name), name)):
+        key, columns = _attempt(files, folder, catalogue)
+        results[key] = columns if columns.get("outcome") in RESULTS else results.get(key, {})
     stages = [stage.key for stage in entry.cell.stages]
-    if attempts.keys() != set(stages):
-        raise GpasError(f"it has attempts at {', '.join(attempts)}, and the stages of the cell are {', '.join(stages)}")
-    results = {}
-    for key, numbers in attempts.items():
-        for number in sorted(numbers, key=int):
-            changes = _attempt(files, key, number, catalogue)
-            if changes.columns.get("outcome") in RESULTS:
-                results[key] = changes.columns
-        if key not in results:
-            raise GpasError(f"no attempt at {key} has a result")
+    if {key for key, columns in results.items() if columns} != set(stages) or len(results) > len(stages):
+        raise GpasError(f"it has attempts at {', '.join(results)}; results of {', '.join(stages)} are needed")
     first = results[stages[0]]
     commit = f"{first.get('git_commit') or 'unknown'}{' with changes' if first.get('git_dirty') else ''}"
     return first.get("gpu") or first.get("device") or "unknown", first.get("code") or "unknown", commit
 
 
-def _attempt(files: Mapping[str, bytes], key: str, number: str, catalogue: Catalogue) -> Changes:
-    """Return what the journal of an attempt says. Raises GpasError if it or the record is of something else."""
-    folder = f"runs/{key[:2]}/{key}/{number}"
+def _attempt(files: Mapping[str, bytes], folder: str, catalogue: Catalogue) -> tuple[str, Mapping[str, Any]]:
+    """Return the stage of an attempt and the columns that its journal gives it in the database."""
+    _, _, key, number = folder.split("/")
     asked = from_mapping(AttemptRecord, parse_json(files[f"{folder}/attempt.json"]), f"{folder}/attempt.json")
     if (asked.key, asked.number) != (key, int(number)):
         raise GpasError(f"{folder}/attempt.json is of {asked.key}/{asked.number}")
     if key not in [stage.key for stage in cell_from(asked.cell, catalogue).stages]:
-        raise GpasError(f"{folder}/attempt.json has a cell with another key")
-    lines = list(journal.decoded(files.get(f"{folder}/{JOURNAL}", b"")))
-    others = {line.values.get("key") for line in lines if line and line.kind == "start"} - {key, None}
-    if others:
-        raise GpasError(f"{folder}/journal.jsonl is of {', '.join(map(str, others))}")
-    changes = project_events(lines)
+        raise GpasError(f"{folder}/attempt.json has the settings of a cell with another key")
+    changes = project_events(_lines_of(key, files.get(f"{folder}/{JOURNAL}", b"")))
     if changes.damaged:
-        raise GpasError(f"{folder}/journal.jsonl has {changes.damaged} damaged lines")
-    return changes
+        raise GpasError(f"{folder}/{JOURNAL} has {count(changes.damaged, 'damaged line')}")
+    return key, changes.columns
+
+
+def _lines_of(key: str, data: bytes) -> Iterator[Line | None]:
+    """Yield the lines of a journal. Raises GpasError if it is of another stage."""
+    for line in decoded(data):
+        if line and line.kind == "start" and line.values.get("key", key) != key:
+            raise GpasError(f"the journal of {key} is of {line.values['key']}")
+        yield line
 
 
 def _unpacked(data: bytes, folder: str) -> dict[str, bytes]:
     """Return the files of a record, whose names begin with `folder` there, after comparing their checksums."""
     with gzip.open(io.BytesIO(data)) as stream:
-        content = stream.read(_MOST_CONTENT + 1)
-    if max(len(data) - MOST_BYTES, len(content) - _MOST_CONTENT) > 0:
+        content = stream.read(_MOST_CONTENT + 1) if len(data) <= MOST_BYTES else b""
+    if not 0 < len(content) <= _MOST_CONTENT:
         most = f"{byte_size(MOST_BYTES)}, and {byte_size(_MOST_CONTENT)} unpacked"
-        raise GpasError(f"it is too large: a record has at most {most}")
+        raise GpasError(f"it is empty or too large: a record has at most {most}")
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for info in tar:
             name = info.name.removeprefix(f"{folder}/")
-            known = name in (FACTS, _SUMS) or OF_ATTEMPT.fullmatch(name)
             file = tar.extractfile(info) if info.type == tarfile.REGTYPE and not info.issparse() else None
+            known = name in (FACTS, _SUMS) or OF_ATTEMPT.fullmatch(name)
             if not known or name == info.name or name in files or file is None:
-                raise GpasError(f"{info.name!a} is no file of a record in {folder}")
+                raise GpasError(f"{info.name!a} is no file of a record {folder}")
             files[name] = file.read()
-    sums = files.pop(_SUMS, b"").decode().splitlines()
+    sums = set(files.pop(_SUMS, b"").decode().splitlines())
     own = {f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in files.items()}
-    if set(sums) != own:
-        wrong = sorted(line.partition("  ")[2] for line in own.symmetric_difference(sums))
-        raise GpasError(f"the checksum of {wrong[0]!a} is wrong")
+    if wrong := sorted(line.partition("  ")[2] for line in own ^ sums):
+        raise GpasError(f"{_SUMS} is not right for {wrong[0]!a}")
     return files
 
 
@@ -179,29 +169,25 @@ def _by_person(
     entries: Sequence[Entry], experiments: Experiments, warn: Callable[[str], None]
 ) -> dict[str, dict[str, bytes]]:
     """Return the verified files of attempts at the entries' stages, by the name of the contributor."""
+    cells = {entry.key: entry for entry in entries}
+    folders = dict.fromkeys(pack.folder / FOLDER for pack in experiments.packs.values())
+    paths = [path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}")) if path.name[:16] in cells]
     found: dict[str, dict[str, bytes]] = {}
     seen: set[tuple[str, str]] = set()
-    for path, entry in _paths(entries, experiments):
+    for path in paths:
+        entry = cells[path.name[:16]]
         try:
             with open_regular(path) as file:
-                record = verified(file.read(MOST_BYTES + 1), path.name, entry, experiments.catalogue)
-            own = found.setdefault(record.facts.name, {})
-            if (record.facts.name, entry.key) in seen or any(own.get(k, v) != v for k, v in record.files.items()):
-                raise GpasError(f"another file has other results of {record.facts.name} for the cell or a stage of it")
+                name, files = verified(file.read(MOST_BYTES + 1), path.name, entry, experiments.catalogue)
+            own = found.setdefault(name, {})
+            if (name, entry.key) in seen or any(own.get(one, content) != content for one, content in files.items()):
+                raise GpasError(f"another file has other results of {name} for the cell or a stage of it")
         except (OSError, GpasError) as error:
             warn(one_line(f"{path} is not shown: {getattr(error, 'strerror', None) or error}"))
-            continue
-        seen.add((record.facts.name, entry.key))
-        own |= record.files
+        else:
+            seen.add((name, entry.key))
+            own |= files
     return found
-
-
-def _paths(entries: Sequence[Entry], experiments: Experiments) -> Iterator[tuple[Path, Entry]]:
-    cells = {entry.key: entry for entry in entries}
-    for folder in dict.fromkeys(pack.folder for pack in experiments.packs.values()):
-        for path in sorted((folder / FOLDER).glob(f"*{SUFFIX}")):
-            if (key := path.name[:16]) in cells:
-                yield path, cells[key]
 
 
 def _with_columns(table: Table, theirs: Table, name: str) -> Table:

@@ -21,10 +21,11 @@ from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.archive import Archive, write_archive
-from gpas_cli.origin.contribution import Written, write_contribution
+from gpas_cli.origin.contribution import write_contribution
 from gpas_cli.report.contributed import FOLDER
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
+from gpas_cli.store.records import Contribution
 from gpas_cli.store.rundir import AttemptDir
 from gpas_cli.store.snapshot import git
 from gpas_cli.words import byte_size, count, listed
@@ -42,7 +43,8 @@ class ExportedJson(DocumentJson):
     """`gpas export --json`: the fields of the exported network; with --archive or --contribute, only what they name."""
 
     archive: NotRequired[Archive]
-    contribution: NotRequired[Written]
+    contribution: NotRequired[Contribution]
+    file: NotRequired[Annotated[Path, "the record, with --contribute"]]
     cell: NotRequired[str]
     folder: NotRequired[str]
     form: NotRequired[Annotated[str, ("llama", "pegasus", "bundled")]]
@@ -158,12 +160,11 @@ def _contribute(words: Sequence[str], name: str, as_json: bool) -> None:
     if not name:
         raise GpasError("whose result is it? git has no user.name; give your name with --name")
     (entry,) = find_cells([cell])
-    made = write_contribution(places[0], project(), experiments(), entry, name)
+    path, facts = write_contribution(places[0], project(), experiments(), entry, name)
     if as_json:
-        print_json(ExportedJson(schema=1, contribution=made))
+        print_json(ExportedJson(schema=1, contribution=facts, file=path))
         return
-    facts = made.facts
-    say(f"{entry.id} -> {made.path}: {byte_size(made.size)}", soft_wrap=True)
+    say(f"{entry.id} -> {path}: {byte_size(path.stat().st_size)}", soft_wrap=True)
     say(f"  by {name}, on {facts.hardware}, code {facts.code}, commit {facts.commit}")
     say(f"  {count(len(facts.deviations), 'deviation')} from the recipes of published numbers")
     say(_PUBLISHED)

@@ -62,21 +62,15 @@ def _printed_text(printed: Printed | None, digits: int, style: Style) -> str:
 def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
     groups: list[list[int]] = []  # columns of one label belong together
-    published: set[int] = set()
-    contributed: set[int] = set()
-    start = 1
+    origins = ["ours"]
     for i, column in enumerate(table.columns):
-        own = start + 1 + len(column.contributors)
-        end = own + len(column.sources)
-        contributed |= set(range(start + 1, own))
-        published |= set(range(own, end))
+        start = len(origins)
+        origins += ["ours", *["contributed"] * len(column.contributors), *["published"] * len(column.sources)]
         if i and column.label == table.columns[i - 1].label:
-            groups[-1] += range(start, end)
+            groups[-1] += range(start, len(origins))
         else:
-            groups.append(list(range(start, end)))
-        start = end
-    origins = {"published": frozenset(published), "contributed": frozenset(contributed)}
-    return Sheet(table.spec.title, lambda style: _lines(table, style), groups, notes(table), _rules(table), **origins)
+            groups.append(list(range(start, len(origins))))
+    return Sheet(table.spec.title, lambda style: _lines(table, style), groups, notes(table), _rules(table), origins)
 
 
 def _rules(table: Table) -> frozenset[int]:
@@ -120,15 +114,12 @@ def _titles(table: Table, column: Column) -> list[str]:
     """Return the headers of one column: ours, one for each contributor, and one for each source beside it, e.g. "71m,
     GPAS paper"."""
     contributed = [f"contributed by {name}" for name in column.contributors]
+    published = [table.published[source].short for source in column.sources]
     if table.printed:
-        return [column.title, *contributed, *(table.published[source].short for source in column.sources)]
-    contributed = [f"{column.title}, {text}" for text in contributed]
-    theirs = {source: table.published[source].as_if or column.title for source in column.sources}
-    return [
-        column.title,
-        *contributed,
-        *(f"{theirs[source]}, {table.published[source].short}" for source in column.sources),
-    ]
+        return [column.title, *contributed, *published]
+    theirs = [table.published[source].as_if or column.title for source in column.sources]
+    beside = zip([column.title] * len(contributed) + theirs, contributed + published, strict=True)
+    return [column.title, *(", ".join(each) for each in beside)]
 
 
 def _line(table: Table, row: Row, style: Style) -> list[str]:

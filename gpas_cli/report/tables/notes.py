@@ -26,6 +26,7 @@ _NAMED = 3  # cells in one note
 _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-span"}  # by objective
 _TOKENIZERS = "tokenizers, whose losses compare in bits per byte (`--value bits_per_byte`)"
 _DIGEST = 12  # hex digits of a version or a text
+_NOTHING = TableCell()
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _reading(table: Table) -> Iterator[Note]:
         yield Note("seeds", f"one {over} per cell: differences may be noise")
     if any(cell.stderr is not None for cell in cells):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
-    compared = [cell for cell in cells if cell.delta is not None]
+    compared = [one for cell in cells for one in (cell, *cell.contributed.values()) if one.delta is not None]
     if compared:
         against = ", ".join(f"{axis} {spelled(label)}" for axis, label in table.spec.against.items())
         several = any(len(cell.statuses) > 1 for cell in compared)
@@ -303,27 +304,27 @@ _Place = tuple[int, int]  # row and column of a cell
 
 
 def _contributed(table: Table) -> Iterator[Note]:
-    """Note on what each person has trained, and where it was on other text than ours."""
+    """Note on what each person has trained, and where the validation text was another than ours."""
     for name in dict.fromkeys(name for column in table.columns for name in column.contributors):
         theirs = [
-            (row, i, cell, cell.contributed[name]) for row, i, cell in _shown_cells(table) if name in cell.contributed
+            (place(table, row, i), own, own.contributed.get(name, _NOTHING)) for row, i, own in _shown_cells(table)
         ]
-        results = {run.key: run.result for *_, cell in theirs for run in cell.statuses if run.result}
-        cards = {one.hardware or "unknown" for one in results.values()}
-        codes = {(one.code or "unknown")[:_DIGEST] for one in results.values()}
-        commits = {(one.git_commit or "unknown")[:_DIGEST] for one in results.values()}
-        on = f"{listed(sorted(cards))}, code {listed(sorted(codes))}, commit {listed(sorted(commits))}"
+        results = {run.key: run.result for *_, cell in theirs for run in cell.statuses if run.result}.values()
+        found = [
+            {one.hardware or "unknown" for one in results},
+            {f"code {(one.code or 'unknown')[:_DIGEST]}" for one in results},
+            {f"commit {(one.git_commit or 'unknown')[:_DIGEST]}" for one in results},
+        ]
+        on = ", ".join(listed(sorted(each), _NAMED) for each in found)
         text = f"{count(len(results), 'run')} contributed by {name}, on {on}"
         yield Note("contributed", f"{text}; checked, but not trained here")
-        other = [
-            place(table, row, i) for row, i, own, cell in theirs if _texts(own).isdisjoint(_texts(cell)) and _texts(own)
-        ]
+        other = [at for at, own, cell in theirs if _texts(own) and _texts(cell) and _texts(own) != _texts(cell)]
         if other:
             yield Note("contributed", f"{name} measured on other validation text than here: {listed(other, _NAMED)}")
 
 
 def _texts(cell: TableCell) -> set[str | None]:
-    return {run.result.validation_fingerprint for run in cell.statuses if run.result and run.value is not None}
+    return {result.validation_fingerprint for result in _shown_results(cell.statuses)}
 
 
 def _sources(table: Table) -> Iterator[Note]:

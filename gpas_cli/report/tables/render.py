@@ -113,7 +113,7 @@ def _lines(table: Table) -> Iterator[_Line]:
                 yield {
                     **{(_LABEL, name): label for name, label in headed.items()},
                     **_numbers(column, cell),
-                    **{place: value for name, one in cell.contributed.items() for place, value in _theirs(name, one)},
+                    **{(_CONTRIBUTED, place): value for place, value in _theirs(cell)},
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
     for external in table.externals.rows:
@@ -142,9 +142,11 @@ def _beside(source: str, printed: Printed) -> _Line:
     return {(_PUBLISHED, f"{part}{source}"): value for part, value in values}
 
 
-def _theirs(name: str, cell: TableCell) -> Iterator[tuple[_Place, object]]:
-    numbers = {"": cell.summary and cell.summary.mean, "n_": cell.n, "delta_": cell.delta and cell.delta.mean}
-    yield from (((_CONTRIBUTED, f"contributed_{what}{name}"), value) for what, value in numbers.items())
+def _theirs(cell: TableCell) -> Iterator[tuple[str, object]]:
+    for name, one in cell.contributed.items():
+        yield f"contributed_{name}", one.summary and one.summary.mean
+        yield f"contributed_n_{name}", one.n
+        yield f"contributed_delta_{name}", one.delta and one.delta.mean
 
 
 def _numbers(column: Column, cell: TableCell) -> _Line:
@@ -176,11 +178,8 @@ _HTML = Style(
 def to_html(sheet: Sheet) -> str:
     """Return a `table` element with the title as its caption, and the notes as a list with the class `notes`."""
     header, *lines = sheet.texts(_HTML)
-    origins = dict.fromkeys(range(len(header)), "ours")
-    origins |= dict.fromkeys(sheet.published, "published") | dict.fromkeys(sheet.contributed, "contributed")
-    heads = [
-        f'<th scope="col" class="{origin}">{text}</th>' for origin, text in zip(origins.values(), header, strict=True)
-    ]
+    origins = sheet.origins
+    heads = [f'<th scope="col" class="{origin}">{text}</th>' for origin, text in zip(origins, header, strict=True)]
     parts = [
         "<table>",
         f"<caption>{_escape(sheet.title)}</caption>",
@@ -188,7 +187,7 @@ def to_html(sheet: Sheet) -> str:
         "<tbody>",
     ]
     for place, line in enumerate(lines, 1):
-        cells = [f'<td class="{origin}">{text}</td>' for origin, text in zip(origins.values(), line, strict=True)]
+        cells = [f'<td class="{origin}">{text}</td>' for origin, text in zip(origins, line, strict=True)]
         opening = '<tr class="rule">' if place in sheet.rules else "<tr>"
         parts.append(f'{opening}<th scope="row">{line[0]}</th>{"".join(cells[1:])}</tr>')
     parts += ["</tbody>", "</table>"]
@@ -272,14 +271,9 @@ class _TableRunJson(TypedDict):
     progress: float | None
 
 
-class _ContributedRunJson(TypedDict):
+class _ContributedRunJson(_TableRunJson):
     """A run of somebody else, on what it ran, and the digests of its text."""
 
-    name: Annotated[str, From("entry.id")]
-    key: str
-    over: Annotated[Any, "its label on the averaged axis: the seed", From("seed")]
-    state: str
-    value: NumberJson | None
     hardware: Annotated[str | None, From("result.hardware")]
     code: Annotated[str | None, From("result.code")]
     commit: Annotated[str | None, From("result.git_commit")]

@@ -85,8 +85,8 @@ class Sheet:
 
     texts: the lines in a style, the header first; every line has as many texts as the header, its title first.
     groups: columns, without the first, that belong together: ours, and the contributed and published ones beside it.
-    published: the columns with published numbers; contributed: those with results of others. notes: below the table.
-    rules: the lines, counted from 1 for the first after the header, that have a rule above.
+    origins: whose the numbers of each column are: ours, contributed, published. notes: below the table. rules: the
+    lines, counted from 1 for the first after the header, that have a rule above.
     """
 
     title: str
@@ -94,8 +94,7 @@ class Sheet:
     groups: Sequence[Sequence[int]]
     notes: Sequence[Note] = ()
     rules: frozenset[int] = field(default_factory=frozenset)
-    published: frozenset[int] = field(default_factory=frozenset)
-    contributed: frozenset[int] = field(default_factory=frozenset)
+    origins: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
