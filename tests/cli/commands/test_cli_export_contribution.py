@@ -50,8 +50,9 @@ def record(author: Face) -> Path:
 
 def unpacked(path: Path) -> Files:
     with tarfile.open(path) as tar:
-        found = {info.name.partition("/")[2]: tar.extractfile(info) for info in tar}
-    return {name: file.read() for name, file in found.items() if file and name != "SHA256SUMS"}
+        files = {info.name.partition("/")[2]: file.read() for info in tar if (file := tar.extractfile(info))}
+    del files["SHA256SUMS"]
+    return files
 
 
 def pack(path: Path, files: Files) -> None:
@@ -109,7 +110,6 @@ def test_a_papers_own_layout_has_the_column(face: Face, tmp_path: Path) -> None:
     check("export", document)
     assert document["contribution"]["deviations"][0]["paper"] == "gpas"
     shutil.rmtree(face.runs)
-    (face.folder / "gpas.db").unlink()
     made = face("table", "gpas:2", "--json").json
     Draft202012Validator(json_schema(PaperTablesJson, closed=True)).validate(made)
     assert made["tables"][0]["columns"][0]["contributors"] == ["Ada Lovelace"]
@@ -136,7 +136,15 @@ def edit(files: Files, ending: str, old: str, new: str) -> None:
     files[name] = files[name].replace(old.encode(), new.encode())
 
 
-TRAP = ("plugins.py", "open('/tmp/gpas-trap', 'w').close()")
+def trap(files: Files) -> None:
+    """Make the record name a scheme of a plugin that it brings along."""
+    (name,) = (name for name in files if name.endswith("attempt.json"))
+    values = json.loads(files[name])
+    values["cell"]["norm"] = {"scheme": "mine"}
+    values["plugin"] = {"name": "mine.py", "source": "open('executed', 'w').close()"}
+    files[name] = json.dumps(values).encode()
+
+
 # What is changed in a record whose checksums are made right again, and the reason why it is not shown.
 FORGERIES: dict[str, tuple[Callable[[Files], object], str]] = {
     "a byte of the journal": (lambda f: edit(f, "journal.jsonl", '"step":4,', '"step":3,'), "damaged line"),
@@ -146,13 +154,13 @@ FORGERIES: dict[str, tuple[Callable[[Files], object], str]] = {
     "no journal": (lambda f: f.pop(journal_of(f)), "results of"),
     "another attempt": (lambda f: edit(f, "attempt.json", '"number": 1', '"number": 2'), "is of"),
     "another rate": (lambda f: edit(f, "attempt.json", '"lr": 0.001', '"lr": 0.002'), "a cell with another key"),
-    "another scheme": (lambda f: edit(f, "attempt.json", '"norm": {', '"norm": {"scheme": "mine", "x": '), "not valid"),
+    "a plugin": (trap, "mine"),
     "another card": (lambda f: edit(f, "contribution.json", '"cpu"', '"H100"'), "other hardware or code"),
     "another cell": (lambda f: edit(f, "contribution.json", '"key": "', '"key": "0'), "is of the cell 0"),
     "two lines of a name": (lambda f: edit(f, "contribution.json", "Ada ", r"Ada\n"), "is no name"),
     "no name": (lambda f: edit(f, "contribution.json", "Ada Lovelace", ""), "is no name"),
     "a file of its own": (lambda f: f.update({"runs/../../../evil": b""}), "is no file of a record"),
-    "another file": (lambda f: f.update({"setup.py": b""}), "'setup.py' is no file of a record"),
+    "another file": (lambda f: f.update({"setup.py": b""}), "setup.py' is no file of a record"),
     "nothing": (lambda f: f.clear(), "contribution.json"),
 }
 
@@ -164,6 +172,7 @@ def test_a_forged_record_is_not_shown(author: Face, what: str) -> None:
     change(files)
     pack(record(author), files)
     refused(author, reason)
+    assert not (author.folder / "executed").exists()
 
 
 def refused(author: Face, reason: str) -> None:
@@ -174,7 +183,7 @@ def refused(author: Face, reason: str) -> None:
 
 
 def test_a_consistent_forgery_is_shown(author: Face) -> None:
-    """Whoever writes a journal can write any number: checksums show whether a record is whole, not whether it is honest."""
+    """Checksums show that a record is whole, not that it is honest."""
     files = unpacked(record(author))
     events(files, lambda event: event.get("metrics") and event.update(metrics={"perplexity": 1.5}))
     pack(record(author), files)
