@@ -38,7 +38,7 @@ from gpas_cli.structure import from_mapping
 from gpas_cli.words import byte_size, count, one_line
 
 FOLDER, SUFFIX, FACTS = "results", ".tar.gz", "contribution.json"
-MOST_BYTES, _MOST_CONTENT = 4 << 20, 32 << 20  # of a file, and of what it unpacks to
+MOST_BYTES, _MOST_CONTENT = 16 << 20, 64 << 20  # of a file, and of what it unpacks to
 OF_ATTEMPT = re.compile(r"runs/([0-9a-f]{2})/\1[0-9a-f]{14}/[0-9]{3,9}/(?:attempt\.json|journal\.jsonl|exit\.json)")
 _SUMS = "SHA256SUMS"
 _LONGEST_NAME = 60
@@ -161,6 +161,7 @@ def beside(
                 target.write_bytes(content)
             there = Project(experiments.path, Path(place, "runs"), Path(place, "cache"), f"{place}/gpas.db")
             with recorded(there, entries) as known:
+                warn(known.problem)
                 table = _with_columns(table, make(known), name)
     return table
 

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from gpas_cli.evaluate.export import ExportOptions
 
 
-_PUBLISHED = (
-    "  published as they are: comments and titles, paths, names of hosts, users, accounts and partitions, job ids"
-)
-
-
 class ExportedJson(DocumentJson):
     """`gpas export --json`: the fields of the exported network; with --archive or --contribute, only what they name."""
 
@@ -144,7 +139,7 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
     if made.removed:
         where = listed(made.removed, 5)
         say(f"  removed, because they may be secrets: the values of resources.{', '.join(PRIVATE)} in {where}")
-    say(_PUBLISHED)
+    say("  published as they are: comments and titles, paths, names of hosts, users, accounts and partitions, job ids")
     say("  README.md inside lists the content; read experiments.yaml before you publish it")
 
 
@@ -165,10 +160,10 @@ def _contribute(words: Sequence[str], name: str, as_json: bool) -> None:
         print_json(ExportedJson(schema=1, contribution=facts, file=path))
         return
     say(f"{entry.id} -> {path}: {byte_size(path.stat().st_size)}", soft_wrap=True)
-    say(f"  by {name}, on {facts.hardware}, code {facts.code}, commit {facts.commit}")
+    say(f"  by {name}, on {facts.hardware}, code {facts.code}\n  commit {facts.commit}")
     say(f"  {count(len(facts.deviations), 'deviation')} from the recipes of published numbers")
-    say(_PUBLISHED)
-    say("  send it to the authors of the paper, whose experiments show it with `gpas table --paper`")
+    say("  published as they are: paths, names of hosts, users, accounts and partitions")
+    say("  send it to the authors of the paper, who put it into its folder results")
 
 
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from face import START, Face, end, gpas
 from jsonschema import Draft202012Validator
+from scored import finish_cells
 from test_cli_schema import check
 from test_cli_table import TABLE_2
 
@@ -117,6 +118,19 @@ def test_a_papers_own_layout_has_the_column(face: Face, tmp_path: Path) -> None:
     assert "| LNS | missing | 30.00 \\[1/2 seeds] |" in face("table", "two", "--paper", "-f", "markdown").out
 
 
+def test_scores_of_later_stages_are_shown(face: Face) -> None:
+    finish_cells(face)
+    shown = face("table", "scored", "--format", "csv").out.splitlines()[1].split(",")
+    assert "name the cell and the folder" in face("export", "--contribute", "pre-s1", *ADA, expect=2).err
+    face.edit("version: 1\n", "version: 1\ninclude: [./mine]\n")
+    (face.folder / "mine").mkdir()
+    (face.folder / "mine/claims.yaml").write_text("{}\n")
+    face("export", "--contribute", face.entries("scored")[0].id, *ADA)
+    shutil.rmtree(face.runs)
+    line = face("table", "scored", "--paper", "--format", "csv").out.splitlines()[1]
+    assert line.split(",")[-3] == shown[4] != ""
+
+
 def journal_of(files: Files) -> str:
     (name,) = (name for name in files if name.endswith("journal.jsonl"))
     return name
@@ -215,7 +229,7 @@ def test_bombs_and_bytes_that_are_no_record_are_refused(author: Face) -> None:
     with path.open("wb") as file, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1) as bomb:
         for _ in range(1024):
             bomb.write(bytes(1 << 20))
-    refused(author, "too large: a record has at most 4.2 MB")
+    refused(author, "too large: a record has at most 16.8 MB")
     with path.open("wb") as file:
         file.truncate(1 << 32)
     refused(author, "too large")
@@ -238,7 +252,7 @@ def test_records_that_are_swapped_or_renamed_are_not_shown(author: Face, face: F
     said = author("table", "small", "--paper")
     assert said.err.count("is no file of a record") == 2
     assert "Ada" not in said.out
-    pack(first, {name: content for name, content in unpacked(first).items()})
+    pack(first, unpacked(first))
     said = author("table", "small", "--paper")
     assert f"contribution.json is of the cell {names[1][:16]}" in said.err
 
