@@ -43,26 +43,16 @@ def write_contribution(
     for attempt in (one for key in stage_keys([entry]) for one in attempts(project.runs, key)):
         if (public := public_record(attempt)[1]) is not None:
             members[f"runs/{attempt.relative}/attempt.json"] = public
-    hardware, code, commit = hardware_and_code(members, entry, experiments.catalogue)
-    facts = Contribution(
-        name=name,
-        key=entry.key,
-        cell=entry.id,
-        hardware=hardware,
-        code=code,
-        commit=commit,
-        deviations=tuple(_deviations(experiments, entry)),
-    )
+    on = hardware_and_code(members, entry, experiments.catalogue)
+    differing = tuple(_deviations(experiments, entry))
+    facts = Contribution(name=name, key=entry.key, cell=entry.id, deviations=differing, **on)
     members[FACTS] = (json.dumps(to_mapping(facts), indent=1, ensure_ascii=False) + "\n").encode()
     stem = f"{entry.key}-{safe(name)[:_LONGEST_NAME]}"
     out = io.BytesIO()
     write_members(out, stem, members, compressed=True)
     data = out.getvalue()
-    try:
-        verified(data, f"{stem}{SUFFIX}", entry, experiments.catalogue)
-    except GpasError as error:
-        raise GpasError(f"{entry.id} cannot be contributed: {error}") from error
     path = folder / f"{stem}{SUFFIX}"
+    verified(data, path.name, entry, experiments.catalogue)
     if path.exists() and path.read_bytes() != data:
         raise GpasError(f"{path} is another record; delete it to write this one")
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +61,8 @@ def write_contribution(
 
 
 def _deviations(experiments: Experiments, entry: Entry) -> Iterator[dict[str, Any]]:
-    """Yield where the cell differs from the recipes of the published numbers beside its grid."""
-    for pack, table in experiments.grids[entry.grid].table_spec.published.items():
+    """Yield where the cell differs from the recipes of the published numbers beside its grid, if one declares it."""
+    grid = experiments.grids.get(entry.grid)
+    for pack, table in grid.table_spec.published.items() if grid else ():
         for one in deviations([entry], published(pack, table)):
             yield {"paper": pack.name, "table": table, **vars(one)}

@@ -27,7 +27,7 @@ from gpas_cli.files import open_regular, parse_json
 from gpas_cli.grid.declared import Entry, Experiments
 from gpas_cli.project import Project
 from gpas_cli.report.recorded import Recorded, recorded
-from gpas_cli.report.tables.table import Table, TableCell
+from gpas_cli.report.tables.table import Table
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.state.status import RESULTS
 from gpas_cli.store.journal import Line, decoded
@@ -65,8 +65,8 @@ def verified(data: bytes, name: str, entry: Entry, catalogue: Catalogue) -> tupl
         found = hardware_and_code(files, entry, catalogue)
     except _UNREADABLE as error:
         raise GpasError(f"cannot be read: {type(error).__name__}: {error}") from error
-    if found != (facts.hardware, facts.code, facts.commit):
-        raise GpasError(f"{FACTS} names other hardware or code than the journal, which has {', '.join(found)}")
+    if found != {name: getattr(facts, name) for name in found}:
+        raise GpasError(f"{FACTS} names other hardware or code than the journal, which has {', '.join(found.values())}")
     return facts.name, files
 
 
@@ -77,23 +77,27 @@ def name_fault(name: str) -> str:
     return f"{name!a} is no name: write 1 to {_LONGEST_NAME} printable characters without spaces at the ends"
 
 
-def hardware_and_code(files: Mapping[str, bytes], entry: Entry, catalogue: Catalogue) -> tuple[str, str, str]:
-    """Return the hardware, the version of the code and the commit of the result of the cell's first stage.
+def hardware_and_code(files: Mapping[str, bytes], entry: Entry, catalogue: Catalogue) -> dict[str, Any]:
+    """Return the `hardware`, `code` and `commit` of the result of the cell's first stage.
 
-    files: of attempts, by their paths. Raises GpasError unless they have results of all stages of the cell, and of
-    nothing else.
+    files: of attempts, by their paths. Raises GpasError unless they have results of all stages of the cell, up to one
+    that diverged, and of nothing else.
     """
     results: dict[str, Mapping[str, Any]] = {}
     folders = {path.rpartition("/")[0] for path in files}
     for folder in sorted(folders, key=lambda name: (len(name), name)):
         key, columns = _attempt(files, folder, catalogue)
         results[key] = columns if columns.get("outcome") in RESULTS else results.get(key, {})
-    stages = [stage.key for stage in entry.cell.stages]
-    if {key for key, columns in results.items() if columns} != set(stages) or len(results) > len(stages):
-        raise GpasError(f"it has attempts at {', '.join(results)}; results of {', '.join(stages)} are needed")
-    first = results[stages[0]]
+    needed: list[str] = []
+    for stage in entry.cell.stages:
+        if not needed or results.get(needed[-1], {}).get("outcome") != "diverged":
+            needed.append(stage.key)
+    if set(needed) != results.keys() or not all(results.values()):
+        raise GpasError(f"there are attempts at {', '.join(results)}; results of {', '.join(needed)} are needed")
+    first = results[needed[0]]
+    found = {"hardware": first.get("gpu") or first.get("device"), "code": first.get("code")}
     commit = f"{first.get('git_commit') or 'unknown'}{' with changes' if first.get('git_dirty') else ''}"
-    return first.get("gpu") or first.get("device") or "unknown", first.get("code") or "unknown", commit
+    return {name: value or "unknown" for name, value in found.items()} | {"commit": commit}
 
 
 def _attempt(files: Mapping[str, bytes], folder: str, catalogue: Catalogue) -> tuple[str, Mapping[str, Any]]:
@@ -124,7 +128,7 @@ def _unpacked(data: bytes, folder: str) -> dict[str, bytes]:
         content = stream.read(_MOST_CONTENT + 1) if len(data) <= MOST_BYTES else b""
     if not 0 < len(content) <= _MOST_CONTENT:
         most = f"{byte_size(MOST_BYTES)}, and {byte_size(_MOST_CONTENT)} unpacked"
-        raise GpasError(f"it is empty or too large: a record has at most {most}")
+        raise GpasError(f"the record is empty or too large: at most {most}")
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for info in tar:
@@ -193,22 +197,17 @@ def _by_person(
 
 def _with_columns(table: Table, theirs: Table, name: str) -> Table:
     """Return a table with the cells of another one, which has the same rows and columns, beside its own."""
+    filled: set[int] = set()
     rows = []
     for row, other in zip(table.rows, theirs.rows, strict=True):
-        cells = [_with_cell(own, cell, name) for own, cell in zip(row.cells, other.cells, strict=True)]
+        cells = list(row.cells)
+        for i, cell in enumerate(other.cells):
+            if runs := tuple(run for run in cell.statuses if run.state in ("done", *_ENDED)):
+                shown = replace(cell, statuses=runs, others=(), mark="", printed={})
+                cells[i] = replace(cells[i], contributed={**cells[i].contributed, name: shown})
+                filled.add(i)
         rows.append(replace(row, cells=tuple(cells)))
-    columns = [
-        replace(column, contributors=(*column.contributors, name))
-        if any(name in row.cells[i].contributed for row in rows)
-        else column
-        for i, column in enumerate(table.columns)
-    ]
+    columns = list(table.columns)
+    for i in filled:
+        columns[i] = replace(columns[i], contributors=(*columns[i].contributors, name))
     return replace(table, columns=tuple(columns), rows=tuple(rows))
-
-
-def _with_cell(own: TableCell, theirs: TableCell, name: str) -> TableCell:
-    runs = tuple(run for run in theirs.statuses if run.value is not None or (run.result and run.state in _ENDED))
-    if not runs:
-        return own
-    shown = replace(theirs, statuses=runs, others=(), mark="", printed={})
-    return replace(own, contributed={**own.contributed, name: shown})

@@ -88,7 +88,10 @@ def table(
     where: Where = None,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="Print the published numbers beside ours; --source gpas prints a paper's tables."),
+        typer.Option(
+            "--paper",
+            help="Print the published and contributed numbers beside ours; --source gpas prints a paper's tables.",
+        ),
     ] = False,
     published_only: Annotated[
         bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
@@ -137,11 +140,8 @@ def table(
         chosen = varied_entries([name, *settings], where)
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
-        made.append(
-            _make(
-                spec if paper else replace(spec, published={}), chosen, external or (), value or (), form, others=paper
-            )
-        )
+        spec = spec if paper else replace(spec, published={})
+        made.append(_make(spec, chosen, external or (), value or (), form, others=paper and not missing))
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
