@@ -91,8 +91,7 @@ def export(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell as a folder for transformers; with --archive tables and their evidence, with --contribute a
-    cell's evidence.
+    """Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA,
     other schemes are exported with code. The gates are folded into the weights of both, unless a logit would change.
@@ -102,15 +101,17 @@ def export(
     unpacks it runs `gpas db rebuild` and prints the same tables. It has no value of resources.environment, setup,
     python and sbatch, which may be secrets. Comments, titles and names of users and machines are published as they are.
 
-    Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
+    With --contribute: a file with the journals of a cell, for the folder results of a paper. There, `gpas table
+    --paper` shows its numbers under your name, beside those of the project and the published ones.
 
-    A contributed record has the cell's journals and records. `gpas table --paper` shows it under your name, beside our
-    and the published numbers, to all who have it in the folder results of a paper that their experiments include.
+    Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
 
     Example: [bold]gpas export --archive table2.tar.gz table2[/bold]
 
     Example: [bold]gpas export --contribute pre-gpas-s1 mypaper/results --name "Ada Lovelace"[/bold]
     """
+    if contribute and archive is not None:
+        raise GpasError("--archive is for grids, --contribute for a cell: give one of them")
     if contribute:
         _contribute(words, name, as_json)
         return
