@@ -109,6 +109,10 @@ def test_other_text_and_runs_that_diverged_are_named(author: Face, face: Face) -
     text = author("table", "small", "--paper", "--format", "markdown").out
     assert "Ada Lovelace measured on other validation text than here: Pre-LN toy\n" in text
     assert "| Post-LN | missing | 1 diverged, 1 missing |" in text
+    author.attempt("pre-s2", ("start", START), ("outcome", end("done", metrics={"mine": 3})))
+    said = author("table", "small", "--paper", "--value", "mine", "--format", "markdown")
+    assert "| Pre-LN | 3 \\[1/2 seeds] |\n" in said.out
+    assert "the results of Ada Lovelace are not shown: no metric 'mine' is recorded" in said.err
 
 
 def test_a_papers_own_layout_has_the_column(face: Face, tmp_path: Path) -> None:
