@@ -41,6 +41,7 @@ FOLDER, SUFFIX, FACTS = "results", ".tar.gz", "contribution.json"
 MOST_BYTES, _MOST_CONTENT = 16 << 20, 64 << 20  # of a file, and of what it unpacks to
 OF_ATTEMPT = re.compile(r"runs/([0-9a-f]{2})/\1[0-9a-f]{14}/[0-9]{3,9}/(?:attempt\.json|journal\.jsonl|exit\.json)")
 _SUMS = "SHA256SUMS"
+_STAGE = len("runs/KK/") + 16  # characters of a path that name its stage
 _LONGEST_NAME = 60
 _ENDED = ("diverged", "not finite")  # states of runs without a number
 # What reading bytes of strangers may raise.
@@ -188,7 +189,9 @@ def _by_person(
             with open_regular(path) as file:
                 name, files = verified(file.read(MOST_BYTES + 1), path.name, entry, experiments.catalogue)
             own = found.setdefault(name, {})
-            if (name, entry.key) in seen or any(own.get(one, content) != content for one, content in files.items()):
+            shared = {one[:_STAGE] for one in own} & {one[:_STAGE] for one in files}
+            alike = all(own.get(one) == files.get(one) for one in own | files if one[:_STAGE] in shared)
+            if (name, entry.key) in seen or not alike:
                 raise GpasError(f"another file has other results of {name} for the cell or a stage of it")
         except (OSError, GpasError) as error:
             warn(one_line(f"{path} is not shown: {getattr(error, 'strerror', None) or error}"))

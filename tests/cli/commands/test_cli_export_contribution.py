@@ -20,7 +20,10 @@ from test_cli_table import TABLE_2
 
 from gpas_cli.cli.commands.table import PaperTablesJson
 from gpas_cli.documents import json_schema
+from gpas_cli.grid.load import load
 from gpas_cli.origin.archive import write_members
+from gpas_cli.report.contributed import beside
+from gpas_cli.report.tables.table import build
 from gpas_cli.store.journal import decoded, encode
 
 ADA = ("--name", "Ada Lovelace")
@@ -139,7 +142,14 @@ def test_scores_of_later_stages_are_shown(face: Face) -> None:
     face.edit("version: 1\n", "version: 1\ninclude: [./mine]\n")
     (face.folder / "mine").mkdir()
     (face.folder / "mine/claims.yaml").write_text("{}\n")
-    face("export", "--contribute", face.entries("scored")[0].id, *ADA)
+    entry = face.entries("scored")[0]
+    face("export", "--contribute", entry.id, *ADA)
+    face.recorded(entry, ("start", START), ("outcome", end("done", metrics={"perplexity": 1.0})))
+    face("export", "--contribute", "pre-s1", *ADA)  # has the same training, and another result of it
+    experiments, warned = load(face.folder / "experiments.yaml"), list[str]()
+    table = build([entry], {}, {}, experiments.grids["scored"].table_spec)
+    beside(table, [entry, face.entry("pre-s1")], experiments, lambda known: table, warned.append)
+    assert "another file has other results of Ada Lovelace for the cell or a stage of it" in "".join(warned)
     shutil.rmtree(face.runs)
     line = face("table", "scored", "--paper", "--format", "csv").out.splitlines()[1]
     assert line.split(",")[-3] == shown[4] != ""
