@@ -149,7 +149,7 @@ COMMANDS = {
         "serve": "Show the report page in a browser, live while a grid runs, until Ctrl-C.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
-        "export": "Write a trained cell as a folder for transformers, or with --archive tables and their evidence.",
+        "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
         "evaluate": "Score a network that was not trained here at downstream tasks, and record it with its origin.",
     },
     _DATA: {"data": "Prepare, list and check tokenised text; import tasks."},

@@ -96,9 +96,9 @@ def write_archive(
         raise GpasError(f"nothing to archive: no cell of {', '.join(grids)} has been run")
     members: dict[str, Member] = dict(_printed(project, experiments, grids))
     members |= _declared(project, experiments, entries)
-    members |= _run_files(project.runs, entries)
+    members |= run_files(project.runs, entries)
     changed, removed = _public(experiments, grids)
-    records = {f"runs/{one.relative}/attempt.json": _public_record(one) for one in tried}
+    records = {f"runs/{one.relative}/attempt.json": public_record(one) for one in tried}
     cleaned = {name: record for name, (_, record) in records.items() if record}
     members |= changed | cleaned
     codes = sorted({code for code, _ in records.values() if _CODE.fullmatch(code)})
@@ -110,7 +110,7 @@ def write_archive(
     members["archive.json"] = (json.dumps(facts, indent=1) + "\n").encode()
     members["README.md"] = _readme(experiments, facts).encode()
     with _replacing(path) as file:
-        _write(file, path.name.removesuffix(suffix), members, compressed=suffix != ".tar")
+        write_members(file, path.name.removesuffix(suffix), members, compressed=suffix != ".tar")
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     return Archive(
@@ -160,7 +160,7 @@ def _without_values(text: str, name: str) -> tuple[str, list[str]]:
     return text, [place for _, place in found.values()]
 
 
-def _public_record(attempt: AttemptDir) -> tuple[str, bytes | None]:
+def public_record(attempt: AttemptDir) -> tuple[str, bytes | None]:
     """Return the version of the code of an attempt, and its record without the values of PRIVATE settings.
 
     The record is None if the file has no such value; earlier versions recorded them. Raises OSError and StoreError.
@@ -207,7 +207,7 @@ def _declared(project: Project, experiments: Experiments, entries: Sequence[Entr
     return members
 
 
-def _run_files(runs: Path, entries: Sequence[Entry]) -> dict[str, Member]:
+def run_files(runs: Path, entries: Sequence[Entry]) -> dict[str, Path]:
     """Return the records of all stages of the cells, and the records and journals of their attempts."""
     found = [runs / peek.PROJECT_FILE]
     for key in stage_keys(entries):
@@ -245,7 +245,7 @@ def _inside(path: Path, root: Path) -> Path:
     return real
 
 
-def _write(file: IO[bytes], name: str, members: Mapping[str, Member], *, compressed: bool) -> None:
+def write_members(file: IO[bytes], name: str, members: Mapping[str, Member], *, compressed: bool) -> None:
     """Write the members in order of name, and then their checksums."""
     out = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) if compressed else file
     sums = []

@@ -27,17 +27,19 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 @cache
 def checked(pack: Pack, name: str) -> Node:
     """Return a file of a pack, an empty mapping if it has none. Raises InvalidExperiments for an invalid one."""
-    problems: list[Problem] = []
     path = pack.document(name)
-    root = read_document(path) if pack.has(name) else mapping({}, Mark(str(path), 0, 0))
-    if pack.has(name):
-        _check(root_of(root, problems), _SHAPES[name])
-    whole = root_of(root, problems).entries()
+    if not pack.has(name):
+        return mapping({}, Mark(str(path), 0, 0))
+    problems: list[Problem] = []
+    node = read_document(path)
+    root = root_of(node, problems)
+    _check(root, _SHAPES[name])
+    whole = root.entries()
     for table in whole["tables"].entries().values() if not problems else ():
         _check_table(table.entries(), whole["recipes"].entries())
     if problems:
         raise InvalidExperiments(problems)
-    return root
+    return node
 
 
 def _check(part: Part, shape: Any) -> None:

@@ -94,11 +94,11 @@ def digest(files: Mapping[str, bytes]) -> str:
 
 def git_facts(package: Path) -> dict[str, str | bool]:
     """Return {commit, dirty} of the checkout that tracks `package`; {} without git or such a checkout."""
-    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
-    commit = _git(package, "rev-parse", "HEAD") if tracked is not None else None
+    tracked = git(package, "ls-files", "--error-unmatch", "__init__.py")
+    commit = git(package, "rev-parse", "HEAD") if tracked is not None else None
     if not commit:
         return {}
-    return {"commit": commit, "dirty": bool(_git(package, "status", "--porcelain", "--", "."))}
+    return {"commit": commit, "dirty": bool(git(package, "status", "--porcelain", "--", "."))}
 
 
 def _packaged_in(package: Path, name: str) -> Path:
@@ -184,7 +184,7 @@ def _create(target: Path, files: Mapping[str, bytes]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def git(folder: Path, *words: str) -> str | None:
     command = ["git", "-C", str(folder), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

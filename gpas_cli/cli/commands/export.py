@@ -1,4 +1,5 @@
-"""`gpas export`: a trained cell as a folder that `transformers` loads, or an archive of tables and all behind them."""
+"""`gpas export`: a trained cell as a folder that `transformers` loads, an archive of tables and all behind them, or a
+record of a cell for the folder of a paper."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ from gpas_cli.evaluate.card import Comparison, ExportReport, TrainingOrigin
 from gpas_cli.events import TextFacts
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin.archive import Archive, write_archive
+from gpas_cli.origin.contribution import write_contribution
+from gpas_cli.report.contributed import FOLDER
 from gpas_cli.spec.run import PRIVATE
 from gpas_cli.state.outputs import evaluation_of, newest_checkpoint, scores_of, text_of
+from gpas_cli.store.records import Contribution
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.store.snapshot import git
 from gpas_cli.words import byte_size, count, listed
 
 if TYPE_CHECKING:
@@ -30,9 +35,11 @@ if TYPE_CHECKING:
 
 
 class ExportedJson(DocumentJson):
-    """`gpas export --json`: the fields of the exported network or, with --archive, only `archive`."""
+    """`gpas export --json`: the fields of the exported network; with --archive or --contribute, only what they name."""
 
     archive: NotRequired[Archive]
+    contribution: NotRequired[Contribution]
+    file: NotRequired[Annotated[Path, "the record, with --contribute"]]
     cell: NotRequired[str]
     folder: NotRequired[str]
     form: NotRequired[Annotated[str, ("llama", "pegasus", "bundled")]]
@@ -53,7 +60,7 @@ def export(
         list[str],
         typer.Argument(
             metavar="CELL DIR | GRID",
-            help="A cell and the folder to write, which must be new or empty; with --archive, grids.",
+            help="A cell and the folder to write, new or empty; with --archive, grids; with --contribute, a cell.",
             autocompletion=complete_cell_or_grid,
         ),
     ],
@@ -63,6 +70,11 @@ def export(
             "--archive", metavar="FILE", help="Write the tables of grids with everything behind them: .tar.gz or .tar."
         ),
     ] = None,
+    contribute: Annotated[
+        bool,
+        typer.Option("--contribute", help="Write the cell's journals as a record for the folder results of a paper."),
+    ] = False,
+    name: Annotated[str, typer.Option("--name", help="With --contribute: your name, by default git's user.name.")] = "",
     max_error: Annotated[
         float,
         typer.Option(
@@ -79,7 +91,7 @@ def export(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained cell as a folder for transformers, or with --archive tables and their evidence.
+    """Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.
 
     The folder has weights, config, tokenizer, model card, and code if needed: Pre-LN and LNS become a plain LLaMA,
     other schemes are exported with code. The gates are folded into the weights of both, unless a logit would change.
@@ -89,15 +101,25 @@ def export(
     unpacks it runs `gpas db rebuild` and prints the same tables. It has no value of resources.environment, setup,
     python and sbatch, which may be secrets. Comments, titles and names of users and machines are published as they are.
 
+    With --contribute: a file with the journals of a cell, for the folder results of a paper. There, `gpas table
+    --paper` shows its numbers under your name, beside those of the project and the published ones.
+
     Example: [bold]gpas export pre-gpas-s1 exported/pre-gpas[/bold]
 
     Example: [bold]gpas export --archive table2.tar.gz table2[/bold]
+
+    Example: [bold]gpas export --contribute pre-gpas-s1 mypaper/results --name "Ada Lovelace"[/bold]
     """
+    if contribute and archive is not None:
+        raise GpasError("--archive is for grids, --contribute for a cell: give one of them")
+    if contribute:
+        _contribute(words, name, as_json)
+        return
     if archive is not None:
         _archive(archive, words, as_json)
         return
     if len(words) != 2:
-        raise GpasError("name a cell and the folder to write, or grids with --archive FILE")
+        raise GpasError("name a cell and the folder to write, grids with --archive FILE, or a cell with --contribute")
     from gpas_cli.evaluate.export import ExportOptions  # imports torch
 
     options = ExportOptions(folder=Path(words[1]), max_error=max_error, bundled=bundled, license_id=license_id)
@@ -120,6 +142,29 @@ def _archive(path: Path, grids: Sequence[str], as_json: bool) -> None:
         say(f"  removed, because they may be secrets: the values of resources.{', '.join(PRIVATE)} in {where}")
     say("  published as they are: comments and titles, paths, names of hosts, users, accounts and partitions, job ids")
     say("  README.md inside lists the content; read experiments.yaml before you publish it")
+
+
+def _contribute(words: Sequence[str], name: str, as_json: bool) -> None:
+    cell, *folders = words
+    own = [pack.folder / FOLDER for pack in experiments().included if not pack.installed]
+    places = [Path(folder) for folder in folders] or own
+    if len(places) != 1:
+        raise GpasError(
+            "name the cell and the folder results of a paper: gpas export --contribute CELL mypaper/results"
+        )
+    name = name or git(project().config.parent, "config", "user.name") or ""
+    if not name:
+        raise GpasError("whose result is it? git has no user.name; give your name with --name")
+    (entry,) = find_cells([cell])
+    path, facts = write_contribution(places[0], project(), experiments(), entry, name)
+    if as_json:
+        print_json(ExportedJson(schema=1, contribution=facts, file=path))
+        return
+    say(f"{entry.id} -> {path}: {byte_size(path.stat().st_size)}", soft_wrap=True)
+    say(f"  by {name}, on {facts.hardware}, code {facts.code}\n  commit {facts.commit}")
+    say(f"  {count(len(facts.deviations), 'deviation')} from the recipes of published numbers")
+    say("  published as they are: paths, names of hosts, users, accounts and partitions")
+    say("  send it to the authors of the paper, who put it into its folder results")
 
 
 def _network(cell: str, options: ExportOptions, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 import typer
 
 from gpas_cli.cli.commands.plan import plan_for
-from gpas_cli.cli.console import print_json, say
+from gpas_cli.cli.console import print_json, say, warn
 from gpas_cli.cli.options import AsJson, Where, complete_table, offer, offer_list
 from gpas_cli.cli.selection import (
     entries,
@@ -29,9 +29,11 @@ from gpas_cli.grid.packs import Pack, pack_named
 from gpas_cli.grid.select import select
 from gpas_cli.plan.plan import Plan
 from gpas_cli.report import papers
+from gpas_cli.report.contributed import beside
 from gpas_cli.report.figures.series import has_labels
 from gpas_cli.report.papers.printed import printed, printed_named
 from gpas_cli.report.quantities import METRICS
+from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import beside_published, build, by_metrics
@@ -79,7 +81,10 @@ def table(
     where: Where = None,
     paper: Annotated[
         bool,
-        typer.Option("--paper", help="Print the published numbers beside ours; --source gpas prints a paper's tables."),
+        typer.Option(
+            "--paper",
+            help="Print the published and contributed numbers beside ours; --source gpas prints a paper's tables.",
+        ),
     ] = False,
     published_only: Annotated[
         bool, typer.Option("--published-only", help="Print the published tables alone, digit by digit.")
@@ -125,7 +130,8 @@ def table(
         chosen = varied_entries([name, *settings], where)
         declared = experiments().grids[name].table_spec
         spec = declared.tuned(best) if best else declared
-        made.append(_make(spec if paper else replace(spec, published={}), chosen, value or (), form))
+        spec = spec if paper else replace(spec, published={})
+        made.append(_make(spec, chosen, value or (), form, others=paper and not missing))
     if missing:
         _print_missing(made, form)
     elif form == "json" and len(made) > 1:
@@ -157,11 +163,13 @@ def _print_papers(
         print_paper_tables(sections, form)
 
 
-def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str) -> Table:
+def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form: str, *, others: bool) -> Table:
+    """Return the table of the chosen cells. others: with what others have contributed, in columns of its own."""
     converges = any(name in CONVERGENCE for name in (*values, spec.value))
     if converges and spec.best:
         raise GpasError(f"--best {spec.best} chooses by a result of the training, not by {', '.join(CONVERGENCE)}")
-    with recorded_of(chosen, database=converges) as known:
+
+    def made(known: Recorded) -> Table:
         if converges:
             from gpas_cli.report.figures.convergence import smooth_losses, with_convergence  # imports SQLAlchemy
 
@@ -174,6 +182,10 @@ def _make(spec: TableSpec, chosen: Sequence[Entry], values: Sequence[str], form:
         if spec.published and form != "latex":  # a page has no room for a further column per size
             return beside_published(known, spec)
         return build(chosen, known.states, known.results, spec)
+
+    with recorded_of(chosen, database=converges) as known:
+        table = made(known)
+    return beside(table, chosen, experiments(), made, warn) if others else table
 
 
 class _MissingRunJson(TypedDict):
@@ -358,11 +370,18 @@ def paper_sections(
     """
     found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
+
+    def with_others(served: Serving, known: Recorded) -> Table:
+        def make(known: Recorded) -> Table:
+            return paper_table(served, known.states, known.results, declared=declared)
+
+        return beside(make(known), served.entries, experiments(), make, warn)
+
     with recorded_of(chosen, database=False) as known:
         return [
             published_table(with_ours(part, served.entries, known.results) if served else part, unserved=not served)
             if served is None or part.cells_of
-            else paper_table(served, known.states, known.results, declared=declared)
+            else with_others(served, known)
             for part, served in found
         ]
 

@@ -62,19 +62,15 @@ def _printed_text(printed: Printed | None, digits: int, style: Style) -> str:
 def sheet(table: Table) -> Sheet:
     """Return the table as text, networks that were not trained here last, below a rule."""
     groups: list[list[int]] = []  # columns of one label belong together
-    published: set[int] = set()
-    start = 1
+    origins = ["ours"]
     for i, column in enumerate(table.columns):
-        end = start + 1 + len(column.sources)
-        published |= set(range(start + 1, end))
+        start = len(origins)
+        origins += ["ours", *["contributed"] * len(column.contributors), *["published"] * len(column.sources)]
         if i and column.label == table.columns[i - 1].label:
-            groups[-1] += range(start, end)
+            groups[-1] += range(start, len(origins))
         else:
-            groups.append(list(range(start, end)))
-        start = end
-    return Sheet(
-        table.spec.title, lambda style: _lines(table, style), groups, notes(table), _rules(table), frozenset(published)
-    )
+            groups.append(list(range(start, len(origins))))
+    return Sheet(table.spec.title, lambda style: _lines(table, style), groups, notes(table), _rules(table), origins)
 
 
 def _rules(table: Table) -> frozenset[int]:
@@ -106,11 +102,15 @@ def _lines(table: Table, style: Style) -> list[list[str]]:
 
 
 def _titles(table: Table, column: Column) -> list[str]:
-    """Return the headers of one column: ours, and one for each source beside it, e.g. "71m, GPAS paper"."""
+    """Return the headers of one column: ours, one for each contributor, and one for each source beside it, e.g. "71m,
+    GPAS paper"."""
+    contributed = [f"contributed by {name}" for name in column.contributors]
+    published = [table.published[source].short for source in column.sources]
     if table.printed:
-        return [column.title, *(table.published[source].short for source in column.sources)]
-    theirs = {source: table.published[source].as_if or column.title for source in column.sources}
-    return [column.title, *(f"{theirs[source]}, {table.published[source].short}" for source in column.sources)]
+        return [column.title, *contributed, *published]
+    theirs = [table.published[source].as_if or column.title for source in column.sources]
+    beside = zip([column.title] * len(contributed) + theirs, contributed + published, strict=True)
+    return [column.title, *(", ".join(each) for each in beside)]
 
 
 def _line(table: Table, row: Row, style: Style) -> list[str]:
@@ -120,6 +120,7 @@ def _line(table: Table, row: Row, style: Style) -> list[str]:
         if table.alone:
             line += [_printed_text(printed, digits, style) for printed in cell.printed.values()]
             continue
-        line.append(cell_text(cell, digits, style))
+        others = [cell.contributed.get(name, TableCell()) for name in column.contributors]
+        line += [cell_text(one, digits, style) for one in (cell, *others)]
         line += [_printed_text(cell.printed.get(source), digits, style) for source in column.sources]
     return line

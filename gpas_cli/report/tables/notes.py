@@ -27,6 +27,7 @@ _NAMED = 3  # cells in one note
 _LOSSES = {"causal": "next-token", "mlm": "masked-token", "span": "corrupted-span"}  # by objective
 _TOKENIZERS = "tokenizers, whose losses compare in bits per byte (`--value bits_per_byte`)"
 _DIGEST = 12  # hex digits of a version or a text
+_NOTHING = TableCell()
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _reading(table: Table) -> Iterator[Note]:
         yield Note("seeds", f"one {over} per cell: differences may be noise")
     if any(cell.stderr is not None for cell in cells):
         yield Note("seeds", f"of a single {over}: score ± standard error over the questions")
-    compared = [cell for cell in cells if cell.delta is not None]
+    compared = [one for cell in cells for one in (cell, *cell.contributed.values()) if one.delta is not None]
     if compared:
         against = ", ".join(f"{axis} {spelled(label)}" for axis, label in table.spec.against.items())
         several = any(len(cell.statuses) > 1 for cell in compared)
@@ -290,6 +291,30 @@ _SAME_BUDGET = 1.5  # no note if our and the published number of training tokens
 _Place = tuple[int, int]  # row and column of a cell
 
 
+def _contributed(table: Table) -> Iterator[Note]:
+    """Note on what each person has trained, and where the validation text was another than ours."""
+    for name in dict.fromkeys(name for column in table.columns for name in column.contributors):
+        theirs = [
+            (place(table, row, i), own, own.contributed.get(name, _NOTHING)) for row, i, own in _shown_cells(table)
+        ]
+        results = {run.key: run.result for *_, cell in theirs for run in cell.statuses if run.result}.values()
+        found = [
+            {one.hardware or "unknown" for one in results},
+            {f"code {(one.code or 'unknown')[:_DIGEST]}" for one in results},
+            {f"commit {(one.git_commit or 'unknown')[:_DIGEST]}" for one in results},
+        ]
+        on = ", ".join(listed(sorted(each), _NAMED) for each in found)
+        text = f"{count(len(results), 'run')} contributed by {name}, on {on}"
+        yield Note("contributed", f"{text}; checked, but not trained here")
+        other = [at for at, own, cell in theirs if _texts(own) and _texts(cell) and _texts(own) != _texts(cell)]
+        if other:
+            yield Note("contributed", f"{name} measured on other validation text than here: {listed(other, _NAMED)}")
+
+
+def _texts(cell: TableCell) -> set[str | None]:
+    return {result.validation_fingerprint for result in _shown_results(cell.statuses)}
+
+
 def _sources(table: Table) -> Iterator[Note]:
     used = _used(table)
     for source, printed in table.published.items():
@@ -453,5 +478,5 @@ def _word(value: Any) -> str:
 # In the order in which their notes are printed.
 _MAKERS = (
     *(_reading, _tuned, _diverged, _unfinished, _withheld, _differences, _mixtures, _scores, _overrides),
-    *(_sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
+    *(_contributed, _sources, _unserved, _compared, _objectives, _remarks, _deviations, _unstated, _budgets, _gains),
 )

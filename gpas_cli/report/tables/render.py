@@ -22,7 +22,7 @@ from gpas_cli.report.tables.table import Column, Printed, Row, Table, TableCell
 from gpas_cli.words import one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the first characters of cells that a spreadsheet executes
-_WHICH, _LABEL, _NUMBER, _PUBLISHED = range(4)  # the parts of a line, in their order
+_WHICH, _LABEL, _NUMBER, _CONTRIBUTED, _PUBLISHED = range(5)  # the parts of a line, in their order
 _BESIDE = ("published_", "published_delta_")
 _AS_PRINTED = ("table", "part", "band", "row", "column", "text", "value", "delta")
 _NUMBERS = (
@@ -106,6 +106,7 @@ def _lines(table: Table) -> Iterator[_Line]:
                 yield {
                     **{(_LABEL, name): label for name, label in headed.items()},
                     **_numbers(column, cell),
+                    **{(_CONTRIBUTED, place): value for place, value in _theirs(cell)},
                     **{place: value for source, one in published for place, value in _beside(source, one).items()},
                 }
 
@@ -123,6 +124,13 @@ def _as_printed_lines(row: Row, column: Column, cell: TableCell) -> Iterator[_Li
 def _beside(source: str, printed: Printed) -> _Line:
     values = zip(_BESIDE, (printed.value, printed.delta), strict=True)
     return {(_PUBLISHED, f"{part}{source}"): value for part, value in values}
+
+
+def _theirs(cell: TableCell) -> Iterator[tuple[str, object]]:
+    for name, one in cell.contributed.items():
+        yield f"contributed_{name}", one.summary and one.summary.mean
+        yield f"contributed_n_{name}", one.n
+        yield f"contributed_delta_{name}", one.delta and one.delta.mean
 
 
 def _numbers(column: Column, cell: TableCell) -> _Line:
@@ -154,7 +162,7 @@ _HTML = Style(
 def to_html(sheet: Sheet) -> str:
     """Return a `table` element with the title as its caption, and the notes as a list with the class `notes`."""
     header, *lines = sheet.texts(_HTML)
-    origins = ["published" if column in sheet.published else "ours" for column in range(len(header))]
+    origins = sheet.origins
     heads = [f'<th scope="col" class="{origin}">{text}</th>' for origin, text in zip(origins, header, strict=True)]
     parts = [
         "<table>",
@@ -247,6 +255,27 @@ class _TableRunJson(TypedDict):
     progress: float | None
 
 
+class _ContributedRunJson(_TableRunJson):
+    """A run of somebody else, on what it ran, and the digests of its text."""
+
+    hardware: Annotated[str | None, From("result.hardware")]
+    code: Annotated[str | None, From("result.code")]
+    commit: Annotated[str | None, From("result.git_commit")]
+    text: Annotated[str | None, From("result.fingerprint")]
+    validation_text: Annotated[str | None, From("result.validation_fingerprint")]
+
+
+class _ContributedJson(TypedDict):
+    """What one person has contributed to a cell, verified but not trained again; no other number includes it."""
+
+    mean: Annotated[NumberJson | None, From("summary.mean")]
+    std: Annotated[NumberJson | None, From("summary.std")]
+    n: Annotated[int, "runs with a result"]
+    delta: Annotated[NumberJson | None, "the mean difference from the person's own base", From("delta.mean")]
+    status: str
+    runs: Annotated[list[_ContributedRunJson], From("statuses")]
+
+
 class _TableCellJson(TypedDict):
     """One cell of a table."""
 
@@ -258,6 +287,7 @@ class _TableCellJson(TypedDict):
     delta: _DeltaJson | None
     mark: str
     status: Annotated[str, "why numbers are missing, empty if none are"]
+    contributed: Annotated[dict[str, _ContributedJson], "by the name of the contributor"]
     published: Annotated[dict[str, _PublishedNumberJson], From("printed")]
     runs: Annotated[list[_TableRunJson], From("statuses")]
     others: Annotated[list[_TableRunJson], "runs of the other settings, where the best of several is shown"]
@@ -272,12 +302,13 @@ class _TableRowJson(TypedDict):
 
 
 class _ColumnJson(TypedDict):
-    """One column; `sources` are the papers whose numbers are beside it."""
+    """One column; `sources` are the papers whose numbers are beside it, `contributors` the people."""
 
     label: Any
     title: str
     metric: _MetricJson
     sources: list[str]
+    contributors: list[str]
 
 
 class TableJson(DocumentJson):

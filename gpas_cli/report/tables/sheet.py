@@ -21,13 +21,14 @@ from gpas_cli.words import one_line
 THEMES = {
     "reading": ("seeds", "best", "delta", "marks", "scores"),
     "runs": ("cells", "diverged", "unfinished", "withheld", "pairs", "base", "mixture", "override", "origin"),
+    "contributed": ("contributed",),
     "published": ("published", "compared", "budget", "remark", "gains"),
     "recipes": ("recipe",),
 }
 # Kinds of notes whose first word is capitalised in a sentence: it is never a name.
 _CAPITALISED = (
     *("seeds", "best", "delta", "marks", "cells", "diverged", "unfinished", "withheld", "pairs", "base"),
-    *("compared", "gains"),
+    *("contributed", "compared", "gains"),
 )
 _NEVER_NAMES = ("the ", "guessing ", "no cell ")  # beginnings of notes of other kinds that are capitalised, too
 
@@ -37,8 +38,8 @@ class Note:
     """A note. `brief` is its short form for a terminal, "" if there is none.
 
     `kind`: seeds, best, delta, marks, diverged, unfinished, withheld, pairs, base, mixture, scores,
-    override, published, compared, remark, recipe, budget, gains, or cells: which grid has the cells of a printed
-    table.
+    override, contributed, published, compared, remark, recipe, budget, gains, or cells: which grid has the cells of a
+    printed table.
     """
 
     kind: str
@@ -83,9 +84,9 @@ class Sheet:
     """A table as text.
 
     texts: the lines in a style, the header first; every line has as many texts as the header, its title first.
-    groups: columns, without the first, that belong together: ours, and the published ones beside it. published: the
-    columns with published numbers. notes: below the table. rules: the lines, counted from 1 for the first after the
-    header, that have a rule above.
+    groups: columns, without the first, that belong together: ours, and the contributed and published ones beside it.
+    origins: whose the numbers of each column are: ours, contributed, published. notes: below the table. rules: the
+    lines, counted from 1 for the first after the header, that have a rule above.
     """
 
     title: str
@@ -93,7 +94,7 @@ class Sheet:
     groups: Sequence[Sequence[int]]
     notes: Sequence[Note] = ()
     rules: frozenset[int] = field(default_factory=frozenset)
-    published: frozenset[int] = field(default_factory=frozenset)
+    origins: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

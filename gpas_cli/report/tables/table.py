@@ -69,7 +69,8 @@ class TableCell:
     """One cell. `mark` is "best", "second" or ""; `status` is why numbers are missing, "" if none is.
 
     `delta` is None in a base row, and if no seed has both numbers. `statuses` is empty if the grid has no such cell.
-    others: the runs with other settings, where the best of several settings is shown.
+    others: the runs with other settings, where the best of several settings is shown. contributed: what others have
+    trained of the cell, by name; no part of our numbers.
     """
 
     statuses: tuple[EntryStatus, ...] = ()
@@ -79,6 +80,7 @@ class TableCell:
     mark: str = ""
     printed: Mapping[str, Printed] = field(default_factory=dict)
     others: tuple[EntryStatus, ...] = ()
+    contributed: Mapping[str, TableCell] = field(default_factory=dict)
 
     @property
     def values(self) -> dict[Hashable, float]:
@@ -154,12 +156,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One label of the column axis with one metric, and the sources that print a number for any of its cells."""
+    """One label of the column axis with one metric, and the sources that print a number for any of its cells.
+
+    contributors: the people who have contributed results of any of them.
+    """
 
     label: Label
     title: str
     metric: Metric
     sources: tuple[str, ...] = ()
+    contributors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def test_notes_are_grouped_by_theme(table: Table) -> None:
     lines = drawn(table, 60)
     start = next(i for i, line in enumerate(lines) if line.startswith("reading"))
     assert [line.split()[0] for line in lines[start:] if line[0] != " "] == ["reading", "runs", "published", "recipes"]
-    assert {note.theme for note in notes(table)} == set(THEMES)
+    assert {note.theme for note in notes(table)} == set(THEMES) - {"contributed"}
     assert all(line[:12].strip(" -") in (*THEMES, "") and len(line) <= 60 for line in lines[start:])
     assert sum(line[10:12] == "- " for line in lines[start:]) == len(notes(table))
 
@@ -338,7 +338,9 @@ def test_json(table: Table) -> None:
         "better": "lower",
         "digits": 2,
     }
-    assert data["columns"] == [{"label": "71m", "title": "71m", "metric": data["metric"], "sources": ["gpas"]}]
+    assert data["columns"] == [
+        {"label": "71m", "title": "71m", "metric": data["metric"], "sources": ["gpas"], "contributors": []}
+    ]
     row = data["rows"][3]
     assert (row["title"], row["labels"]) == ("LNS + GPAS", {"norm": "lns", "gate": "gpas"})
     (cell,) = row["cells"]
