@@ -143,12 +143,13 @@ def test_experiments_name_their_plugins(tmp_path: Path) -> None:
     file = tmp_path / "experiments.yaml"
     file.write_text(EXPERIMENTS.format(plugins="mine.py"))
     assert [entry.name for entry in expand(load(file))] == ["pre", "half"]
-    file.write_text(EXPERIMENTS.format(plugins="absent.py, mine.py, mine.py"))
+    (tmp_path / "again.py").write_text(SOURCE)
+    file.write_text(EXPERIMENTS.format(plugins="absent.py, mine.py, again.py"))
     with pytest.raises(InvalidExperiments) as caught:
         load(file)
     message = str(caught.value)
     assert "experiments.yaml:2:11: plugins: absent.py: No such file or directory" in message
-    assert "experiments.yaml:2:31: plugins: mine.py: the scheme 'weighted' already exists in mine.py" in message
+    assert "experiments.yaml:2:31: plugins: again.py: the scheme 'weighted' already exists in mine.py" in message
 
 
 @pytest.fixture

@@ -296,7 +296,12 @@ def printed_tables(names: Sequence[str], source: str | None) -> list[Table]:
     packs = papers_known()
     chosen = pack_named(source, packs) if source else None
     if not names:
-        return _of_paper(chosen or packs[papers.USUAL])
+        pack = chosen or packs[papers.USUAL]
+        if not papers.numbers(pack):
+            raise GpasError(
+                f"{pack.name} has no `printed` tables; its numbers are beside those of grids: gpas table GRID --paper"
+            )
+        return _of_paper(pack)
     found = [
         part
         for name in names

@@ -23,7 +23,7 @@ from gpas_cli.documents import json_schema
 from gpas_cli.grid.load import load
 from gpas_cli.origin.archive import write_members
 from gpas_cli.report.contributed import beside
-from gpas_cli.report.tables.table import build
+from gpas_cli.report.tables.grid_table import build
 from gpas_cli.store.journal import decoded, encode
 
 ADA = ("--name", "Ada Lovelace")
