@@ -68,7 +68,7 @@ class File:
 
     def names(self, section: str) -> dict[str, str]:
         """Return the names that it may use in a section, each with the name in other files."""
-        others = {name: name for file in self.with_included for name in file.own(section)}
+        others = {name: name for file in self.with_included[1:] for name in file.own(section)}
         return others | {name: self.prefix + name for name in self.sections[section]}
 
     def visible(self, section: str) -> dict[str, Part]:

@@ -112,7 +112,8 @@ def read_resources(
     layers: Sequence[Mapping[str, Part]], sizes: Collection[str], stages: Sequence[str]
 ) -> tuple[dict[str, Resources], ResourceSettings]:
     """Return the resources of a file's grids: by size and for `all`, and the settings that override them for a kind of
-    job. Each of the layers, sections by name, overrides the ones before.
+    job. Each of the layers, sections by name, overrides the ones before; the last two are those of the site and of
+    experiments.yaml.
     """
     kinds = tuple(kind for kind in (*stages, TOKENISE) if kind not in sizes)
     known = (*sizes, ALL, *kinds)
@@ -125,10 +126,11 @@ def read_resources(
     by_size: dict[str, Resources] = {}
     built_in = of_built_in_sizes("resources")
     named = [name for layer in layers for name in layer if name not in kinds]
+    own = {name for layer in layers[-2:] for name in layer}
     for name in dict.fromkeys((ALL, *named, *built_in)):
         parts = [layer[one] for layer in (built_in, *layers) for one in dict.fromkeys((ALL, name)) if one in layer]
         whole = _layered(*parts) if parts else None
-        if whole and name not in named:  # which may be used nowhere: a contradiction to `all` is no mistake
+        if whole and name not in own:  # which may be used nowhere: a contradiction to `all` is no mistake
             whole = replace(whole, problems=[])
         if whole and isinstance(whole.value, dict):
             by_size[name] = overlaid(by_size.get(ALL, Resources()), whole)

@@ -59,9 +59,9 @@ def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: Fi
         corpora=CORPORA | (corpora := known("corpora")) | _named(Data, own["corpora"], CORPORA, corpora),
         networks=known("networks") | _networks(own["networks"], main.path.parent),
     )
-    whole = main.sections["resources"]
     own_layers = [] if file is main else [own["resources"]]
-    layers = [*(_of_own_sizes(one, "resources") for one in included), *own_layers, site, whole]
+    over = [_for(file, main, parts) for parts in (site, main.sections["resources"])]
+    layers = [*(_of_own_sizes(one, "resources") for one in included), *own_layers, *over]
     resources, kind_resources = read_resources(layers, catalogue.sizes, catalogue.later_stages)
     recipes = {name: part for one in included for name, part in _of_own_sizes(one, "recipes").items()} | own["recipes"]
     _check_recipes(own["recipes"], dict.fromkeys((*catalogue.sizes, *own["sizes"])))
@@ -72,6 +72,13 @@ def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: Fi
         kind_resources=kind_resources,
         corpora={name: part.node for name, part in file.visible("corpora").items() if part.node},
     )
+
+
+def _for(file: File, main: File, resources: Mapping[str, Part]) -> dict[str, Part]:
+    """Return the resources that experiments.yaml or the site has for the sizes that a file may name, by its names."""
+    sizes = {name for one in main.with_included for name in one.own("sizes")}
+    named = {name: resources[known] for name, known in file.names("sizes").items() if known in resources}
+    return named | {name: part for name, part in resources.items() if name not in sizes}
 
 
 def _of_own_sizes(file: File, section: str) -> dict[str, Part]:

@@ -242,6 +242,9 @@ def test_a_file_replaces_the_recipe_of_a_built_in_size_and_single_settings_of_it
     assert (entry.cell.optim.lr, entry.cell.optim.clip) == (1e-3, 0)
     assert entry.resources == Resources(gpus=8, cpus=8, mem="9G", time="1-00:00:00")
     assert complaints(text.format("resources: {all: {notice: 3600}}\n")) == []  # the quickstart's limit is 0:30:00
+    assert complaints(text.format("include: [spike]\nresources: {all: {gpus: 0}}\n")) == []  # gpt-13b has 8 nodes
+    read_all = read(text.format("include: [raptr, {pack: spike, as: s}]\nresources: {s.gpt-350m: {gpus: 2}}\n"))
+    assert {entry.resources.gpus for entry in expand(read_all, ["s.spike-length"])} == {2}
     (entry,) = expand(read(text.replace("data: c4", "data: c4, optim: {{lr: 1e-3, warmup: 1, steps: 9}}").format("")))
     assert (entry.cell.optim.steps, entry.cell.optim.clip) == (9, 0)  # the whole recipe is the grid's own
     wrong = text.replace("data: c4", "data: c4, optim: {{steps: 9}}").format("")
