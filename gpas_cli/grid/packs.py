@@ -26,7 +26,7 @@ from importlib import util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
-from gpas_cli.grid.document import read_document
+from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.plugins import entry_points
 
@@ -54,14 +54,16 @@ class Pack:
         return self.document(name).is_file()
 
     @cached_property
-    def grids(self) -> Collection[str]:
-        """The names of its grids in its files."""
-        root = read_document(self.document("grids")) if self.has("grids") else None
-        return children(children(root).get("grids"))
+    def _declared(self) -> Mapping[str, Node]:
+        return children(read_document(self.document("grids")) if self.has("grids") else None)
+
+    def names(self, section: str) -> Collection[str]:
+        """Return the names that its files have in a section, such as `grids` or `sizes`."""
+        return children(self._declared.get(section))
 
     def outside(self, grid: str) -> str:
         """Return the name by which other files know a grid that its files name."""
-        return f"{self.prefix}{grid}" if self.prefix and grid in self.grids else grid
+        return f"{self.prefix}{grid}" if self.prefix and grid in self.names("grids") else grid
 
     @property
     def digest(self) -> str:
@@ -114,5 +116,5 @@ def pack_named(name: str, packs: Mapping[str, Pack]) -> Pack:
 
 def including(grid: str) -> str:
     """Return how to include the grid of a known paper: "add gpas to `include`"; "" if no known paper has it."""
-    names = [pack.name for pack in known_packs().values() if grid in pack.grids]
+    names = [pack.name for pack in known_packs().values() if grid in pack.names("grids")]
     return f"add {names[0].replace('_', '-')} to `include`" if names else ""

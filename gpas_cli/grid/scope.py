@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.grid.declared import Scope
 from gpas_cli.grid.include import File
-from gpas_cli.grid.resources import read_resources
+from gpas_cli.grid.packs import known_packs
+from gpas_cli.grid.resources import ALL, read_resources
 from gpas_cli.grid.settings import Entries, Part, children
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.model import SIZES, Size
@@ -75,8 +76,13 @@ def _scope(file: File, included: Mapping[File, Scope], plugins: Plugin, main: Fi
 
 
 def _for(file: File, main: File, resources: Mapping[str, Part]) -> dict[str, Part]:
-    """Return the resources that experiments.yaml or the site has for the sizes that a file may name, by its names."""
+    """Return the resources that experiments.yaml or the site has for the sizes that a file may name, by its names.
+
+    The site's profile may name sizes of papers that are not included.
+    """
     sizes = {name for one in main.with_included for name in one.own("sizes")}
+    if resources is not main.sections["resources"] and not resources.keys() <= {ALL, *SIZES, *sizes}:
+        sizes |= {name for pack in known_packs().values() for name in pack.names("sizes")}
     named = {name: resources[known] for name, known in file.names("sizes").items() if known in resources}
     return named | {name: part for name, part in resources.items() if name not in sizes}
 

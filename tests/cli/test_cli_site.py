@@ -48,11 +48,12 @@ def test_a_project_overrides_the_site_setting_by_setting_and_keys_stay(face: Fac
 
 
 def test_mistakes_in_the_profile_have_their_place(face: Face, site: Path) -> None:
-    site.write_text("resources:\n  all: {partiton: gpu}\n  1bb: {mem: 9X}\ngrids: {}\n")
+    site.write_text("resources:\n  all: {partiton: gpu}\n  gpt-350m: {mem: 9G}\n  1bb: {mem: 9X}\ngrids: {}\n")
     said = face("plan", expect=2).err
     assert f"{site}:2:9: resources.all.partiton: unknown key 'partiton'; did you mean 'partition'?" in said
-    assert f"{site}:3:3: resources.1bb: no size or stage '1bb'" in said
-    assert f"{site}:4:1: grids: unknown key 'grids'" in said
+    assert f"{site}:4:3: resources.1bb: no size or stage '1bb'" in said
+    assert "gpt-350m'" not in said.replace("did you mean 'gpt-350m'", "")  # of a paper that is not included
+    assert f"{site}:5:1: grids: unknown key 'grids'" in said
 
 
 def test_the_profile_may_be_named_and_must_not_be_writable_by_others(
