@@ -1,11 +1,13 @@
-"""Replace files atomically, open files where the path may be a link, a FIFO or a device, parse JSON. Standard library
-only.
+"""Replace files atomically, open files where the path may be a link, a FIFO or a device, parse JSON, identify content.
+Standard library only.
 """
 
 import errno
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -106,3 +108,11 @@ def open_descriptor(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> 
         return fd
     os.close(fd)
     raise OSError(errno.EISDIR if stat.S_ISDIR(found) else errno.EINVAL, _NOT_REGULAR, str(path))
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """Return 16 hexadecimal digits that identify the names and the content of files."""
+    total = hashlib.sha256()
+    for name in sorted(files):
+        total.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
+    return total.hexdigest()[:16]

@@ -42,23 +42,23 @@ BESIDE = {
 # The most lines of code and public names of each room, "" for the modules at the root. The commit that raises a limit
 # gives the reason.
 BUDGET = {
-    "": (1_052, 107),
+    "": (1_059, 108),
     "cli": (6_260, 239),
     "data": (3_333, 164),
     "doctor": (154, 1),
     "evaluate": (4_406, 163),
-    "grid": (2_730, 121),
+    "grid": (2_728, 121),
     "model": (1_826, 94),
     "origin": (736, 33),
     "page": (681, 28),
     "plan": (1_371, 56),
-    "report": (6_117, 265),
+    "report": (6_116, 263),
     "results": (209, 9),
     "schedule": (3_159, 111),
     "spec": (4_318, 257),
     "state": (1_377, 100),
     "statistics": (273, 30),
-    "store": (2_041, 153),
+    "store": (2_036, 152),
     "train": (2_816, 115),
     "worker": (923, 34),
 }

@@ -18,7 +18,6 @@ them, but for one that continues the name. With `as`, the pack has this name, an
 grids, sizes, corpora, networks, claims and figures.
 """
 
-import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -26,6 +25,7 @@ from importlib import util
 from pathlib import Path
 
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.files import digest_of
 from gpas_cli.grid.document import Node, read_document
 from gpas_cli.grid.settings import children
 from gpas_cli.spec.plugins import entry_points
@@ -68,10 +68,8 @@ class Pack:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that identify the content of its files."""
-        total = hashlib.sha256()
-        for path in (self.document(name) for name in DOCUMENTS if self.has(name)):
-            total.update(f"{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        return total.hexdigest()[:16]
+        paths = [self.document(name) for name in DOCUMENTS if self.has(name)]
+        return digest_of({path.name: path.read_bytes() for path in paths})
 
 
 @cache

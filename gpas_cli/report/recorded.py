@@ -175,31 +175,24 @@ def metrics_in(rows: Rows, ids: Iterable[int]) -> dict[int, dict[str, float]]:
     return found
 
 
-def score_rows(rows: Rows, which: str, values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the scores of attempts that are not gone, with their attempts, earlier attempts first.
-
-    which: a condition with `IN ({})` for the values.
-    """
+def _score_rows(rows: Rows, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the scores of stages whose attempts are not gone, with their attempts, earlier attempts first."""
     statement = (
         f"SELECT score.*, {_ATTEMPT}, stage.kind, stage.cell FROM score "
-        f"JOIN attempt ON attempt.id = score.attempt_id {_OF} WHERE attempt.gone IS NULL AND {which}"
+        f"JOIN attempt ON attempt.id = score.attempt_id {_OF} "
+        "WHERE attempt.gone IS NULL AND attempt.stage_key IN ({})"
     )
-    found = rows_in(rows, statement, values)
+    found = rows_in(rows, statement, keys)
     for row in found:
         row["value"] = _real(row["value"])
         row["cell"] = json.loads(row["cell"]) if isinstance(row["cell"], str) else row["cell"]
     return sorted(found, key=lambda row: (row["number"], row["task"], row["metric"]))  # servers collate
 
 
-def task_score(row: Mapping[str, Any]) -> Score:
-    """Return the score in one of `score_rows`."""
-    return Score(**{name: row[name] for name in _SCORE})
-
-
 def _with_scores(rows: Rows, keys: Sequence[str], found: Mapping[str, Result]) -> dict[str, Result]:
     """Return the results, by key, of the stages in `keys` that have scores, with these scores."""
     by_key: dict[str, dict[tuple[str, str], dict[str, Any]]] = {}
-    for row in score_rows(rows, "attempt.stage_key IN ({})", keys):
+    for row in _score_rows(rows, keys):
         known = found.get(row["stage_key"])
         # Until the stage has been run again, its earlier result counts.
         if known is None or known.gone or row["number"] <= known.number:
@@ -208,7 +201,7 @@ def _with_scores(rows: Rows, keys: Sequence[str], found: Mapping[str, Result]) -
 
 
 def _scored(known: Result | None, rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Result:
-    scores = tuple(map(task_score, rows.values()))
+    scores = tuple(Score(**{name: row[name] for name in _SCORE}) for row in rows.values())
     if known is not None and not known.gone:
         return replace(known, scores=scores)
     last = max(rows.values(), key=lambda row: row["number"])

@@ -7,7 +7,6 @@ may be able to change it afterwards (`gpas_cli.trust`). An empty file `__pycache
 writing byte code there, or reading it: byte code can be made to differ from its source.
 """
 
-import hashlib
 import os
 import shutil
 import stat
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import gpas_cli
 from gpas_cli.errors import GpasError
+from gpas_cli.files import digest_of
 from gpas_cli.project import packaged
 from gpas_cli.trust import allowing, first_fault
 
@@ -45,7 +45,7 @@ def snapshot(runs: Path, package: Path | None = None, project: Path | None = Non
     """
     package = package or Path(gpas_cli.__file__).parent
     files = _read_files(package)
-    code = digest(files)
+    code = digest_of(files)
     target = snapshot_path(runs, code)
     if not os.path.lexists(target):
         _create(target, files)
@@ -68,13 +68,13 @@ def snapshot_files(runs: Path, code: str) -> dict[str, bytes] | None:
 def copy_snapshot(source: Path, runs: Path, code: str) -> None:
     """Copy the version `code` of the package from the run directories `source` into `runs`, unless `runs` has it."""
     files = None if snapshot_path(runs, code).is_dir() else snapshot_files(source, code)
-    if files is not None and digest(files) == code:  # what claims to be another version is left there
+    if files is not None and digest_of(files) == code:  # what claims to be another version is left there
         _create(snapshot_path(runs, code), files)
 
 
 def current_code(package: Path | None = None) -> str:
     """Return the name of the running package's content, as `snapshot` would give it. Copies nothing."""
-    return digest(_read_files(package or Path(gpas_cli.__file__).parent))
+    return digest_of(_read_files(package or Path(gpas_cli.__file__).parent))
 
 
 def _read_files(package: Path) -> dict[str, bytes]:
@@ -82,14 +82,6 @@ def _read_files(package: Path) -> dict[str, bytes]:
     roots = {"": package} | {f"packaged/{name}/": _packaged_in(package, name) for name in _TRAVELLING}
     paths = {prefix + name: path for prefix, root in roots.items() for name, path in _walk(root)}
     return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(f"{_DATA}/")}
-
-
-def digest(files: Mapping[str, bytes]) -> str:
-    """Return 16 hexadecimal digits that identify this content."""
-    total = hashlib.sha256()
-    for name in sorted(files):
-        total.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
-    return total.hexdigest()[:16]
 
 
 def git_facts(package: Path) -> dict[str, str | bool]:

@@ -58,7 +58,7 @@ def evaluate(
         int, typer.Option("--max-length", help="Tokens of a question with a choice; longer ones lose their beginning.")
     ] = 1024,
     revision: Annotated[str, typer.Option("--revision", help="A branch, tag or commit of the hub's repository.")] = "",
-    name: Annotated[str, typer.Option("--name", help="Its name in tables; by default the folder's.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Its name; by default the folder's.")] = "",
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Run the code that comes with the network (read it first).")
     ] = False,

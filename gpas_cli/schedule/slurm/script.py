@@ -38,7 +38,7 @@ _CHECKED = (
     '{ echo "resources.setup failed with exit $code in its line $((LINENO - above))"; exit 1; }\' ERR'
 )
 _UNCHECKED = "trap - ERR"
-# Compares the copy of the code with its name, a hash (`store.snapshot.digest`), when the job starts and has imported
+# Compares the copy of the code with its name, a hash (`files.digest_of`), when the job starts and has imported
 # nothing from it. SLURM keeps this text since the submission.
 _VERIFY = """\
 import hashlib, os, sys
