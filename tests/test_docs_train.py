@@ -18,16 +18,17 @@ from gpas_cli.data.stdlib import FINETUNING_RECORDS, TRAINING_TEXT, VALIDATION_T
 from gpas_cli.events import silent
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
-from gpas_cli.grid.variant import TinyText, _shrunk_mapping
+from gpas_cli.grid.variant import _shrunk_mapping
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.parse_cell import Catalogue, cell_from
 from gpas_cli.spec.run import Cadence, Resources
+from gpas_cli.spec.section import Tiny
 from gpas_cli.train import training
 from gpas_cli.train.parallel import ALONE
 from gpas_cli.train.precision import make_deterministic
 from gpas_cli.worker.stages.context import StageContext, runner
 
-TEXT = TinyText(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
+TEXT = Tiny(TRAINING_TEXT, VALIDATION_TEXT, FINETUNING_RECORDS)
 MET = set[str]()  # the choices of the cells that have been trained
 NARROW = 64  # networks up to this width keep their size
 PLAIN = training.Execution(

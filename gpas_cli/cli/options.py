@@ -45,7 +45,7 @@ def offer_list(words: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def _grids() -> list[str]:
-    return list(experiments().grids)
+    return experiments().available
 
 
 def _cells() -> list[str]:

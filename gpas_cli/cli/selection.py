@@ -75,7 +75,7 @@ def find_cells(words: Sequence[str]) -> list[Entry]:
     names, settings = split_settings(words)
     if settings and not names:
         raise GpasError(f"name the cell to apply {settings[0]} to")
-    declared = expand(experiments(), list(experiments().grids))
+    declared = expand(experiments(), experiments().available)
     return _varied([_find(declared, name) for name in names], settings)
 
 

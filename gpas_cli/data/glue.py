@@ -79,7 +79,7 @@ class TaskRows:
         return disk.digest({"text": self.train.fingerprint, "tokenizer": self.tokenizer})
 
 
-def unreadable_reason(spec: Glue, root: Path) -> str:
+def unreadable_reason(spec: Glue, cache: Path, root: Path) -> str:
     """Return why the files of the tasks cannot be read, "" if no reason is found. Opens no file, uses no network."""
     read = [GLUE_TASKS[task] for task in spec.tasks if not GLUE_TASKS[task].embedded]
     try:

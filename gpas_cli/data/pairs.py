@@ -87,7 +87,7 @@ def existing(path: str, root: Path, setting: str) -> list[Path]:
     return files
 
 
-def unreadable_reason(section: Translation, root: Path) -> str:
+def unreadable_reason(section: Translation, cache: Path, root: Path) -> str:
     """Return which file of a local test set is missing, "" if none is. Opens no file, uses no network."""
     try:
         for test in section.tests:

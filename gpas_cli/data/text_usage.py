@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from gpas_cli.data.tokenizer import TOKENIZERS, bytes_per_token
 from gpas_cli.errors import DataError
 from gpas_cli.spec.cell import Cell, distinct
 from gpas_cli.spec.data import ENDLESS, HUB_BYTES, Data
+from gpas_cli.spec.downstream import base_name, local_file
 from gpas_cli.spec.network import hub_cache
 from gpas_cli.words import byte_size, count
 
@@ -276,6 +278,21 @@ def local_files(data: Data, cache: Path, root: Path) -> Iterator[str]:
             if paths := source.paths():
                 size = byte_size(sum(path.stat().st_size for path in paths))
                 yield f"{name}: {count(len(paths), 'file')}, {size}"
+
+
+def absent_task(task: str, cache: Path, root: Path) -> str:
+    """Return why a task of the project's files cannot be scored, "" if its file is there."""
+    if (root / local_file(task)).is_file():
+        return ""
+    remedy = f"`gpas data import-task FILE --task {base_name(task)}` writes it"
+    return f"{local_file(task)} is missing, so the task cannot be scored; {remedy}"
+
+
+def absent_text(path: str, cache: Path, root: Path) -> str:
+    """Return why local texts cannot be scored, "" if a file matches the path or glob."""
+    if glob.glob(str(root / Path(path).expanduser()), recursive=True):  # noqa: PTH207
+        return ""
+    return f"texts.texts: no file matches '{path}', so the text cannot be scored"
 
 
 def unreadable_reason(data: Data, cache: Path, root: Path) -> str:

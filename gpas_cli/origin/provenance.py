@@ -152,8 +152,8 @@ def trace_number(
     if base is None and own.model.gate:
         base = cell_from({**own.to_mapping(), "gate": None}, catalogue)
     result = recorded.read_results(engine, [key]).get(key)
-    section = own.parameters("downstream")
-    places = {task: place for place, task in enumerate(section.tasks if section else ())}
+    section = own.parameters(stage["kind"])
+    places = {task: place for place, task in enumerate(getattr(section, "tasks", ()))}
     scores = sorted(
         result.scores if result else (),
         key=lambda one: (places.get(one.task, len(places)), one.metric != measure_of(one.task)),

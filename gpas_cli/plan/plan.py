@@ -261,7 +261,7 @@ def _first_refusal(machine: Machine, entry: Entry, seen: Mapping[str, StageStatu
 def _detail(state: CellStatus, mine: Sequence[str], resume: Mapping[str, int]) -> str:
     if mine and mine[0] in resume:
         return f"resumes at step {resume[mine[0]]} of {state.entry.cell.optim.updates}"
-    if mine and state.stage != "pretrain":
+    if mine and state.stage != PRETRAIN:
         return f"the stage {state.stage} has no result yet"
     if state.state == "missing":
         return "" if mine else "a prerequisite is unavailable"

@@ -1,7 +1,8 @@
 """The jobs that cells need: one per stage, even if several cells share it, after the jobs that it depends on."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from gpas_cli.data.text_usage import TextRequirement
@@ -40,7 +41,7 @@ class StageJob:
         """The keys of the jobs that must succeed before this one starts."""
         return (*self.parents, self.text) if self.text else self.parents
 
-    def keeping(self, updates: Sequence[int]) -> "StageJob":
+    def keeping(self, updates: Iterable[int]) -> "StageJob":
         """Return the job with the checkpoints of these updates kept too."""
         kept = tuple(sorted({*self.cadence.keep, *updates}))
         return self if kept == self.cadence.keep else replace(self, cadence=replace(self.cadence, keep=kept))
@@ -119,5 +120,6 @@ def _job(stage: Stage, entry: Entry, cell: Cell) -> StageJob:
         resources=entry.resources_of(stage),
         text_resources=entry.text_resources,
     )
-    section = cell.parameters("translation")
-    return job.keeping(section.averaged(cell.optim.updates)) if section and stage.declared.trains else job
+    if not stage.declared.trains:
+        return job
+    return job.keeping(chain.from_iterable(later.parameters.keeps(cell.optim.updates) for later in cell.later))

@@ -15,6 +15,7 @@ from gpas_cli.spec.objective import Masked
 from gpas_cli.spec.optim import ADAM, OPTIMIZERS, SCHEDULES, Optim, Schedule, optimizer_settings, unread_settings
 from gpas_cli.spec.parse import setting, settings_of
 from gpas_cli.spec.run import SHARDED, Cadence, Resources
+from gpas_cli.spec.section import Input, Section, Tiny
 
 COMMONSENSE = "commonsense170k"
 EMBEDDED = "embedded"
@@ -27,7 +28,7 @@ _EMBEDDED_TOKENS_PER_EXAMPLE = 110
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune:
+class Finetune(Section):
     """Supervised finetuning of the pretrained network (GPAS, section 4.1). The gates never train.
 
     data: `commonsense170k`; `embedded`, questions about the training files of the embedded corpus; or a path, relative
@@ -107,6 +108,15 @@ class Finetune:
         family = cell.model.family
         if family.positions == "learned" and family.context < self.length:
             yield Problem(("length",), f"{self.length} is longer than the {family.context} positions of the network")
+
+    def inputs(self) -> Iterator[Input]:
+        """Yield the records, without the settings that do not change which files are read."""
+        yield Input(Finetune(data=self.data, validation=self.validation), "gpas_cli.data.records:unreadable_reason")
+
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of one epoch of the tiny records."""
+        text = {"data": tiny.records, "validation": "", "length": 4 * tiny.row}
+        return {**text, "epochs": 1, "batch": tiny.batch, "warmup": 0}
 
     def split_fault(self, processes: int) -> str:
         """Return why the rows of an update cannot be split evenly among the processes, or ""."""
@@ -219,7 +229,7 @@ def _task_problem(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glue:
+class Glue(Section):
     """Finetuning on each of `tasks` with a new linear head on the first token, at each of the learning rates `lr`; the
     rate with the best accuracy on the validation split counts (RaPTr, appendix B.1). All parameters but gates train.
 
@@ -287,12 +297,21 @@ class Glue:
         if family.positions == "learned" and family.context < self.length:
             yield Problem(("length",), f"{self.length} is longer than the {family.context} positions of the network")
 
-    @property
-    def columns(self) -> dict[str, tuple[str, ...]]:
-        """The names of the scores and of the tasks in the order of a table's columns, by metric: the last accuracy is
-        the average, if there are several tasks."""
+    def inputs(self) -> Iterator[Input]:
+        """Yield the files of the tasks."""
+        yield Input(Glue(data=self.data, tasks=self.tasks), "gpas_cli.data.glue:unreadable_reason")
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """Return the names of the scores, the last of which is the average if there are several tasks, or of the tasks
+        whose best rate is reported."""
         scores = tuple(score for task in self.tasks for score in GLUE_TASKS[task].held_out)
-        return {_ACCURACY: (*scores, _AVERAGE) if len(self.tasks) > 1 else scores, _RATE: self.tasks}
+        average = (_AVERAGE,) if len(self.tasks) > 1 else ()
+        return {_ACCURACY: (*scores, *average), _RATE: self.tasks}.get(metric, ())
+
+    def shrunk(self, cell: CellParts, tiny: Tiny) -> dict[str, Any]:
+        """Return settings of one epoch of the embedded tasks, at two rates."""
+        few = {"length": 4 * tiny.row, "epochs": 1, "batch": tiny.batch, "limit": 8}
+        return {"tasks": ["ordered", "halves"], **few, "lr": list(self.lr[:2])}
 
     def optim(self, lr: float, rows: int) -> Optim:
         """Return the recipe at one learning rate on `rows` examples; a last update takes rows of a further epoch."""
@@ -323,9 +342,10 @@ class Glue:
         return found | {f"{_RATE}/{task}": rate for task, rate in rates.items()}
 
 
-def best_scores(label: str, rates: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the task and the metric of each score that the accuracy `label` consists of: at the best of the `rates`,
-    those of the first splits for the average over tasks."""
+def best_scores(label: str, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the task and the metric of each score that the accuracy `label` is the mean of: the scores at the best
+    rates, which `metrics` has; for the average over tasks, those of their first splits."""
+    rates = {task: rate for name, rate in metrics.items() if (task := name.removeprefix(f"{_RATE}/")) != name}
     names = {name: rate for task, rate in rates.items() for name in GLUE_TASKS[task].held_out}
     first = [next(iter(GLUE_TASKS[task].held_out)) for task in rates]
     return [(name, f"acc@{names[name]:g}") for name in (first if label == _AVERAGE else (label,)) if name in names]

@@ -189,15 +189,15 @@ def test_a_split_without_examples_and_a_label_without_examples_are_errors(folder
 
 
 def test_missing_files_are_found_without_opening_any(folder: Path) -> None:
-    assert unreadable_reason(Glue(data="glue"), folder) == ""
-    assert unreadable_reason(Glue(), folder) == ""
-    assert unreadable_reason(Glue(data="none", tasks=("ordered", "halves")), folder) == ""
+    assert unreadable_reason(Glue(data="glue"), folder, folder) == ""
+    assert unreadable_reason(Glue(), folder, folder) == ""
+    assert unreadable_reason(Glue(data="none", tasks=("ordered", "halves")), folder, folder) == ""
     (folder / "glue/qnli/validation.jsonl").unlink()
-    reason = unreadable_reason(Glue(data="glue"), folder)
+    reason = unreadable_reason(Glue(data="glue"), folder, folder)
     assert "qnli has no file validation.jsonl or validation*.parquet; the folder has train" in reason
-    assert "there is no folder" in unreadable_reason(Glue(data="glu"), folder)
+    assert "there is no folder" in unreadable_reason(Glue(data="glu"), folder, folder)
     os.mkfifo(folder / "glue/qnli/validation.jsonl")
-    assert "validation.jsonl is not a file that can be read" in unreadable_reason(Glue(data="glue"), folder)
+    assert "validation.jsonl is not a file that can be read" in unreadable_reason(Glue(data="glue"), folder, folder)
 
 
 def test_the_hub_is_read_at_a_fixed_commit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

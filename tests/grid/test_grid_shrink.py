@@ -6,12 +6,13 @@ import pytest
 from grids import grid
 from shipped import EXPERIMENTS, cells_of
 
-from gpas_cli.grid.variant import _UPDATES, TinyText, changes, one_seed, shrink
+from gpas_cli.grid.variant import _UPDATES, changes, one_seed, shrink
 from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.parse_cell import Catalogue
+from gpas_cli.spec.section import Tiny
 
-TEXT = TinyText("sample/train.jsonl", "sample/validation.jsonl", "sample/records.jsonl")
+TEXT = Tiny("sample/train.jsonl", "sample/validation.jsonl", "sample/records.jsonl")
 
 
 def tiny_of(settings: str) -> Cell:

@@ -22,8 +22,8 @@ from gpas_cli.report.recorded import stage_keys
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
+from gpas_cli.spec.kinds import main_result
 from gpas_cli.spec.run import HIDDEN, PRIVATE
-from gpas_cli.spec.stage import main_result
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire
 from gpas_cli.state.cleanup import restore
@@ -134,7 +134,7 @@ def retry(
 def _waiting_for(chosen: list[Entry], asked: list[Entry]) -> list[Entry]:
     """Return the cells of any grid, other than `asked`, that are blocked by a failed stage of `chosen`."""
     known = {entry.id for entry in asked}
-    others = [entry for entry in entries(list(experiments().grids)) if entry.id not in known]
+    others = [entry for entry in entries(experiments().available) if entry.id not in known]
     failed = {stage.key for entry in chosen for stage in entry.cell.stages}
     seen = statuses(project().runs, others)
     return [e for e in others if any(seen[stage.key].blocker in failed for stage in e.cell.stages)]

@@ -16,13 +16,14 @@ from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site, site_path
 from gpas_cli.grid.select import names_in
-from gpas_cli.grid.variant import TinyText, changes, one_seed, shrink
+from gpas_cli.grid.variant import changes, one_seed, shrink
 from gpas_cli.plan.machine import MEMORY_GB, named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.project import Project
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import Scheduler, choose
+from gpas_cli.spec.section import Tiny
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.store.snapshot import current_code
 
@@ -145,7 +146,8 @@ def shrunk_cells(
     root = here.config.parent
     folder = root / ".gpas" / "shrunk" / current_code()
     names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
-    text = TinyText(*(str((folder / name).relative_to(root)) for name in names))
+    training, validation, records = (str((folder / name).relative_to(root)) for name in names)
+    text = Tiny(training, validation, records)
     nodes = executor not in ("auto", LOCAL)
     tiny = shrink(whole, text, experiments().catalogue, nodes=nodes)
     shrunk: ShrunkJson = {

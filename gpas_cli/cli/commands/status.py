@@ -226,7 +226,7 @@ def _undeclared(*, claimed: bool = False) -> list[CellStatus]:
 
 def _everything() -> Iterator[Entry]:
     """Yield the cells of all grids; they are expanded when the first one is requested."""
-    yield from entries(list(experiments().grids))
+    yield from entries(experiments().available)
 
 
 def _show_undeclared(view: View, as_json: bool) -> None:
@@ -255,9 +255,9 @@ def observed(
     default grid. `where` does not change which grids count as started; if none of their cells matches, all grids count.
     """
     if names or not started:
-        named = varied_entries(names or list(experiments().grids), where)
+        named = varied_entries(names or experiments().available, where)
         return cell_statuses(project().runs, named, jobs=jobs)
-    everything = cell_statuses(project().runs, entries(list(experiments().grids)), jobs=jobs)
+    everything = cell_statuses(project().runs, entries(experiments().available), jobs=jobs)
     matching = {id(entry) for entry in select([state.entry for state in everything], where or [])}
     chosen = [state for state in _only_started(everything) if id(state.entry) in matching]
     return chosen or [state for state in everything if id(state.entry) in matching]

@@ -32,7 +32,6 @@ from gpas_cli.report import papers
 from gpas_cli.report.contributed import beside
 from gpas_cli.report.figures.series import has_labels
 from gpas_cli.report.papers.printed import printed, printed_named
-from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables import render
 from gpas_cli.report.tables.cell_text import sheet
@@ -42,6 +41,7 @@ from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import RETRIED, Hole, holes, remedies
 from gpas_cli.schedule.scheduler import choose
+from gpas_cli.spec.kinds import metrics
 from gpas_cli.spec.stage import CONVERGENCE
 
 _FORMATS = ("rich", "markdown", "latex", "html", "csv", "json")  # the formats of `render`, and rich for terminals
@@ -67,7 +67,7 @@ _Value = Annotated[
         "--value",
         metavar="METRIC",
         help="Show this recorded number in place of the grid's. Repeat it to show several side by side.",
-        autocompletion=offer(lambda: METRICS),
+        autocompletion=offer(metrics),
     ),
 ]
 _Format = Annotated[
@@ -337,9 +337,9 @@ def _served_parts(
 
     names: the grids to choose from, by default all. where: conditions on their cells.
     """
-    declared = experiments().grids
-    chosen = select(expand(experiments(), list(names or declared)), where or ())
-    grids = {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in names or declared}
+    declared, wanted = experiments().grids, names or experiments().available
+    chosen = select(expand(experiments(), wanted), where or ())
+    grids = {name: (declared[name], [entry for entry in chosen if entry.grid == name]) for name in wanted}
     return [(part, serving(part.cells_of or part, grids)) for part in parts]
 
 

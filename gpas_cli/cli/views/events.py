@@ -6,7 +6,8 @@ from typing import Any
 
 from gpas_cli import events
 from gpas_cli.spec.downstream import BY_TEXT
-from gpas_cli.spec.stage import called, main_result
+from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress
 from gpas_cli.words import count, significant
 

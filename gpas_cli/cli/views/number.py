@@ -11,10 +11,10 @@ from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import From, NumberJson
 from gpas_cli.events import Score
 from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, SeedOrigin, environments
-from gpas_cli.report.quantities import METRICS
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
+from gpas_cli.spec.kinds import metrics
 from gpas_cli.state.usage import HoursJson, Spent
 from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, fixed, listed
@@ -102,7 +102,7 @@ def print_number(origin: NumberOrigin) -> None:
 def _lines(origin: NumberOrigin) -> Iterator[tuple[str, str]]:
     """Yield what is printed of the number, as (name, text)."""
     yield origin.place.metric.name, _number(origin)
-    if METRICS.get(origin.place.metric.name) != origin.place.metric:
+    if metrics().get(origin.place.metric.name) != origin.place.metric:
         yield "", origin.place.metric.title
     if origin.place.base is not None:
         yield "from base", _difference(origin)

@@ -35,7 +35,8 @@ from gpas_cli.report.tables.cell_text import sheet
 from gpas_cli.report.tables.grid_table import build
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
-from gpas_cli.spec.stage import called, main_result
+from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir

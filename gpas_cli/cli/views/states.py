@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import event_marks
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
-from gpas_cli.spec.stage import Metric, called, main_result
+from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.stage import PRETRAIN, Metric, called
 from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
 from gpas_cli.words import clock_time, count, duration
 
@@ -126,7 +127,7 @@ def _how_far(state: CellStatus) -> str:
     if state.state == "running" and progress and progress.step and progress.steps:
         return f"running {progress.counted}{event_marks(progress)}"
     name = called(state.state, state.metrics)
-    return name if state.stage == "pretrain" or state.state == "done" else f"{name} ({state.stage})"
+    return name if state.stage == PRETRAIN or state.state == "done" else f"{name} ({state.stage})"
 
 
 def evidence(state: CellStatus) -> str:

@@ -15,8 +15,9 @@ from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note, task_title
+from gpas_cli.spec.kinds import measured_columns
 from gpas_cli.spec.model import remark
-from gpas_cli.spec.stage import CONVERGENCE, MEASURED_COLUMNS, PRETRAIN
+from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.words import abbreviated, count, fixed, listed, verb
 
 _T = TypeVar("_T")
@@ -222,7 +223,7 @@ def _mixture(numbers: Sequence[_T], what: str, of: Callable[[_T], str | None], w
 
 def _scores(table: Table) -> Iterator[Note]:
     """Note what scored the tasks, with how many examples and questions, and what guessing scores."""
-    tasks = [str(column.label) for column in table.columns] if table.spec.columns in MEASURED_COLUMNS else []
+    tasks = [str(column.label) for column in table.columns] if table.spec.columns in measured_columns() else []
     results = _shown_results(table.statuses)
     found = [score for result in results for score in result.scores if score.task in tasks]
     for by in dict.fromkeys((score.harness, score.shots) for score in found):

@@ -18,7 +18,7 @@ from gpas_cli.report.labels import facts, measured_labels, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.printed import beside
 from gpas_cli.report.papers.recipes import fit
-from gpas_cli.report.quantities import METRICS, metric
+from gpas_cli.report.quantities import metric
 from gpas_cli.report.tables.entry_status import (
     NO_UNIT,
     Results,
@@ -28,6 +28,7 @@ from gpas_cli.report.tables.entry_status import (
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
 from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
+from gpas_cli.spec.kinds import metrics
 from gpas_cli.spec.stage import Metric
 from gpas_cli.spec.translation import BLEU
 from gpas_cli.words import abbreviated, listed
@@ -128,7 +129,7 @@ def _compared_metric(cell: PublishedCell) -> Metric:
     name = table.compared_as or table.metric
     if table.metric == "perplexity" and _text(cell):
         name = "text_perplexity"
-    known = METRICS.get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
+    known = metrics().get(name) or Metric(table.metric, table.what, better=table.better, unit=table.unit)
     if printed_on := cell.batches:
         return replace(known, title=f"{known.title} over {printed_on} batches")
     if table.relative_to:

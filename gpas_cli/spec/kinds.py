@@ -1,0 +1,45 @@
+"""The kinds of stage and the metrics that this package has: the engine's and its extensions'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from gpas_cli.spec.extensions import extensions
+from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
+
+
+@cache
+def stage_kinds() -> dict[str, StageKind]:
+    """Return the kinds of this package by name, in the order in which a cell's stages are run, trainings first."""
+    found = dict(STAGE_KINDS)
+    for kind in (kind for one in extensions().values() for kind in one.stages):
+        names = list(found)
+        later = names[names.index(kind.before) :] if kind.before else []
+        found = {**found, kind.name: kind, **{name: found.pop(name) for name in later}}
+    return found
+
+
+@cache
+def metrics() -> dict[str, Metric]:
+    """Return the metrics of this package by name."""
+    return {metric.name: metric for kind in stage_kinds().values() for metric in kind.metrics}
+
+
+@cache
+def measured_columns() -> tuple[str, ...]:
+    """Return the names of a table's columns that are no axis of its grid, but what a later stage measures."""
+    return tuple(dict.fromkeys(kind.columns for kind in stage_kinds().values() if kind.columns))
+
+
+def main_result(results: Mapping[str, float]) -> tuple[Metric, float] | None:
+    """Return the number that stands for the result of a stage: a main metric of its kind, and its value.
+
+    For a metric by task it is the last value: an average, if there is one. None if no main metric is reported.
+    """
+    for kind in stage_kinds().values():
+        for main in (kind.metrics[0], *(metric for metric in kind.metrics if metric.main)):
+            values = [value for name, value in results.items() if name.partition("/")[0] == main.name]
+            if values:
+                return main, float(values[-1])
+    return None
