@@ -18,7 +18,6 @@ from typing import Any, Self
 
 from gpas_cli.errors import Problem, nearest
 from gpas_cli.spec.cost import CellParts
-from gpas_cli.spec.finetune import GLUE_TASKS
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.section import Input, Section, Tiny
 
@@ -167,8 +166,7 @@ def task_title(task: str) -> str:
     if task in AVERAGE_TITLES:
         return AVERAGE_TITLES[task]
     known = KNOWN_TASKS.get(base_name(task))
-    other = _LOCAL_TITLES | {name: title for one in GLUE_TASKS.values() for name, title in one.titles.items()}
-    title = known.title if known else other.get(base_name(task), base_name(task))
+    title = known.title if known else _LOCAL_TITLES.get(base_name(task), base_name(task))
     return f"{title} (local)" if known and is_local(task) else title
 
 

@@ -17,7 +17,7 @@ from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.stage import StageKind
 
 # Name -> the settings of cells and the commands that it brings, so that a missing one can be named.
-IN_WHEEL: dict[str, tuple[str, ...]] = {"quantised": ("quantised",)}
+IN_WHEEL: dict[str, tuple[str, ...]] = {"glue": ("glue",), "quantised": ("quantised",)}
 _PACKAGE = "gpas_cli.extensions"
 
 

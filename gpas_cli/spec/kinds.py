@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from gpas_cli.spec.downstream import task_title
 from gpas_cli.spec.extensions import extensions
 from gpas_cli.spec.stage import STAGE_KINDS, Metric, StageKind
 
@@ -30,6 +31,12 @@ def metrics() -> dict[str, Metric]:
 def measured_columns() -> tuple[str, ...]:
     """Return the names of a table's columns that are no axis of its grid, but what a later stage measures."""
     return tuple(dict.fromkeys(kind.columns for kind in stage_kinds().values() if kind.columns))
+
+
+def column_title(label: str) -> str:
+    """Return the title of a column of a table: of a task, a text or what else a stage measures."""
+    titles = (kind.titles[label] for kind in stage_kinds().values() if label in kind.titles)
+    return next(titles, task_title(label))
 
 
 def main_result(results: Mapping[str, float]) -> tuple[Metric, float] | None:

@@ -7,7 +7,7 @@ that runs it; or both in a plugin file (`gpas_cli.spec.plugins`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpas_cli.errors import Problem
@@ -23,7 +23,7 @@ from gpas_cli.spec.downstream import (
     text_problem,
     text_tokens,
 )
-from gpas_cli.spec.finetune import Finetune, Glue, best_scores, finetuning_tokens, glue_tokens
+from gpas_cli.spec.finetune import Finetune, finetuning_tokens
 from gpas_cli.spec.norm import PluginOrigin
 from gpas_cli.spec.parse import setting
 from gpas_cli.spec.run import Cadence
@@ -131,6 +131,8 @@ class StageKind:
     runner: str | Callable[..., Any]
     metrics: tuple[Metric, ...] = ()
     title: str = ""
+    titles: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What tables call the columns of its metrics, where that differs from the name."""
     origin: PluginOrigin | None = None
 
     def __post_init__(self) -> None:
@@ -312,19 +314,6 @@ STAGE_KINDS: dict[str, StageKind] = {
                 Metric("finetuned_perplexity", "validation perplexity after finetuning"),
                 Metric("answer_loss", "loss on held-out answers", digits=3, unit="nats/token"),
                 Metric("finetune_seconds", "finetuning time", digits=0, unit="s"),
-            ),
-        ),
-        StageKind(
-            name="glue",
-            columns="task",
-            parameters=Glue,
-            title="its finetuning of {cell} on tasks",
-            cost=glue_tokens,
-            runner="gpas_cli.worker.stages.training:run_glue",
-            metrics=(
-                _percent("glue_accuracy", "accuracy after finetuning on each task", kind="accuracy", parts=best_scores),
-                Metric("glue_lr", "learning rate with the best accuracy", better="", digits=6, by_task=True),
-                Metric("glue_seconds", "finetuning time on all tasks", digits=0, unit="s"),
             ),
         ),
         StageKind(

@@ -23,8 +23,7 @@ from gpas_cli.report.quantities import metric, recorded_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import Results, States, group
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, side_by_side, with_declared
-from gpas_cli.spec.downstream import task_title
-from gpas_cli.spec.kinds import measured_columns
+from gpas_cli.spec.kinds import column_title, measured_columns
 from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.words import count, listed
 
@@ -156,7 +155,7 @@ class _Axes:
 
     def _column(self, label: Label) -> Column:
         axis = self.spec.columns
-        title = task_title(str(label)) if self.measured_on else label_title(axis, label, {}) or str(label)
+        title = column_title(str(label)) if self.measured_on else label_title(axis, label, {}) or str(label)
         titles = (*(line.title for line in self.spec.headings), title)
         return Column(label, titles[self._heading(label)], self.what)
 

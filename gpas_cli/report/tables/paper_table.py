@@ -14,7 +14,7 @@ from itertools import product
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Entry, Grid, TableSpec
-from gpas_cli.report.labels import facts, measured_labels, stage_kinds
+from gpas_cli.report.labels import facts, stage_kinds
 from gpas_cli.report.papers import CellLabels, Place, PublishedCell, PublishedTable
 from gpas_cli.report.papers.printed import beside
 from gpas_cli.report.papers.recipes import fit
@@ -27,10 +27,9 @@ from gpas_cli.report.tables.entry_status import (
 )
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
-from gpas_cli.spec.downstream import BY_TASK, KNOWN_TEXTS, base_name
+from gpas_cli.spec.downstream import KNOWN_TEXTS, base_name
 from gpas_cli.spec.kinds import metrics
 from gpas_cli.spec.stage import Metric
-from gpas_cli.spec.translation import BLEU
 from gpas_cli.words import abbreviated, listed
 
 _NAMED = 3  # cells or rows in one note
@@ -107,8 +106,8 @@ def _numbers(entry: Entry) -> Iterator[tuple[str | None, CellLabels]]:
 
 def _tasks(entry: Entry) -> tuple[str, ...]:
     """Return the tasks and texts that the entry is scored at, and its averages."""
-    measured = (*BY_TASK, "glue_accuracy", BLEU, "text_perplexity")
-    return tuple(dict.fromkeys(label for what in measured for label in measured_labels(entry.cell, what)))
+    measured = [(stage, metric.name) for stage in entry.cell.later for metric in stage.kind.metrics if metric.by_task]
+    return tuple(dict.fromkeys(label for stage, what in measured for label in stage.parameters.columns(what)))
 
 
 def _task(cell: PublishedCell) -> str | None:

@@ -14,8 +14,7 @@ from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
-from gpas_cli.spec.downstream import task_title
-from gpas_cli.spec.kinds import measured_columns
+from gpas_cli.spec.kinds import column_title, measured_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import listed
 
@@ -122,7 +121,7 @@ def _column(table: Table, name: PlaceName) -> tuple[int, tuple[str, ...]]:
     words: list[set[str]] = []
     for column in table.columns:
         named = {spelled(column.label), column.title, f"{table.spec.columns}={spelled(column.label)}"}
-        measured_on = {task_title(str(column.label))} if table.spec.columns in measured_columns() else set()
+        measured_on = {column_title(str(column.label))} if table.spec.columns in measured_columns() else set()
         words.append({each.lower() for each in named | measured_on})
     if name.parts:
         found = [i for i, known in enumerate(words) if name.parts[-1] in known]
