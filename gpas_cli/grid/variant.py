@@ -18,7 +18,7 @@ from gpas_cli.grid.expand import Draft, Expansion, expanded
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import Part, label, merge, nested, safe, short
-from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.downstream import RECALL, most_generated
@@ -134,7 +134,6 @@ _BATCH_ROWS = 4
 _ROW_TOKENS = 16
 _EVAL_TOKENS = 256
 _SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
-_LAYERS = 12  # of a network whose number of layers is not known yet
 _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
 _EMBEDDED: dict[str, Any] = {"tasks": ["embedded"], "max_length": 64, "limit": 4}
 _GLUE = {"tasks": ["ordered", "halves"], "length": 4 * _ROW_TOKENS, "epochs": 1, "batch": _BATCH_ROWS, "limit": 8}
@@ -195,7 +194,7 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetti
 
 def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[Problem], nodes: bool) -> Entry | None:
     found: list[Problem] = []
-    cell = parse_cell(_shrunk_mapping(entry.cell, text), found, catalogue)
+    cell = parse_cell(_shrunk_mapping(entry.cell, text, catalogue), found, catalogue)
     problems.extend(replace(problem, where=f"{entry.id}, shrunk") for problem in found)
     if cell is None:
         return None
@@ -206,13 +205,14 @@ def _shrunk(entry: Entry, text: TinyText, catalogue: Catalogue, problems: list[P
     return replace(alone, cell=cell, cadence=_CADENCE, watch=Monitoring())
 
 
-def _shrunk_mapping(cell: Cell, text: TinyText) -> dict[str, Any]:
+def _shrunk_mapping(cell: Cell, text: TinyText, catalogue: Catalogue) -> dict[str, Any]:
     """Return the settings of a cell's tiny form, for `parse_cell`."""
     values = cell.to_mapping()
     if cell.network:
-        made = {"made": cell.network.made or "gpt2", "layers": cell.network.layers or _LAYERS, **_SIZE}
-        made |= {"vocab": _VOCABULARY, "updates": _UPDATES}
-        return {"network": made, **_later(cell, text)}
+        # The smallest network in a folder that the project or a paper declares, which needs no download.
+        local = [network for network in catalogue.networks.values() if network.path]
+        smallest = min(local, key=lambda network: network.parameters, default=cell.network)
+        return {NETWORK: plain(smallest), **_later(cell, text)}
     tiny = {
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},
