@@ -18,7 +18,7 @@ from gpas_cli.grid.expand import Draft, Expansion, expanded
 from gpas_cli.grid.read import check_setting
 from gpas_cli.grid.resources import FIELDS, overlaid
 from gpas_cli.grid.settings import Part, label, merge, nested, safe, short
-from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.cell import NETWORK, Cell
 from gpas_cli.spec.data import PAIR_SOURCES, Data
 from gpas_cli.spec.depth import Depth
 from gpas_cli.spec.objective import Masked
@@ -131,7 +131,6 @@ def _part(name: str, value: Label) -> str:
 
 _UPDATES = 2
 _SIZE = {"hidden": 16, "ffn": 24, "heads": 2}
-_LAYERS = 12  # of a network whose number of layers is not known yet
 _VOCABULARY = 300  # of the tokenizer; an objective may reserve further ids
 _CADENCE = Cadence(log_every=1, stats_every=1, eval_every=1, checkpoint_every=1)
 
@@ -181,7 +180,7 @@ def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[ShrunkSetti
 
 def _shrunk(entry: Entry, tiny: Tiny, catalogue: Catalogue, problems: list[Problem], nodes: bool) -> Entry | None:
     found: list[Problem] = []
-    cell = parse_cell(_shrunk_mapping(entry.cell, tiny), found, catalogue)
+    cell = parse_cell(_shrunk_mapping(entry.cell, tiny, catalogue), found, catalogue)
     problems.extend(replace(problem, where=f"{entry.id}, shrunk") for problem in found)
     if cell is None:
         return None
@@ -192,13 +191,14 @@ def _shrunk(entry: Entry, tiny: Tiny, catalogue: Catalogue, problems: list[Probl
     return replace(alone, cell=cell, cadence=_CADENCE, watch=Monitoring())
 
 
-def _shrunk_mapping(cell: Cell, tiny: Tiny) -> dict[str, Any]:
+def _shrunk_mapping(cell: Cell, tiny: Tiny, catalogue: Catalogue) -> dict[str, Any]:
     """Return the settings of a cell's tiny form, for `parse_cell`."""
     values = cell.to_mapping()
     if cell.network:
-        made = {"made": cell.network.made or "gpt2", "layers": cell.network.layers or _LAYERS, **_SIZE}
-        made |= {"vocab": _VOCABULARY, "updates": _UPDATES}
-        return {"network": made, **_later(cell, tiny)}
+        # The smallest network in a folder that the project or a paper declares, which needs no download.
+        local = [network for network in catalogue.networks.values() if network.path]
+        smallest = min(local, key=lambda network: network.parameters, default=cell.network)
+        return {NETWORK: plain(smallest), **_later(cell, tiny)}
     small = {
         **values,
         "size": {**values["size"], **_SIZE, "vocab": _VOCABULARY + cell.objective.reserved},

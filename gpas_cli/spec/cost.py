@@ -1,4 +1,4 @@
-"""What a training costs, from the cell alone: FLOPs, the peak FLOP/s of known accelerators, and bytes of memory.
+"""What a training costs, from the cell alone: FLOPs and bytes of memory.
 
 FLOPs per token = 6 (N - V d) + 6 L T d, as in PaLM, appendix B, but with causal attention: N parameters in matrices,
 without the V x d of the input table, which needs no arithmetic (a tied head does); L layers of width d attend to T / 2
@@ -72,31 +72,6 @@ class CellParts(Scalars):
         raise NotImplementedError
 
 
-# CUDA's name of the device -> dense peak in TFLOP/s: bfloat16 with float32 sums, TensorFloat-32, float32 without
-# tensor cores (NVIDIA's data sheets, without sparsity). The first match counts, so longer names come first.
-_PEAK_TFLOPS: dict[str, tuple[float, float, float]] = {
-    "B200": (2250.0, 1125.0, 80.0),
-    "GH200": (989.5, 494.7, 67.0),
-    "H200": (989.5, 494.7, 67.0),
-    "H100 PCIe": (756.0, 378.0, 51.0),
-    "H100 NVL": (835.5, 417.7, 60.0),
-    "H100": (989.5, 494.7, 67.0),
-    "H800": (989.5, 494.7, 67.0),
-    "H20": (148.0, 74.0, 44.0),
-    "A100": (312.0, 156.0, 19.5),
-    "A800": (312.0, 156.0, 19.5),
-    "L40S": (362.0, 183.0, 91.6),
-    "L40": (181.0, 90.5, 90.5),
-    "L4": (121.0, 60.0, 30.3),
-    "A40": (149.7, 74.8, 37.4),
-    "A10G": (70.0, 35.0, 35.0),
-    "A10": (125.0, 62.5, 31.2),
-    "RTX A6000": (154.8, 77.4, 38.7),
-    "RTX 4090": (165.2, 82.6, 82.6),
-    "RTX 3090": (71.0, 35.6, 35.6),
-}
-
-
 def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
     """Return the FLOPs of a training update with `layers` layers, per token that the network reads; by default the
     average of all updates."""
@@ -151,20 +126,6 @@ def _per_layer(cell: CellParts) -> float:
 def _attention_matrices(model: Model) -> int:
     """Return the number of matrices of attention; the layers of a decoder beside an encoder attend twice."""
     return 4 * (model.size.layers + (model.decoder_layers if model.family.encoder else 0))
-
-
-def peak_flops(gpu: str, precision: str, *, tf32: bool = False) -> float | None:
-    """Return the peak FLOP/s of a device called `gpu` in a precision, None if unknown.
-
-    `tf32`: float32 products may use tensor cores. MIG slices and laptop chips are unknown: they are slower than the
-    device whose name they contain.
-    """
-    words = f" {gpu} ".replace("-", " ")
-    found = next((peaks for name, peaks in _PEAK_TFLOPS.items() if f" {name} " in words), None)
-    if found is None or any(lesser in words for lesser in (" MIG ", " Laptop ", " D ")):
-        return None
-    bf16, tensor, plain = found
-    return 1e12 * (bf16 if precision != "fp32" else tensor if tf32 else plain)
 
 
 _WEIGHT_BYTES = {name: 2 if name == "pure_bf16" else 4 for name in PRECISIONS}

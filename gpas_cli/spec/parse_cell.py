@@ -16,7 +16,7 @@ from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved
 from gpas_cli.spec.extensions import missing
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Model, Size, usual_embed_std
-from gpas_cli.spec.network import Network
+from gpas_cli.spec.network import RETIRED, Network
 from gpas_cli.spec.norm import Scheme
 from gpas_cli.spec.objective import CAUSAL, Objective, parse_objective
 from gpas_cli.spec.optim import Optim
@@ -54,7 +54,7 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     before = len(problems)
     network = None
     if values.get(NETWORK, "none") != "none":
-        network = _section(Network, NETWORK, values[NETWORK], catalogue.networks, problems)
+        network = _section(Network, NETWORK, _without_retired(values[NETWORK]), catalogue.networks, problems)
         if network is None:
             return None
         values = {**network.described(), **values}
@@ -90,6 +90,13 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
         where = f"fp8 is for matrices whose sides are multiples of {FLOAT8_SIDE}, and hidden is {model.size.hidden}"
         problems.append(Problem(("precision",), f"{where}; write bf16"))
     return cell if len(problems) == before else None
+
+
+def _without_retired(network: Any) -> Any:
+    """Return a recorded network without the settings that networks had when small ones were made at run time."""
+    if not isinstance(network, Mapping):
+        return network
+    return {name: value for name, value in network.items() if name not in RETIRED or value != RETIRED[name]}
 
 
 def _network_problems(cell: Cell, catalogue: Catalogue) -> Iterable[Problem]:

@@ -17,12 +17,13 @@ from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site, site_path
 from gpas_cli.grid.select import names_in
 from gpas_cli.grid.variant import changes, one_seed, shrink
-from gpas_cli.plan.machine import MEMORY_GB, named_gpus
+from gpas_cli.plan.machine import named_gpus
 from gpas_cli.plan.plan import Plan
 from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.project import Project
 from gpas_cli.report.tables.table_place import RETRIED
 from gpas_cli.schedule.scheduler import Scheduler, choose
+from gpas_cli.spec.gpu import GPUS
 from gpas_cli.spec.section import Tiny
 from gpas_cli.state.claims import LOCAL
 from gpas_cli.store.snapshot import current_code
@@ -43,7 +44,7 @@ def plan(
         typer.Option(
             "--gpu",
             help="Estimate for GPUs of this kind, present or not: H100, or H100:8 for eight of them.",
-            autocompletion=offer_list(MEMORY_GB),
+            autocompletion=offer_list(GPUS),
         ),
     ] = None,
     mfu: Annotated[

@@ -176,7 +176,7 @@ def open_network(stage: StageContext) -> OpenedModel:
     assert stage.cell.network is not None
     network = stage.cell.network
     stage.emit(Phase("reading the network", network.source))
-    found = find_network(network, stage.root, stage.cache, lambda what: stage.emit(Phase(what)))
+    found = find_network(network, stage.root, lambda what: stage.emit(Phase(what)))
     opened = open_model(found, trust_code=network.trust_code, dtype=network.dtype)
     facts = found.provenance()
     what = f"{facts['architecture'] or 'a network'} with {opened.parameters:,} parameters in {opened.precision.name}"
