@@ -25,7 +25,7 @@ from gpas_cli.store.rundir import attempts, read_json
 
 _GROUP = "gpas_cli.schedulers"
 # References rather than entry points: a job runs a copy of the code that is not an installed distribution.
-BUILT_IN = {
+_BUILT_IN = {
     name: EntryPoint(name, value, _GROUP)
     for name, value in {
         LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
@@ -45,7 +45,7 @@ def scheduler_class(name: str) -> Any:
     Raises GpasError if there is no such scheduler or if it cannot be imported.
     """
     # The installed distributions are searched only for other names, because that takes many milliseconds.
-    known = BUILT_IN if name in BUILT_IN else _known()
+    known = _BUILT_IN if name in _BUILT_IN else _known()
     if name not in known:
         raise GpasError(f"unknown scheduler '{name}'; {nearest(name, known)}")
     try:
@@ -57,7 +57,7 @@ def scheduler_class(name: str) -> Any:
 @cache
 def _known() -> dict[str, EntryPoint]:
     # Those that are built in are listed first, and no other one of their name replaces them.
-    return BUILT_IN | {point.name: point for point in entry_points(group=_GROUP)} | BUILT_IN
+    return _BUILT_IN | {point.name: point for point in entry_points(group=_GROUP)} | _BUILT_IN
 
 
 class ClaimScheduler:
