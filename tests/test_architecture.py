@@ -144,10 +144,11 @@ def test_a_file_of_a_command_bears_its_name() -> None:
     assert {name.split("_")[0] for name in found} <= known
 
 
-def test_views_import_no_command() -> None:
-    views = [module for module in FILES if module.startswith("gpas_cli.cli.views")]
-    assert views
-    assert not [other for module in views for other in imports(module) if other.startswith("gpas_cli.cli.commands")]
+def test_commands_are_leaves() -> None:
+    """What several commands need is in a file beside them, so that a command imports what it uses and no more."""
+    commands = {module for module in FILES if module.startswith("gpas_cli.cli.commands.")}
+    assert commands
+    assert not {f"{module} imports {other}" for module in FILES for other in imports(module) & commands}
 
 
 def test_spec_needs_only_the_standard_library() -> None:

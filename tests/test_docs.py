@@ -34,7 +34,7 @@ from gpas_cli.spec.kinds import stage_kinds
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
 from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS
-from gpas_cli.state.view import BUILT_IN
+from gpas_cli.state.view import _BUILT_IN
 from gpas_cli.store.schema import Base
 
 INLINE_COMMAND = re.compile(r"`(gpas [^`]+)`")
@@ -254,7 +254,7 @@ def defining_files() -> Iterator[tuple[str, str]]:
         "a setting of a cell": [cls.__module__ for cls in hooks()._sections().values()],
         "a curve": [type(quantity).__module__ for quantity in QUANTITIES.values()],
         "a kind of stage": [str(kind.runner).partition(":")[0] for kind in STAGE_KINDS.values()],
-        "a scheduler": [place.partition(":")[0] for place in BUILT_IN.values()],
+        "a scheduler": [place.partition(":")[0] for place in _BUILT_IN.values()],
     }
     for change, named in modules.items():
         yield from ((change, f"{name.replace('.', '/')}.py") for name in named)

@@ -79,4 +79,4 @@ def test_it_runs_as_written(folder: Path) -> None:
     assert re.search(r"damping-lowers-variance +(un)?(decided|supported|contradicted)", said["claims"].out)
     assert "Damped, Table 1" in said["claims damping-lowers-perplexity"].out
     assert (folder / "figures/mypaper-1.svg").stat().st_size > 1000
-    assert "Wrote figures/mypaper-1.pdf" in said["figure --paper mypaper-1"].out
+    assert "Wrote figures/mypaper-1.pdf" in said["figure paper mypaper-1"].out

@@ -24,7 +24,7 @@ _LEAST_ROOM = 24  # characters of a fact in one line
 LOG_SECONDS = 5.0  # between two lines about what is computed, if standard error is not a terminal
 
 
-class LiteralConsole(Console):
+class _LiteralConsole(Console):
     """A console that does not interpret text.
 
     Titles, labels, paths and causes of failure come from users and other programs. Brackets in them are not parsed as
@@ -88,7 +88,7 @@ def wrapped(text: str, left: int) -> list[str]:
 def _console(stderr: bool) -> Console:
     """Return a console; piped text is laid out for 160 columns and not wrapped, so that tables are not truncated."""
     on_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
+    return _LiteralConsole(width=None if on_terminal else 160, soft_wrap=not on_terminal, stderr=stderr)
 
 
 def print_json(document: DocumentJson) -> None:
@@ -111,7 +111,7 @@ def confirm(question: str, yes: bool) -> None:
 def working(doing: str) -> Iterator[Callable[[str], None]]:
     """Show a progress message on standard error and yield a function for the next: on a terminal one changing line, in
     a log a line at most every LOG_SECONDS."""
-    errors = LiteralConsole(stderr=True)
+    errors = _LiteralConsole(stderr=True)
     if not errors.is_terminal:
         period = Period(LOG_SECONDS, at_once=True)
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -79,6 +79,12 @@ def _conditions() -> list[str]:
     return list(dict.fromkeys(f"{axis}={spelled(label)}" for labels in cells for axis, label in labels.items()))
 
 
+def _claims() -> Iterable[str]:
+    from gpas_cli.report.claims.declared import all_claims
+
+    return all_claims(experiments())
+
+
 def _executors() -> list[str]:
     from gpas_cli.state.view import scheduler_names
 
@@ -88,6 +94,8 @@ def _executors() -> list[str]:
 complete_grid = offer(_grids)
 complete_cell = offer(_cells, _keys)
 complete_cell_or_grid = offer(lambda: [*_grids(), *_cells()], _keys)
+complete_claim = offer(_claims)
+complete_paper = offer(papers_known)
 complete_printed = offer(_printed)
 complete_table = offer(lambda: [*_grids(), *_printed()], _settings)
 complete_where = offer(_conditions)
@@ -160,6 +168,14 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print JSON with a schema number instead of text.", callback=_json_alone)
 ]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only print what would run.")]
+Shrink = Annotated[
+    bool,
+    typer.Option("--shrink", help="Smoke test: train each cell in tiny form for two updates; results are kept apart."),
+]
+Tuned = Annotated[
+    bool, typer.Option("--tuned", help="Compare each method at its own best learning rate, as `gpas run tuned` found.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 SUMMARY_VARIABLE = "GPAS_SUMMARY"
@@ -190,19 +206,20 @@ class RunOptions:
     as_json: AsJson = False
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the fields of `RunOptions` as command-line options in place of its parameter `options`."""
-    shared = inspect.signature(RunOptions).parameters
+def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the fields of each parameter that is a dataclass as command-line options in its place."""
     parameters = inspect.signature(command, eval_str=True).parameters.values()
-    own = [parameter for parameter in parameters if parameter.name != "options"]
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+    fields = {name: inspect.signature(group).parameters for name, group in groups.items()}
 
     @functools.wraps(command)
     def with_options(**words: Any) -> None:
-        options = RunOptions(**{name: words.pop(name) for name in shared})
-        command(**words, options=options)
+        made = {name: groups[name](**{field: words.pop(field) for field in own}) for name, own in fields.items()}
+        command(**words, **made)
 
     # Typer reads the signature and the annotations of a command.
-    signature = inspect.Signature([*own, *shared.values()])
+    own = [parameter for parameter in parameters if parameter.name not in groups]
+    signature = inspect.Signature([*own, *(field for group in fields.values() for field in group.values())])
     with_options.__signature__ = signature  # type: ignore[attr-defined]
     with_options.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
     return with_options

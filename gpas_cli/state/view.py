@@ -24,7 +24,7 @@ from gpas_cli.state.locks import Lock
 from gpas_cli.state.status import ALIVE, SchedulerJob, StageStatus
 from gpas_cli.store.rundir import attempts, read_json
 
-BUILT_IN = {
+_BUILT_IN = {
     LOCAL: "gpas_cli.schedule.local.scheduler:LocalScheduler",
     SLURM: "gpas_cli.schedule.slurm.scheduler:SlurmScheduler",
 }
@@ -41,7 +41,7 @@ def scheduler_class(name: str) -> Any:
     Raises GpasError if there is no such scheduler or if it cannot be imported.
     """
     # The installed distributions are searched only for other names, because that takes many milliseconds.
-    known = BUILT_IN if name in BUILT_IN else _known()
+    known = _BUILT_IN if name in _BUILT_IN else _known()
     if name not in known:
         raise GpasError(f"unknown scheduler '{name}'; {nearest(name, known)}")
     try:
@@ -53,7 +53,7 @@ def scheduler_class(name: str) -> Any:
 def _known() -> dict[str, str]:
     # Those that are built in are listed first, and no other one of their name replaces them.
     others = (one.schedulers for one in installed().values())
-    return BUILT_IN | {name: place for found in others for name, place in found.items()} | BUILT_IN
+    return _BUILT_IN | {name: place for found in others for name, place in found.items()} | _BUILT_IN
 
 
 class ClaimScheduler:

@@ -95,7 +95,7 @@ def said_until(terminal: int, mark: str, seconds: float = 60.0) -> str:
         ("run grid --for-table raptr:", "raptr:7"),
         ("table spike_no_more:", "spike_no_more:2"),
         ("table --value perpl", "perplexity"),
-        ("figure --paper gpas-3", "gpas-3a"),
+        ("figure paper gpas-3", "gpas-3a"),
         ("figure --against gate=g", "gate=gpas"),
         ("claims gate", "gate-lowers"),
         ("plan --executor sl", "slurm"),

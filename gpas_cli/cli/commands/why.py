@@ -160,7 +160,7 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
     """Return the origins of the numbers of tables, and why results are not up to date."""
     numbers, problems = [], []
     for name in names:
-        from gpas_cli.cli.commands.table import served_of  # the whole command, which `gpas why CELL` does without
+        from gpas_cli.cli.printed import served_of  # the whole command, which `gpas why CELL` does without
 
         served = served_of(name.grid) if is_printed_name(name.grid) else []
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])

@@ -30,10 +30,6 @@ from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.report.recorded import recorded
-from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.grid_table import build
-from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
 from gpas_cli.spec.kinds import main_result
 from gpas_cli.spec.stage import called
@@ -345,7 +341,13 @@ def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType
     grid = experiments().grids.get(names.pop()) if len(names) == 1 else None
     if grid is None or len(entries) > MOST_CELLS:
         return None
+    # A dry run, and a run before its first result, need none of them.
     from sqlalchemy.exc import SQLAlchemyError
+
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.tables.cell_text import sheet
+    from gpas_cli.report.tables.grid_table import build
+    from gpas_cli.report.tables.sheet import Drawn
 
     spec = replace(grid.table_spec, published={})
     try:

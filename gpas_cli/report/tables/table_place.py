@@ -16,6 +16,7 @@ from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.kinds import column_title, measured_columns
 from gpas_cli.spec.stage import Metric
+from gpas_cli.state.status import RETRIED
 from gpas_cli.words import listed
 
 _NAMED = 12  # rows or columns in one message
@@ -193,7 +194,6 @@ def _unnamed(
     return [labels[axis] for axis in left]
 
 
-RETRIED = ("failed", "cancelled", "unknown")  # states that `gpas run` leaves to `gpas retry`
 # The command that a cell without a number needs, by its state; `run` in any other, none while it is queued or running.
 _COMMANDS = {
     **dict.fromkeys(RETRIED, "retry"),
