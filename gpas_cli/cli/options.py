@@ -214,8 +214,8 @@ def with_grouped_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**words: Any) -> None:
-        made = {name: groups[name](**{field: words.pop(field) for field in own}) for name, own in fields.items()}
-        command(**words, **made)
+        given = {name: {field: words.pop(field) for field in own if field in words} for name, own in fields.items()}
+        command(**words, **{name: groups[name](**own) for name, own in given.items()})
 
     # Typer reads the signature and the annotations of a command.
     own = [parameter for parameter in parameters if parameter.name not in groups]

@@ -93,7 +93,7 @@ def curves(
     mark spikes of the loss and the gradient norm. Importance is drawn as bars if there are at most four series,
     angular_distances as a heat map for each. With --json, prints the numbers and writes a file only if -o is given.
 
-    Example: [bold]gpas figure quickstart --what activation_variance -o variance.pdf[/bold]
+    Example: [bold]gpas figure curves quickstart --what activation_variance -o variance.pdf[/bold]
 
     [bold]gpas figure quickstart --what activation_variance --layers 1,6,12 --where norm=pre[/bold]
     """
