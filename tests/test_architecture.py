@@ -46,6 +46,9 @@ ENGINE, PACKAGE_LINES = 43_303, 43_949
 LARGEST_EXTENSION = 1_500
 TORCH_ROOMS = {"model", "train", "evaluate", "worker", "extensions"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500
+# The most modules that `gpas run grid quickstart --dry-run` loads, which only falls, and rooms that it does not load.
+MOST_MODULES = 109
+ROOMS_OF_RESULTS = {"report", "page", "origin", "statistics", "results", "evaluate"}
 
 
 @cache
@@ -202,6 +205,24 @@ def lines(function: ast.FunctionDef) -> int:
     assert function.end_lineno is not None
     docstring = ast.get_docstring(function) or ""
     return function.end_lineno - function.lineno + 1 - len(docstring.splitlines())
+
+
+def test_a_dry_run_loads_few_modules_and_nothing_of_results(tmp_path: Path) -> None:
+    """Without SLURM on the path: where it is, the plan needs its modules too."""
+    environment = {"HOME": str(tmp_path), "PATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "gpas_cli", "init"], cwd=tmp_path, env=environment, check=True)
+    code = (
+        "import atexit, runpy, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+        "sys.argv = ['gpas', 'run', 'grid', 'quickstart', '--dry-run']; "
+        "runpy.run_module('gpas_cli', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "22 jobs to start" in done.stdout
+    loaded = [name for name in done.stderr.split() if name.split(".")[0] == "gpas_cli"]
+    assert not {name for name in loaded if name.split(".")[1:2] and name.split(".")[1] in ROOMS_OF_RESULTS}
+    assert len(loaded) <= MOST_MODULES
 
 
 def test_the_face_loads_neither_torch_nor_numpy() -> None:

@@ -107,11 +107,11 @@ def main(
     ] = False,
 ) -> None:
     STATE.config = config
-    STATE.states_only = context.invoked_subcommand in _STATES_ONLY
+    STATE.check_reports = context.invoked_subcommand in _REPORTING
 
 
-# Commands that show only states and logs: they work despite a mistake in a table or a claim.
-_STATES_ONLY = ("status", "top", "logs")
+# Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
+_REPORTING = ("plan", "table", "claims", "figure", "report", "serve", "why", "export", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {

@@ -47,7 +47,7 @@ class _State:
     """The options that apply to the whole command."""
 
     config: Path | None = None
-    states_only: bool = False  # tables and claims are not read, so that they are not checked either
+    check_reports: bool = False  # the mistakes of tables and claims are reported when the experiments file is read
     as_json: bool = False  # standard output holds one JSON document, and text goes to standard error
 
 

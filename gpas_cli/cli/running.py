@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, NoReturn, NotRequired
+from typing import Annotated, NoReturn, NotRequired, TypedDict
 
 import typer
 from rich.text import Text
@@ -21,10 +21,9 @@ from rich.text import Text
 from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.options import SUMMARY_VARIABLE, RunOptions
 from gpas_cli.cli.selection import experiments, project, without_runs
-from gpas_cli.cli.views import progress
 from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, headline, render, render_shrunk
 from gpas_cli.data import stdlib
-from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, filled, plain
+from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, From, NumberJson, filled, plain
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site, site_path
@@ -197,6 +196,8 @@ def _run(
 
     Return what was submitted, None if the jobs ran in the foreground, and how they ended, None if not waited for.
     """
+    from gpas_cli.cli.views import progress  # a dry run does without
+
     waits = scheduler.foreground or options.wait
     results = partial(progress.results_so_far, here, chosen)
     with progress.make_reporter(console(), results) if waits else nullcontext(progress.Notices()) as reporter:
@@ -250,6 +251,25 @@ def counts_of(summary: RunSummary) -> str:
     return ", ".join(f"{len(items)} {name}" for name, items in vars(summary).items() if items) or "nothing to do"
 
 
+class _SubmittedArrayJson(TypedDict):
+    """One SLURM job array."""
+
+    name: str
+    job: Annotated[str, "SLURM's id, empty when it is not known"]
+    elements: int
+
+
+class _SubmittedJson(TypedDict):
+    """What was submitted to SLURM."""
+
+    arrays: Annotated[list[_SubmittedArrayJson], From("batches")]
+    jobs: int
+    followed: Annotated[int, "stages that were already queued or running"]
+    left: Annotated[int, "stages that SLURM has no room for yet"]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`", From("over")]
+    blocked: Annotated[int, "stages whose parent failed"]
+
+
 class _RunCellJson(CellNameJson):
     """The result of a run for one cell."""
 
@@ -270,7 +290,7 @@ class RunJson(DocumentJson):
     exit_code: Annotated[int, (0, 3, 4)]
     counts: Annotated[dict[str, int], "the number of cells in each state"]
     cells: list[_RunCellJson]
-    submitted: progress.SubmittedJson | None
+    submitted: _SubmittedJson | None
     shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
 
 
@@ -290,7 +310,7 @@ def finish(
     counts = dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells))
     sent = None
     if submitted:
-        sent = filled(progress.SubmittedJson, submitted, left=len(submitted.left), blocked=len(submitted.blocked))
+        sent = filled(_SubmittedJson, submitted, left=len(submitted.left), blocked=len(submitted.blocked))
     made = RunJson(schema=1, exit_code=code.value, counts=counts, cells=cells, submitted=sent)
     if shrunk:
         made["shrunk"] = shrunk

@@ -50,7 +50,7 @@ def papers_known() -> Mapping[str, Pack]:
 
 
 def _report_problems(experiments: Experiments) -> Iterable[Problem]:
-    if STATE.states_only:
+    if not STATE.check_reports:
         return ()
     from gpas_cli.report.checks import report_problems  # reads the papers' tables
 

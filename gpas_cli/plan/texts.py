@@ -42,12 +42,7 @@ class Texts:
     """
 
     def __init__(
-        self,
-        project: Project | None,
-        cells: Iterable[Cell],
-        *,
-        entries: Iterable[Entry] = (),
-        elsewhere: bool = False,
+        self, project: Project | None, cells: Iterable[Cell], *, entries: Iterable[Entry] = (), elsewhere: bool = False
     ):
         self._project, self._elsewhere = project, elsewhere
         needed = dict.fromkeys(one for cell in distinct(cells) for one in _read_by(cell) if one.needed)
@@ -220,10 +215,10 @@ def with_texts(project: Project, jobs: Iterable[StageJob]) -> list[StageJob]:
     texts: dict[str, StageJob] = {}
     read: dict[str, str] = {}
     for wanted in requirements(same[0].cell for same in readers.values()):
-        mine = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
+        reading = [job for same in readers.values() if wanted.serves(same[0].cell) for job in same]
         if key := _needed_key(project, wanted):
-            texts[key] = _job(key, wanted, mine[0])
-            read |= {job.key: key for job in mine}
+            texts[key] = _job(key, wanted, reading[0])
+            read |= {job.key: key for job in reading}
     return [*texts.values(), *(replace(job, text=read.get(job.key, "")) for job in jobs)]
 
 

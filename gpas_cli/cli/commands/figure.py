@@ -9,7 +9,6 @@ import typer
 from gpas_cli.cli import options as shared
 from gpas_cli.cli.console import print_json, say
 from gpas_cli.cli.drawing import Output, draw_figures
-from gpas_cli.cli.groups import WithUsual
 from gpas_cli.cli.selection import cells_or_grids, entries, experiments, recorded_of
 from gpas_cli.cli.views.columns import Columns
 from gpas_cli.documents import DocumentJson, filled
@@ -31,7 +30,7 @@ from gpas_cli.words import count, listed
 app = typer.Typer(
     help="Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.\n\n"
     "`gpas figure GRID` means `gpas figure curves GRID`.",
-    cls=WithUsual,
+    cls=shared.WithUsual,
 )
 
 _WHAT = (

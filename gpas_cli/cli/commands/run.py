@@ -11,9 +11,7 @@ import typer
 from gpas_cli.cli import options as shared
 from gpas_cli.cli import running
 from gpas_cli.cli.console import console, say
-from gpas_cli.cli.groups import WithUsual
 from gpas_cli.cli.selection import find_cells, project, varied_entries
-from gpas_cli.cli.views import progress
 from gpas_cli.cli.views.plan import render_shrunk
 from gpas_cli.data.stdlib import write_sample
 from gpas_cli.errors import GpasError
@@ -24,7 +22,9 @@ from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, RESULTS, RETRIED, CellStatus
 
-app = typer.Typer(help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=WithUsual, no_args_is_help=True)
+app = typer.Typer(
+    help="Run cells: `gpas run GRID` means `gpas run grid GRID`.", cls=shared.WithUsual, no_args_is_help=True
+)
 
 _PROFILED_UPDATES = 5
 
@@ -155,6 +155,8 @@ def _refuse(state: CellStatus) -> None:
 
 
 def _train(entry: Entry) -> RunSummary:
+    from gpas_cli.cli.views import progress
+
     here = project()
     with progress.make_train_reporter(console()) as reporter:
         request = RunRequest(project=here, entries=[entry], retry=RETRIED, reporter=reporter)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, NoReturn, TypedDict
 
 import typer
 
-from gpas_cli.cli.console import say
+from gpas_cli.cli.console import STATE, say
 from gpas_cli.cli.options import DryRun, RunOptions, Tuned, Where, complete_claim, with_grouped_options
 from gpas_cli.cli.running import confirm_start, exit_with, plan_for, run_to_end
 from gpas_cli.cli.selection import experiments, project, recorded_of
@@ -124,6 +124,7 @@ def run_claims(
 
     Example: [bold]gpas run claims gpas-lowers-perplexity --toy --max-seeds 8[/bold]
     """
+    STATE.check_reports = True
     rules = Rules(level, max_seeds, step)
     chosen = _claims(names, toy)
     if tuned:

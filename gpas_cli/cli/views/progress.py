@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,7 +22,6 @@ from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
-from gpas_cli.documents import From
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
@@ -283,25 +282,6 @@ def tokenise_view(console: Console) -> Iterator[TokeniseView]:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
     with Bars(*columns, console=console, transient=True) if console.is_terminal else nullcontext() as bars:
         yield TokeniseView(console, bars)
-
-
-class _SubmittedArrayJson(TypedDict):
-    """One SLURM job array."""
-
-    name: str
-    job: Annotated[str, "SLURM's id, empty when it is not known"]
-    elements: int
-
-
-class SubmittedJson(TypedDict):
-    """What was submitted to SLURM."""
-
-    arrays: Annotated[list[_SubmittedArrayJson], From("batches")]
-    jobs: int
-    followed: Annotated[int, "stages that were already queued or running"]
-    left: Annotated[int, "stages that SLURM has no room for yet"]
-    failed_before: Annotated[int, "stages that wait for `gpas retry`", From("over")]
-    blocked: Annotated[int, "stages whose parent failed"]
 
 
 class Notices(Reporter):

@@ -294,7 +294,9 @@ class ArraySubmitter:
                         raise _refused(error, array, done) from error
                     pending = self._after_full_queue(array, pending, error, done)
                     continue
-                done.batches.append(_batch(made, job))
+                size = count(sum(map(bool, made.record.keys)), "element")
+                text = f"{made.name} as SLURM job {job or '(unknown)'}: {size}"
+                done.batches.append(JobBatch(made.name, job, made.record.keys, text))
                 done.jobs += len(array.jobs)
                 if job:
                     placed |= {stage.key: ArrayIndex(job, i) for i, e in enumerate(array.elements) for stage in e}
@@ -406,11 +408,6 @@ class ArraySubmitter:
         # A site's wrapper around sbatch may print further lines before and after the job id.
         found = _JOB_ID.findall(output)
         return found[0] if len(found) == 1 else _look_for(made.name)
-
-
-def _batch(made: Submission, job: str) -> JobBatch:
-    size = count(sum(map(bool, made.record.keys)), "element")
-    return JobBatch(made.name, job, made.record.keys, f"{made.name} as SLURM job {job or '(unknown)'}: {size}")
 
 
 def held_jobs(jobs: Mapping[str, StageJob], seen: Mapping[str, StageStatus]) -> list[str]:
