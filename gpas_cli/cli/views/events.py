@@ -116,7 +116,8 @@ def _removal_score(event: events.RemovalScore) -> str:
 def _score(event: events.Score) -> str:
     noun = "document" if event.metric in BY_TEXT else "question"
     error = f" ± {_short(event.stderr)}" if event.stderr is not None else ""
-    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, noun)})"
+    origin = f", taken over from {event.taken_from}" if event.taken_from else ""
+    return f"{event.task}: {event.metric} {_short(event.value)}{error} ({count(event.examples, noun)}){origin}"
 
 
 def _checkpoint(event: events.Checkpoint) -> str:

@@ -61,7 +61,7 @@ class CellStatusJson(LabelledCellJson, SlurmJobJson):
     steps: int | None
     spikes: int | None
     skipped: int | None
-    warnings: Annotated[int, "in the journal of the attempt; `gpas why CELL` lists them"]
+    warnings: Annotated[int, "in the journal of the attempt; `gpas logs CELL` lists them"]
     metrics: dict[str, NumberJson]
 
 
