@@ -195,7 +195,7 @@ def _sections() -> dict[str, type]:
     """The dataclasses behind the sections, by the path at which experiments.yaml has them."""
     from gpas_cli.grid.declared import Grid
     from gpas_cli.spec.cell import Cell
-    from gpas_cli.spec.kinds import stage_kinds
+    from gpas_cli.spec.extensions import stage_kinds
     from gpas_cli.spec.run import Resources
 
     of_grid = typing.get_type_hints(Grid)
@@ -304,10 +304,10 @@ def schemes() -> str:
 
 def metrics() -> str:
     """What `table: {value: ...}` may name."""
-    from gpas_cli.spec import kinds
+    from gpas_cli.spec import extensions
 
     lines = ["| `value` | what | unit | better | stage |", "|---|---|---|---|---|"]
-    lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in kinds.metrics().values()]
+    lines += [f"| `{m.name}` | {m.title} | {m.unit} | {m.better} | {m.stage} |" for m in extensions.metrics().values()]
     return "\n".join(lines)
 
 

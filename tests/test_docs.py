@@ -30,7 +30,7 @@ from gpas_cli.grid.packs import known_packs
 from gpas_cli.report.papers import load as numbers_of
 from gpas_cli.report.quantities import QUANTITIES
 from gpas_cli.spec.equation import description
-from gpas_cli.spec.kinds import stage_kinds
+from gpas_cli.spec.extensions import stage_kinds
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.optim import OPTIMIZERS, SCHEDULES
 from gpas_cli.spec.stage import STAGE_KINDS, TRAINING_PARTS

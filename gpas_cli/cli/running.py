@@ -34,6 +34,7 @@ from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.project import Project
 from gpas_cli.schedule import scheduler as schedulers
 from gpas_cli.schedule.scheduler import Item, RunRequest, RunSummary, Scheduler, Submitted, choose
+from gpas_cli.spec.extensions import extensions
 from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL
@@ -102,7 +103,7 @@ def shrunk_cells(
     whole = list(chosen) if "seed" in names_in(where or ()) else one_seed(chosen)
     here = project()
     root = here.config.parent
-    folder = root / ".gpas" / "shrunk" / current_code()
+    folder = root / ".gpas" / "shrunk" / current_code(extensions())
     names = (stdlib.TRAINING_TEXT, stdlib.VALIDATION_TEXT, stdlib.FINETUNING_RECORDS)
     training, validation, records = (str((folder / name).relative_to(root)) for name in names)
     text = Tiny(training, validation, records)

@@ -25,6 +25,7 @@ from gpas_cli.data.corpora import Source, SourceRecord, file_stamp, side, skip_t
 from gpas_cli.data.files import check_file, read_lines
 from gpas_cli.data.hub import HfDataset
 from gpas_cli.errors import DataError, nearest
+from gpas_cli.spec.data import Data
 from gpas_cli.spec.translation import Translation, both, languages, test_path
 
 SEPARATOR = "\n"
@@ -85,6 +86,13 @@ def existing(path: str, root: Path, setting: str) -> list[Path]:
             raise DataError(f"{setting}: there is no file {file}; {nearest(file.name, sorted(known))}")
         check_file(file, f"{setting}: ")
     return files
+
+
+def opened(data: Data, root: Path) -> Source:
+    """Return the `Source` of pairs. Relative paths start from `root`. Reads nothing yet."""
+    if data.source == "pairs":
+        return FilePairs(data.path, root, data.validation)
+    return HubPairs(data.path, root) if data.source == "hf-pairs" else Languages()
 
 
 def unreadable_reason(section: Translation, cache: Path, root: Path) -> str:

@@ -9,7 +9,7 @@ from gpas_cli.errors import GpasError, UnknownCell, closest, nearest
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.document import Label, resolve, same, spelled
 from gpas_cli.spec import parse
-from gpas_cli.spec.kinds import stage_kinds
+from gpas_cli.spec.extensions import stage_kinds
 from gpas_cli.words import listed
 
 MIN_PREFIX_DIGITS = 4

@@ -215,14 +215,14 @@ def _other_code(runs: Path, resumed: Sequence[StageJob]) -> tuple[str, ...]:
     """Return a warning if jobs would resume from checkpoints of another version of the code."""
     if not resumed:
         return ()
-    now = current_code()
-    before = {job.id: code for job in resumed if (code := checkpoint_code(runs, job.key)) and code != now}
+    now = {uses: current_code(uses) for uses in {job.uses for job in resumed}}
+    before = {job.id: code for job in resumed if (code := checkpoint_code(runs, job.key)) and code != now[job.uses]}
     if not before:
         return ()
     refused = sum(job.resources.resume == "same-code" for job in resumed if job.id in before)
     end = f"; resume: same-code refuses {refused} of them" if refused else "; their results will come from both"
     cells = count(len(before), "cell")
-    made = f"from version {', '.join(sorted(set(before.values())))} to {now}"
+    made = f"from version {', '.join(sorted(set(before.values())))} to {', '.join(sorted(set(now.values())))}"
     return (f"{cells} would resume after the code has changed ({made}): {next(iter(before))}{end}",)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.grid.declared import Feature
-from gpas_cli.spec.kinds import metrics
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric, StageKind
 
 if TYPE_CHECKING:

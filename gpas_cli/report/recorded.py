@@ -19,7 +19,7 @@ from gpas_cli.events import Score
 from gpas_cli.grid.declared import Entry
 from gpas_cli.project import Project
 from gpas_cli.spec.downstream import BY_TASK, averages, counted_of, metrics_of, score_shares
-from gpas_cli.spec.kinds import metrics as known_metrics
+from gpas_cli.spec.extensions import metrics as known_metrics
 from gpas_cli.spec.stage import PRETRAIN
 from gpas_cli.state.observe import observe
 from gpas_cli.state.status import RESULTS

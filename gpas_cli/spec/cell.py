@@ -152,6 +152,11 @@ class Cell(CellParts):
         earlier = self.later[: names.index(kind)]
         return replace(self, later=tuple(stage for stage in earlier if stage.kind.trains))
 
+    def needed_by(self, kind: str) -> Cell:
+        """Return the cell with only its stage `kind` and those that this one builds on: what its job reads."""
+        own = tuple(stage for stage in self.later if stage.kind.name == kind)
+        return replace(self, later=(*self.before(kind).later, *own) if own else ())
+
     def teacher(self) -> Cell | None:
         """Return the cell from whose trained gates this one starts: same seed, text and recipe. None without one."""
         gate = self.model.gate

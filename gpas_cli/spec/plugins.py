@@ -25,7 +25,7 @@ from typing import Any
 
 from gpas_cli.errors import InvalidExperiments, Problem
 from gpas_cli.spec import extensions, parse
-from gpas_cli.spec.kinds import metrics, stage_kinds
+from gpas_cli.spec.extensions import metrics, stage_kinds
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import SCHEMES, PluginOrigin, Scheme
 from gpas_cli.spec.section import Section

@@ -15,10 +15,16 @@ from gpas_cli.events import Outcome, Started
 from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.project import packaged
-from gpas_cli.spec import extensions, kinds
+from gpas_cli.spec import extensions
 from gpas_cli.spec.parse_cell import cell_from
 
-CACHES = (extensions.extensions, extensions.absent, kinds.stage_kinds, kinds.metrics, kinds.measured_columns)
+CACHES = (
+    extensions.extensions,
+    extensions.absent,
+    extensions.stage_kinds,
+    extensions.metrics,
+    extensions.measured_columns,
+)
 
 
 HEADS = {name: import_module(f"gpas_cli.extensions.{name}") for name in extensions.IN_WHEEL}

@@ -21,9 +21,9 @@ from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth
+from gpas_cli.spec.extensions import metrics, stage_kinds
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.gate import Gate
-from gpas_cli.spec.kinds import metrics, stage_kinds
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Size
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.objective import OBJECTIVES, Masked, Spans

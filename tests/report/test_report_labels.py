@@ -6,8 +6,8 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, number_facts, row_title, scheme_titles
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.gate import Gate
-from gpas_cli.spec.kinds import metrics
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
 

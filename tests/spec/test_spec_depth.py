@@ -13,7 +13,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.cost import computed_flops, flops_per_token, relative_flops, whole_flops_per_token
 from gpas_cli.spec.depth import LayerSchedule, copies, factors_of
 from gpas_cli.spec.equation import depth_lines
-from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.objective import CAUSAL, Masked
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence

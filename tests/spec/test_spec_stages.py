@@ -20,8 +20,8 @@ from gpas_cli.spec.downstream import (
     task_title,
     text_name,
 )
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.finetune import _COMMONSENSE_TOKENS, Finetune, finetuning_tokens
-from gpas_cli.spec.kinds import main_result
 from gpas_cli.spec.parse import own_fields
 from gpas_cli.spec.parse_cell import cell_from
 from gpas_cli.spec.run import Cadence

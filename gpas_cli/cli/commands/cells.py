@@ -20,7 +20,7 @@ from gpas_cli.plan.texts import awaited
 from gpas_cli.report.recorded import stage_keys
 from gpas_cli.schedule.scheduler import RunSummary
 from gpas_cli.schedule.scheduler import cancel as request
-from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.run import HIDDEN, PRIVATE
 from gpas_cli.state.claim_set import run_again, run_no_more
 from gpas_cli.state.cleanup import forget as retire

@@ -30,7 +30,7 @@ from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
 from gpas_cli.report.tables.table_place import Hole, holes, remedies
 from gpas_cli.schedule.scheduler import choose
-from gpas_cli.spec.kinds import metrics
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
 from gpas_cli.state.status import RETRIED
 

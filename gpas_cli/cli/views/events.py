@@ -6,7 +6,7 @@ from typing import Any
 
 from gpas_cli import events
 from gpas_cli.spec.downstream import BY_TEXT
-from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress
 from gpas_cli.words import count, significant
@@ -42,12 +42,6 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
         return ""
     low, span = min(shown), max(shown) - min(shown)
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in shown)
-
-
-def event_marks(progress: Progress) -> str:
-    """Return " ▲2 ▽1" for two recent spikes of the loss or gradient norm and one skipped update, "" for none."""
-    counts = {"▲": progress.spikes, "▽": progress.skipped}
-    return "".join(f" {mark}{count}" for mark, count in counts.items() if count)
 
 
 def _started(event: events.Started) -> str:

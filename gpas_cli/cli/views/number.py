@@ -14,7 +14,7 @@ from gpas_cli.origin.provenance import Code, NumberOrigin, PublishedNumber, Seed
 from gpas_cli.report.tables.cell_text import cell_text
 from gpas_cli.report.tables.sheet import PLAIN
 from gpas_cli.spec.downstream import BY_TEXT, SKIPPED, skipped_note
-from gpas_cli.spec.kinds import metrics
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.state.usage import HoursJson
 from gpas_cli.statistics.stats import mean_interval
 from gpas_cli.words import count, date_and_time, fixed, listed

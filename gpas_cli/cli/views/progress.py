@@ -21,7 +21,8 @@ from rich.text import Text
 from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
+from gpas_cli.cli.views.events import line, measured, sparkline
+from gpas_cli.cli.views.states import event_marks
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
@@ -30,7 +31,7 @@ from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
 from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
-from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read

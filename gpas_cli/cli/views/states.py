@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks
 from gpas_cli.documents import CellStateJson, LabelledCellJson, NumberJson, filled
-from gpas_cli.spec.kinds import main_result
+from gpas_cli.spec.extensions import main_result
 from gpas_cli.spec.stage import PRETRAIN, Metric, called
-from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
+from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, Progress, SchedulerJob
 from gpas_cli.words import clock_time, count, duration
 
 if TYPE_CHECKING:  # the estimates, which take long to import
@@ -120,6 +119,12 @@ def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
         return ""
     metric, value = found
     return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
+
+
+def event_marks(progress: Progress) -> str:
+    """Return " ▲2 ▽1" for two recent spikes of the loss or gradient norm and one skipped update, "" for none."""
+    counts = {"▲": progress.spikes, "▽": progress.skipped}
+    return "".join(f" {mark}{count}" for mark, count in counts.items() if count)
 
 
 def _how_far(state: CellStatus) -> str:

@@ -12,7 +12,7 @@ from gpas_cli.grid.declared import Entry, TableSpec
 from gpas_cli.grid.document import Label
 from gpas_cli.report.labels import RowKey, measured_labels, usual_label
 from gpas_cli.report.recorded import PARTIAL, Result
-from gpas_cli.spec.kinds import measured_columns
+from gpas_cli.spec.extensions import measured_columns
 from gpas_cli.spec.stage import Metric, called
 
 States = Mapping[str, tuple[str, float | None]]

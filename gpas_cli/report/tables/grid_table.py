@@ -23,7 +23,7 @@ from gpas_cli.report.quantities import metric, recorded_metric
 from gpas_cli.report.recorded import Recorded
 from gpas_cli.report.tables.entry_status import Results, States, group
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, side_by_side, with_declared
-from gpas_cli.spec.kinds import column_title, measured_columns
+from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.stage import Metric, StageKind
 from gpas_cli.words import count, listed
 

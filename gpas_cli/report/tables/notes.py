@@ -15,7 +15,7 @@ from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Row, Table, TableCell
 from gpas_cli.spec.downstream import BY_TASK, BY_TEXT, KNOWN_TASKS, SKIPPED, base_name, skipped_note
-from gpas_cli.spec.kinds import column_title, measured_columns
+from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.model import remark
 from gpas_cli.spec.stage import CONVERGENCE, PRETRAIN
 from gpas_cli.words import abbreviated, count, fixed, listed, verb

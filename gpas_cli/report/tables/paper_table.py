@@ -28,7 +28,7 @@ from gpas_cli.report.tables.entry_status import (
 from gpas_cli.report.tables.sheet import Note
 from gpas_cli.report.tables.table import Column, Frame, Row, Spot, Table, fill, with_declared
 from gpas_cli.spec.downstream import KNOWN_TEXTS, base_name
-from gpas_cli.spec.kinds import metrics
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import Metric
 from gpas_cli.words import abbreviated, listed
 

@@ -14,7 +14,7 @@ from gpas_cli.grid.select import run_command
 from gpas_cli.report.labels import RowKey, label_title, scheme_titles
 from gpas_cli.report.tables.entry_status import NO_UNIT, EntryStatus
 from gpas_cli.report.tables.table import Row, Table, TableCell
-from gpas_cli.spec.kinds import column_title, measured_columns
+from gpas_cli.spec.extensions import column_title, measured_columns
 from gpas_cli.spec.stage import Metric
 from gpas_cli.state.status import RETRIED
 from gpas_cli.words import listed

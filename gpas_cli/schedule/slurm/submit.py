@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def levels(jobs: Sequence[StageJob]) -> Iterator[list[StageJob]]:
 def _by_profile(jobs: Sequence[StageJob]) -> list[list[StageJob]]:
     found: dict[str, list[StageJob]] = {}
     for job in jobs:
-        asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind}
+        asked = {**script.parameters(job.resources), "pack": job.resources.pack, "kind": job.kind, "uses": job.uses}
         found.setdefault(json.dumps(asked, sort_keys=True), []).append(job)
     return list(found.values())
 
@@ -276,7 +277,7 @@ class ArraySubmitter:
                 yield array, self._script(array, submission.folder(self.project.runs) / name, code)
 
     def _submit_all(self, mine: Sequence[StageJob], claims: ClaimSet, done: Submitted) -> None:
-        code = snapshot(self.project.runs, project=self.project.config.parent)
+        copy = cache(partial(snapshot, self.project.runs, project=self.project.config.parent))
         largest = _max_array_size()
         sized = [_adjusted(self.project.runs, job, done.seen[job.key]) for job in mine]
         self._reduced = {job.key for job, reduced in sized if reduced}
@@ -288,7 +289,7 @@ class ArraySubmitter:
             while pending:
                 array = pending.pop(0)
                 try:
-                    made, job = self._submit(array, code, claims, done.seen)
+                    made, job = self._submit(array, copy(uses=array.first.uses), claims, done.seen)
                 except SlurmError as error:
                     if not (error.answered and any(words in str(error).lower() for words in _QUEUE_FULL)):
                         raise _refused(error, array, done) from error
