@@ -148,27 +148,6 @@ class LearnedFactor(nn.Module):
         return x * (self.weight if self.scale == 1 else self.weight * self.scale)
 
 
-class HyperConnection(nn.Module):
-    """What a sub-layer reads of n copies of the stream and how they leave it (Zhu et al. 2024, equations 2 to 5 with
-    B = write, A_m = read, A_r = mix). `place`: the copy that it reads at first."""
-
-    def __init__(self, copies: int, place: int):
-        super().__init__()
-        self.place = place % copies
-        self.read, self.write = nn.Parameter(torch.empty(copies)), nn.Parameter(torch.empty(copies))
-        self.mix = nn.Parameter(torch.empty(copies, copies))
-
-    def entering(self, x: Tensor) -> Tensor:
-        """x: (..., n, hidden) -> (..., hidden), the sum of read_i x_i."""
-        return (x * self.read[:, None]).sum(-2)
-
-    def leaving(self, x: Tensor, y: Tensor) -> Tensor:
-        """x: (..., n, hidden), y: (..., hidden) -> (..., n, hidden): for each j the sum of mix_ij x_i and write_j y."""
-        # No matrix product, which autocast would round to half precision.
-        mixed = torch.stack([(x * column[:, None]).sum(-2) for column in self.mix.unbind(1)], -2)
-        return mixed + y[..., None, :] * self.write[:, None]
-
-
 def learned_or_fixed(spec: float | Factor, hidden: int) -> float | LearnedFactor:
     """Return the module of a learned factor, a constant as it is."""
     return LearnedFactor(spec, hidden) if isinstance(spec, Factor) else spec

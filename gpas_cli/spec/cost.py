@@ -4,8 +4,7 @@ FLOPs per token = 6 (N - V d) + 6 L T d, as in PaLM, appendix B, but with causal
 without the V x d of the input table, which needs no arithmetic (a tied head does); L layers of width d attend to T / 2
 positions on average, or to more of the row if attention is not causal. The head reads only tokens with a target.
 Forward and backward passes count, recomputation does not. Only tokens that the network reads count, padding does not.
-Layers that an update skips do not count. Hyper-connections with n copies of the stream count n^2 + 2n products for each
-feature and sub-layer.
+Layers that an update skips do not count.
 
 Bytes count the tensors of an uncompiled training at the peak of an update, over all devices and on each GPU, without
 the allocator's losses.
@@ -82,7 +81,7 @@ def flops_per_token(cell: CellParts, layers: float | None = None) -> float:
         trained /= 2
     attention = 12 * trained * attended * size.hidden
     head = cell.objective.target_share() * size.vocab * size.hidden
-    return 6.0 * (head + trained * (_per_layer(cell) + _connections(cell.model))) + attention
+    return 6.0 * (head + trained * _per_layer(cell)) + attention
 
 
 def whole_flops_per_token(cell: CellParts) -> float:
@@ -108,12 +107,6 @@ def parameters(cell: CellParts) -> int:
     size = cell.model.size
     tables = sum(shape[0] * number for role, shape, number in _matrices(cell.model) if role == TABLE)
     return tables * size.hidden + round(size.layers * _per_layer(cell))
-
-
-def _connections(model: Model) -> int:
-    """Return the number of products by which a layer reads, mixes and writes the copies of the stream."""
-    n = model.copies
-    return 2 * (n * n + 2 * n) * model.size.hidden if n > 1 else 0
 
 
 def _per_layer(cell: CellParts) -> float:
@@ -211,7 +204,7 @@ def activation_bytes(model: Model, precision: str, *, recompute: bool = False, d
     Of an encoder and a decoder a token goes through one, half of the tokens through each."""
     wide = _STREAM_BYTES[precision]
     layers = model.size.layers
-    saved = [wide * model.size.hidden * model.copies] * layers
+    saved = [wide * model.size.hidden] * layers
     if not recompute:
         saved = [_layer_bytes(model, precision, layer, dropout) for layer in range(1, layers + 1)]
     # The inputs of the final norm, of the head and of the embedding's norms, and the embedding's mask.
@@ -243,8 +236,6 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     normed = 3 if parts[0].qkv_norm != "none" else 2 * (model.family.qk_norm != "none")
     products = inputs + 4 + branches + normed + isinstance(parts[0].value, Factor)
     products += (5 if wide == narrow else 7) * crossing
-    if model.copies > 1:  # each sub-layer saves all copies and what it adds to them
-        stream, products = stream + 2 * model.copies, products + 2
     hidden = wide * stream + narrow * products + len(parts) * dropout
     # A product in float8 saves its own input, and silu(gate) is not recomputed for it.
     kept = 4 if in_float8(precision, model.size.ffn) and model.family.ffn == "swiglu" else 2
@@ -293,10 +284,8 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     computed = inner * narrow * model.size.ffn - gone * hidden
     if in_float8(precision, model.size.ffn):  # a gradient, also in float32 on its way to float8
         computed = (narrow + 4) * model.size.ffn + weight * hidden
-    if model.copies > 1:  # a product with each of them, before they are summed
-        computed += model.copies * weight * hidden
     if recompute:  # the layer's input is saved anyway
-        computed += _layer_bytes(model, precision, model.encoder_layers + 1, dropout) - stream * hidden * model.copies
+        computed += _layer_bytes(model, precision, model.encoder_layers + 1, dropout) - stream * hidden
     backward = tokens * computed
     if recompute and strategy not in SHARDED:
         backward += _copies(cell) // model.size.layers

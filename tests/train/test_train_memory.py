@@ -322,8 +322,6 @@ CASES: dict[str, tuple[Cell, int, bool]] = {
     "bf16-layerscale": (wide_cell("bf16", norm="layerscale", gate="gpas"), 64, False),
     "bf16-rezero": (wide_cell("bf16", norm="rezero"), 64, False),
     "bf16-hybridnorm": (wide_cell("bf16", norm="hybridnorm", gate="gpas"), 64, False),
-    "bf16-hyper": (wide_cell("bf16", norm="hyper-connections", gate="gpas"), 64, False),
-    "bf16-hyper-recomputed": (wide_cell("bf16", norm="hyper-connections"), 64, True),
     "bf16-value": (wide_cell("bf16", norm={"scheme": "value-residual", "learned": True}), 64, False),
 }
 
