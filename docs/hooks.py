@@ -118,7 +118,7 @@ def experiments() -> str:
 
 def settings() -> str:
     """Every section of a cell and of a grid: its fields with type, default and allowed values."""
-    from gpas_cli.spec.cost import FLOAT8_SIDE, MOST_DROPPED, PRECISIONS
+    from gpas_cli.spec.cost import MOST_DROPPED, PRECISIONS
     from gpas_cli.spec.data import CORPORA
     from gpas_cli.spec.depth import DEPTHS
     from gpas_cli.spec.model import EMBEDS, FAMILIES
@@ -151,10 +151,6 @@ def settings() -> str:
         f"`precision` is one of {precisions} (default `fp32`). `bf16` and `fp16` keep weights and optimizer state in"
     ]
     lines += ["float32, and `fp16` scales the loss; `bf16_stream` is `bf16` with the residual stream in bfloat16;"]
-    lines += ["`fp8` is `bf16` with float8 factors in the products of the layers whose matrices have sides that are"]
-    lines += [
-        f"multiples of {FLOAT8_SIDE} (scales by row, gradients of weights in bfloat16; needs torchao, the extra `fp8`);"
-    ]
     lines += ["`pure_bf16` has everything in bfloat16."]
     lines += ["`seed` is a whole number (default 42).", ""]
     return "\n".join(lines)

@@ -170,15 +170,10 @@ def prefers_aligned(x: Tensor) -> bool:
 def aligned_output(x: Tensor, linear: nn.Linear) -> Tensor:
     """Return linear(x), (..., width), with zeros up to a multiple of _ALIGNED_WIDTH where that is faster."""
     width = _aligned(linear.out_features)
-    if width == linear.out_features or not prefers_aligned(x) or _in_float8(linear):
+    if width == linear.out_features or not prefers_aligned(x):
         return linear(x)  # type: ignore[no-any-return]
     bias = linear.bias
     return F.linear(x, _padded(linear.weight, width), None if bias is None else _padded(bias, width))
-
-
-def _in_float8(linear: nn.Linear) -> bool:
-    """Return whether `linear` multiplies in float8, by a method of its own."""
-    return type(linear) is not nn.Linear
 
 
 def _aligned(width: int) -> int:
@@ -218,8 +213,6 @@ class _MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (batch, time, hidden) -> same shape."""
         gate, up = aligned_output(x, self.gate_proj), aligned_output(x, self.up_proj)
-        if _in_float8(self.down_proj):
-            return self.down_proj(F.silu(gate) * up)  # type: ignore[no-any-return]
         down = _with_inputs(self.down_proj.weight, gate.shape[-1])
         return _GatedDown.apply(gate, up, down, self.down_proj.bias)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -31,8 +31,7 @@ from gpas_cli.spec.run import SHARDED, Resources
 EVALUATED_PER_TRAINED = 3  # tokens that are evaluated at the cost of training one: evaluation has no backward pass
 
 
-PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "fp8", "pure_bf16")
-FLOAT8_SIDE = 16  # GPUs multiply matrices of float8 whose sides are multiples of it
+PRECISIONS = ("fp32", "bf16", "bf16_stream", "fp16", "pure_bf16")
 MOST_DROPPED = 0.99  # the highest rate of dropout
 MOST_SEED = 2**31 - 1
 
@@ -237,14 +236,7 @@ def _layer_bytes(model: Model, precision: str, layer: int, dropout: bool) -> int
     products = inputs + 4 + branches + normed + isinstance(parts[0].value, Factor)
     products += (5 if wide == narrow else 7) * crossing
     hidden = wide * stream + narrow * products + len(parts) * dropout
-    # A product in float8 saves its own input, and silu(gate) is not recomputed for it.
-    kept = 4 if in_float8(precision, model.size.ffn) and model.family.ffn == "swiglu" else 2
-    return hidden * model.size.hidden + kept * narrow * model.size.ffn + 4 * (len(parts) - 1) * model.size.heads
-
-
-def in_float8(precision: str, *sides: int) -> bool:
-    """Return whether a matrix of a layer with these `sides` is multiplied in float8."""
-    return precision == "fp8" and not any(side % FLOAT8_SIDE for side in sides)
+    return hidden * model.size.hidden + 2 * narrow * model.size.ffn + 4 * (len(parts) - 1) * model.size.heads
 
 
 def _update_bytes(
@@ -257,9 +249,6 @@ def _update_bytes(
 
 def _copies(cell: CellParts) -> int:
     """Return the bytes of the copies of the layers' matrices that autocast makes."""
-    if cell.precision == "fp8":  # of those that are not multiplied in float8
-        shapes = [(shape, count) for role, shape, count in _matrices(cell.model) if role == MATRIX]
-        return sum(2 * count * math.prod(shape) for shape, count in shapes if not in_float8("fp8", *shape))
     return 2 * cell.model.size.layers * _in_layer(cell) if cell.precision in _AUTOCAST else 0
 
 
@@ -282,8 +271,6 @@ def _parts(cell: CellParts, rows: int, strategy: str, recompute: bool, logits: i
     # Tensors within the feed-forward network; the gradient of the stream has taken the place of others.
     inner, gone = (5, narrow) if model.family.ffn == "swiglu" else (2, 3 * narrow - weight)
     computed = inner * narrow * model.size.ffn - gone * hidden
-    if in_float8(precision, model.size.ffn):  # a gradient, also in float32 on its way to float8
-        computed = (narrow + 4) * model.size.ffn + weight * hidden
     if recompute:  # the layer's input is saved anyway
         computed += _layer_bytes(model, precision, model.encoder_layers + 1, dropout) - stream * hidden
     backward = tokens * computed

@@ -10,7 +10,7 @@ from gpas_cli.errors import InvalidExperiments, Problem, nearest
 from gpas_cli.spec import parse
 from gpas_cli.spec.cell import MODEL_PARTS, NETWORK, Cell, LaterStage
 from gpas_cli.spec.check import canonical_model, canonical_optim, check_model, check_training, check_wiring
-from gpas_cli.spec.cost import FLOAT8_SIDE, Scalars, in_float8
+from gpas_cli.spec.cost import Scalars
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, FULL, Depth, depth_problems, resolved
 from gpas_cli.spec.extensions import missing
@@ -86,9 +86,6 @@ def parse_cell(values: Mapping[str, Any], problems: list[Problem], catalogue: Ca
     cell = replace(cell, later=tuple(_in_cell(stage, cell, catalogue, problems) for stage in later))
     wrong = _network_problems(cell, catalogue) if network else check_training(model, data, optim, objective)
     problems.extend(wrong)
-    if cell.precision == "fp8" and not in_float8("fp8", model.size.hidden):
-        where = f"fp8 is for matrices whose sides are multiples of {FLOAT8_SIDE}, and hidden is {model.size.hidden}"
-        problems.append(Problem(("precision",), f"{where}; write bf16"))
     return cell if len(problems) == before else None
 
 

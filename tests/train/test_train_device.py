@@ -72,7 +72,6 @@ PAIRS = [
     ("bf16_stream", True, "gpas", "pre"),
     ("bf16_stream", False, AUTOGRAD, "post"),
     ("bf16_stream", True, "none", "post"),
-    ("fp8", True, "gpas", "pre"),
     ("pure_bf16", True, "gpas", "post"),
     ("pure_bf16", False, AUTOGRAD, "pre"),
     ("pure_bf16", True, "none", "post"),
