@@ -165,8 +165,8 @@ def refuse_other_version(engine: Engine, version: str) -> None:
         raise StoreError(f"{where}: {what}; update gpas, or name another database with GPAS_DB")
     if version < BASELINE:
         what = f"its schema is version {version}, from before {BASELINE}, the oldest that can be upgraded"
-        remedy = "; on a server first name an empty database with GPAS_DB" if engine.dialect.name != "sqlite" else ""
-        raise StoreError(f"{where}: {what}; `gpas db rebuild` makes it anew from the run directories{remedy}")
+        on_server = "" if engine.dialect.name == "sqlite" else "; on a server first name an empty database with GPAS_DB"
+        raise StoreError(f"{where}: {what}; `gpas db rebuild` makes it anew from the run directories{on_server}")
     if version < HEAD:
         how = "it makes a backup first" if engine.dialect.name == "sqlite" else "make a backup with pg_dump first"
         what = f"its schema is version {version}, this program needs {HEAD}"
