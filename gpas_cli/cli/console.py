@@ -70,17 +70,17 @@ def say(what: RenderableType, style: str | None = None, *, soft_wrap: bool | Non
     console().print(what, style=style, soft_wrap=soft_wrap)
 
 
-def say_fact(name: str, text: str, left: int = 2, width: int = 13) -> None:
+def say_fact(name: str, text: str, indent: int = 2, width: int = 13) -> None:
     """Print a fact after its name; on a terminal, its lines are wrapped in a column after the name, and long words,
     such as paths, stay whole.
     """
-    for number, line in enumerate(wrapped(text, left + width + 1)):
-        say(f"{'':<{left}}{'' if number else name:<{width}} {line}", soft_wrap=True)
+    for number, line in enumerate(wrapped(text, indent + width + 1)):
+        say(f"{'':<{indent}}{'' if number else name:<{width}} {line}", soft_wrap=True)
 
 
-def wrapped(text: str, left: int) -> list[str]:
-    """Return the lines of a text that follows `left` characters: a single one unless it is for a terminal."""
-    room = console().width - left if console().is_terminal else len(text) + 1
+def wrapped(text: str, indent: int) -> list[str]:
+    """Return the lines of a text that follows `indent` characters: a single one unless it is for a terminal."""
+    room = console().width - indent if console().is_terminal else len(text) + 1
     return textwrap.wrap(text, max(room, _LEAST_ROOM), break_on_hyphens=False, break_long_words=False) or [""]
 
 

@@ -60,7 +60,7 @@ def _of_grid(name: str, chosen: Pack | None) -> list[Table]:
     return found
 
 
-def _served_parts(
+def _with_cells(
     parts: Sequence[Table], names: Sequence[str], where: Sequence[str] | None = None
 ) -> list[tuple[Table, Serving | None]]:
     """Return every part with the cells that belong in it, None if no grid has any.
@@ -73,18 +73,18 @@ def _served_parts(
     return [(part, serving(part.cells_of or part, grids)) for part in parts]
 
 
-def table_entries(name: str, where: Sequence[str] | None) -> list[Entry]:
+def cells_of_table(name: str, where: Sequence[str] | None) -> list[Entry]:
     """Return the cells whose numbers a paper's table needs, each once: SOURCE:NUMBER, or NUMBER of the GPAS paper.
 
     Raises GpasError if no grid has such a cell.
     """
-    return list({entry.key: entry for one in served_of(name, where) for entry in one.entries}.values())
+    return list({entry.key: entry for one in parts_with_cells(name, where) for entry in one.entries}.values())
 
 
-def served_of(name: str, where: Sequence[str] | None = None) -> list[Serving]:
+def parts_with_cells(name: str, where: Sequence[str] | None = None) -> list[Serving]:
     """Return the parts of a paper's table that have numbers, with our cells. Raises GpasError if no grid has any."""
     printed_parts = printed_named(name, papers_known())
-    parts = _served_parts(printed_parts, (), where)
+    parts = _with_cells(printed_parts, (), where)
     served = [found for part, found in parts if part.tables and found and found.places]
     if not served:
         unclear = [why for _, found in parts if found for why in found.unclear.values()]
@@ -103,7 +103,7 @@ def paper_sections(
     With `names` of grids, only the parts of which these have cells. declared: show the metric that a grid declares
     beside the one that the published numbers are compared with.
     """
-    found = [(part, served) for part, served in _served_parts(parts, names, where) if served or not names]
+    found = [(part, served) for part, served in _with_cells(parts, names, where) if served or not names]
     chosen = list({entry.id: entry for _, served in found if served for entry in served.entries}.values())
 
     def with_others(served: Serving, known: Recorded) -> Table:

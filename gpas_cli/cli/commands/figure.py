@@ -122,8 +122,8 @@ def curves(
     words += f"; {len(missing)} of {len(chosen)} cells have no such curve yet" if missing else ""
     output.draw([made], paths, words=words)
     if output.as_json:
-        facts = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
-        print_json(filled(FigureJson, **as_json(made), **facts))
+        shown = {"what": selection.quantity.name, "files": paths, "cells": recorded, "missing": missing}
+        print_json(filled(FigureJson, **as_json(made), **shown))
 
 
 def _compared(

@@ -73,9 +73,9 @@ def run_grid(
     if for_table is None:
         chosen = varied_entries(names, where)
     else:
-        from gpas_cli.cli.printed import table_entries  # reads the papers' tables
+        from gpas_cli.cli.printed import cells_of_table  # reads the papers' tables
 
-        chosen = table_entries(for_table, where)
+        chosen = cells_of_table(for_table, where)
     if shrink:
         if test_only:
             raise GpasError("--shrink starts its jobs; leave out --test-only")

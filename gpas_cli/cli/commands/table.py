@@ -28,7 +28,7 @@ from gpas_cli.report.tables.grid_table import beside_published, build, by_metric
 from gpas_cli.report.tables.paper_table import published_table
 from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.report.tables.table import Table
-from gpas_cli.report.tables.table_place import Hole, holes, remedies
+from gpas_cli.report.tables.table_place import Unfilled, remedies, unfilled
 from gpas_cli.schedule.scheduler import choose
 from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.stage import CONVERGENCE
@@ -186,7 +186,7 @@ class _MissingRunJson(TypedDict):
     state: str
 
 
-class _HoleJson(TypedDict):
+class _UnfilledJson(TypedDict):
     """A table cell with runs that have no number; diverged runs are results."""
 
     row: str
@@ -210,7 +210,7 @@ class _MissingTableJson(TypedDict):
 
     name: Annotated[str | None, "SOURCE:NUMBER of a table with a paper's own layout", From("printed")]
     title: Annotated[str, From("spec.title")]
-    missing: list[_HoleJson]
+    missing: list[_UnfilledJson]
     commands: list[_RemedyJson]
 
 
@@ -221,8 +221,8 @@ class MissingJson(DocumentJson):
 
 
 def _print_missing(tables: Sequence[Table], form: str) -> None:
-    """Print the holes of each table with the commands that fill them, and exit with code 3 if there is one."""
-    found = [(table, holes(table)) for table in tables]
+    """Print the cells without a number and the commands that fill them, and exit with code 3 if there is one."""
+    found = [(table, unfilled(table)) for table in tables]
     if form == "json":
         print_json(MissingJson(schema=1, tables=[_json(table, missing) for table, missing in found]))
     else:
@@ -232,16 +232,16 @@ def _print_missing(tables: Sequence[Table], form: str) -> None:
         raise typer.Exit(Exit.INCOMPLETE)
 
 
-def _print(table: Table, missing: Sequence[Hole]) -> None:
+def _print(table: Table, missing: Sequence[Unfilled]) -> None:
     say(table.spec.title, style="italic")
     if not missing:
         say("Every cell has its numbers.")
         return
     by_row: dict[tuple[str, str], list[str]] = {}
-    for hole in missing:
-        counts = Counter(run.state for run in hole.runs)
+    for cell in missing:
+        counts = Counter(run.state for run in cell.runs)
         states = ", ".join(f"{number} {state}" for state, number in counts.items())
-        by_row.setdefault((hole.row, states), []).append(hole.column)
+        by_row.setdefault((cell.row, states), []).append(cell.column)
     rows = [(row, ", ".join(columns), states) for (row, states), columns in by_row.items()]
     say(Columns(("row", "column", "runs without a number"), rows))
     for command, planned in _remedies(missing):
@@ -250,16 +250,16 @@ def _print(table: Table, missing: Sequence[Hole]) -> None:
             say(f"  {line}")
 
 
-def _remedies(missing: Sequence[Hole]) -> Iterator[tuple[str, Plan | None]]:
-    """Yield the commands that fill holes, and what they would run and cost; None for one that runs nothing or trains
+def _remedies(missing: Sequence[Unfilled]) -> Iterator[tuple[str, Plan | None]]:
+    """Yield the commands that fill cells, and what they would run and cost; None for one that runs nothing or trains
     cells again."""
     scheduler, _ = choose("auto", project().runs)
-    runs = [(run.state, run.entry) for hole in missing for run in hole.runs]
+    runs = [(run.state, run.entry) for cell in missing for run in cell.runs]
     for command, cells in remedies(runs, entries(list(dict.fromkeys(entry.grid for _, entry in runs)))):
         yield command, plan_for(scheduler, cells, RETRIED) if cells else None
 
 
-def _json(table: Table, missing: Sequence[Hole]) -> _MissingTableJson:
+def _json(table: Table, missing: Sequence[Unfilled]) -> _MissingTableJson:
     commands = [_remedy_json(*remedy) for remedy in _remedies(missing)]
     return filled(_MissingTableJson, table, missing=missing, commands=commands)
 

@@ -124,9 +124,9 @@ def _numbers(names: Sequence[PlaceName]) -> tuple[list[NumberOrigin], list[str]]
     """Return the origins of the numbers of tables, and why results are not up to date."""
     numbers, problems = [], []
     for name in names:
-        from gpas_cli.cli.printed import served_of  # the whole command, which `gpas why CELL` does without
+        from gpas_cli.cli.printed import parts_with_cells  # the whole command, which `gpas why CELL` does without
 
-        served = served_of(name.grid) if is_printed_name(name.grid) else []
+        served = parts_with_cells(name.grid) if is_printed_name(name.grid) else []
         chosen = entries(list(dict.fromkeys(one.grid.name for one in served)) or [name.grid])
         with recorded(project(), chosen) as known:
             if served:
@@ -219,7 +219,7 @@ def _print_try(attempt: AttemptProvenance, decisive: int | None) -> None:
     }
     for name, text in lines.items():
         if text:
-            say_fact(name, text, left=4, width=12)
+            say_fact(name, text, indent=4, width=12)
 
 
 def _imported(record: Imported | None) -> str:

@@ -207,22 +207,22 @@ _MOST_RETRIED = 6  # cells in one command, which else names their grids
 
 
 @dataclass(frozen=True)
-class Hole:
-    """A cell of a table in which some runs have no number. Diverged runs are results, and no holes."""
+class Unfilled:
+    """A cell of a table in which some runs have no number. A diverged run has a result."""
 
     row: str
     column: str
     runs: tuple[EntryStatus, ...]
 
 
-def holes(table: Table) -> list[Hole]:
+def unfilled(table: Table) -> list[Unfilled]:
     """Return the cells without all of their numbers, in the order of the table."""
     found = []
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             missing = tuple(s for s in cell.runs if s.value is None and s.state not in ("diverged", NO_UNIT))
             if missing:
-                found.append(Hole(row.whole_title, column.title, missing))
+                found.append(Unfilled(row.whole_title, column.title, missing))
     return found
 
 
