@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from gpas_cli import __version__
 from gpas_cli.cli.app import make_app
-from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
+from gpas_cli.cli.commands.schema import document_of, documents
 from gpas_cli.documents import json_schema
 from gpas_cli.errors import InvalidExperiments
 from gpas_cli.events import KINDS
@@ -317,7 +317,7 @@ def test_generated_parts_name_everything() -> None:
     assert "--notify" in listed
     assert "[bold]" not in listed
     form = parts["json"]()
-    for name in DOCUMENTS:
+    for name in documents():
         assert f"`gpas {name}`" in form
         assert all(f"| `{field}` |" in form for field in json_schema(document_of(name))["properties"])
     tables = parts["tables"]()

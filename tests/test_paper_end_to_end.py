@@ -10,9 +10,9 @@ from documentation import DOCS, FENCE
 from end_to_end import jobs_run_here
 from face import Said, gpas
 
+from gpas_cli.extension import installed
 from gpas_cli.grid.packs import known_packs
 from gpas_cli.report.papers import published
-from gpas_cli.spec.extensions import installed
 
 BLOCKS = [found[1:] for found in FENCE.findall((DOCS / "how-to/paper.md").read_text("utf-8"))]
 COMMANDS = [shlex.split(line)[1:] for language, text in BLOCKS if language == "bash" for line in text.splitlines()]

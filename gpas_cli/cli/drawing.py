@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, TypedDict
 
 import typer
@@ -12,6 +14,8 @@ from gpas_cli.cli.options import AsJson
 from gpas_cli.cli.selection import experiments, project, recorded_of
 from gpas_cli.documents import DocumentJson, filled
 from gpas_cli.errors import Exit, GpasError, nearest
+from gpas_cli.extension import known as known_extensions
+from gpas_cli.extension import missing
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures import paper_figures
 from gpas_cli.report.figures.figure import Figure, PlotJson, as_json
@@ -132,7 +136,7 @@ def draw_figures(names: Sequence[str], grid: str, toy: bool, output: Output) -> 
     requests = _requests(chosen, grid, toy)
     entries = list({entry.id: entry for request in requests for entry in request.entries}.values())
     with recorded_of(entries) as known:
-        made = [paper_figures.make(one, known, _identity_bounds) for one in requests]
+        made = [paper_figures.make(one, known, partial(_computed, "identity_bounds")) for one in requests]
     for figure in made:
         if figure.panels and paths:
             heading = figure.heading if output.title is None else output.title or figure.note
@@ -191,16 +195,20 @@ def _json(figure: paper_figures.PaperFigure, paths: dict[str, list[Path]]) -> _P
     return filled(_PaperFigureJson, figure, panels=[as_json(panel) for panel in figure.panels], files=files)
 
 
-def _identity_bounds(entry: Entry) -> list[float]:
-    """Return equation (15) of Spike No More for every layer of a cell at initialisation.
+def _computed(curve: str, entry: Entry) -> list[float]:
+    """Return a curve by layer of a cell that an extension computes.
 
-    Raises GpasError without torch.
+    Raises GpasError without that extension or torch.
     """
+    if reason := missing(curve):
+        raise GpasError(reason)
+    place = next(one.curves[curve] for one in known_extensions() if curve in one.curves)
     try:
-        from gpas_cli.evaluate.theory import identity_bounds
+        compute = resolve_name(place)
     except ImportError as error:
         raise GpasError(f"the bounds of this figure need torch, which cannot be imported: {error}") from error
     here, cell = project(), entry.cell
     doing = f"the bounds of {cell.key} at initialisation"
     with working(doing) as show:
-        return identity_bounds(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
+        found: list[float] = compute(cell, here.cache, here.config.parent, lambda layer: show(f"{doing}: {layer}"))
+        return found

@@ -25,6 +25,7 @@ from gpas_cli.cli.views.plan import ShrunkJson, document, grids_of, headline, re
 from gpas_cli.data import stdlib
 from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, From, NumberJson, filled, plain
 from gpas_cli.errors import Exit, GpasError
+from gpas_cli.extension import extensions
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site, site_path
 from gpas_cli.grid.select import names_in
@@ -34,7 +35,6 @@ from gpas_cli.plan.plan import plan as make_plan
 from gpas_cli.project import Project
 from gpas_cli.schedule import scheduler as schedulers
 from gpas_cli.schedule.scheduler import Item, RunRequest, RunSummary, Scheduler, Submitted, choose
-from gpas_cli.spec.extensions import extensions
 from gpas_cli.spec.section import Tiny
 from gpas_cli.spec.stage import called
 from gpas_cli.state.claims import LOCAL

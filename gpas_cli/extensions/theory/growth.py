@@ -38,9 +38,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpas_cli.evaluate.bounds import attention_numbers, inputs_of
-from gpas_cli.evaluate.stability import power
-from gpas_cli.evaluate.theory import Sample, initial_network, own_text, random_text, skeleton
+from gpas_cli.extensions.theory.bounds import attention_numbers, inputs_of
+from gpas_cli.extensions.theory.initialisation import Sample, initial_network, own_text, random_text, skeleton
+from gpas_cli.extensions.theory.stability import power
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.model.stream import observed_inputs
 from gpas_cli.spec.cell import Cell

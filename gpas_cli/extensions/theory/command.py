@@ -1,26 +1,33 @@
 """`gpas theory`: the papers' theoretical results, computed and shown beside the printed ones."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from gpas_cli.cli.console import print_json, say, working
 from gpas_cli.cli.drawing import Output
-from gpas_cli.cli.options import Cell, with_grouped_options
+from gpas_cli.cli.options import AsJson, Cell, Cells, with_grouped_options
 from gpas_cli.cli.selection import find_cells, project
-from gpas_cli.cli.views.bounds import depth_remarks, depth_results, depth_table
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import DocumentJson, From, filled
+from gpas_cli.documents import CellNameJson, DocumentJson, From, filled
 from gpas_cli.errors import GpasError
+from gpas_cli.extensions.theory.tables import depth_remarks, depth_results, depth_table, print_theory
 from gpas_cli.grid.declared import Entry
 from gpas_cli.report.figures.figure import Figure, Line, PlotJson, as_json
 from gpas_cli.report.figures.plot import check_formats
+from gpas_cli.spec.cell import Cell as Specification
+from gpas_cli.store.rundir import checkpoints_of
 from gpas_cli.words import duration
+
+if TYPE_CHECKING:  # torch
+    from gpas_cli.extensions.theory.initialisation import Theory
 
 app = typer.Typer(
     help="Compute the papers' theoretical results and show them beside the printed ones.", no_args_is_help=True
@@ -58,6 +65,18 @@ class _StatementJson(TypedDict):
     network: Annotated[str, From("kind.title")]
     tau: Annotated[float, "the share of the matrix that all layers have in common"]
     laws: list[_ExponentJson]
+
+
+class _CellBoundsJson(CellNameJson):
+    """A cell with its bounds."""
+
+    bounds: Annotated[dict[str, Any], "gpas_cli/extensions/theory/initialisation.py explains each number"]
+
+
+class BoundsJson(DocumentJson):
+    """`gpas theory bounds --json`."""
+
+    cells: list[_CellBoundsJson]
 
 
 class StabilityJson(DocumentJson):
@@ -104,7 +123,7 @@ class LengthJson(DocumentJson):
 
 
 class DepthJson(DocumentJson):
-    """`gpas theory depth --json`. gpas_cli/evaluate/depth_bounds.py explains each number."""
+    """`gpas theory depth --json`. gpas_cli/extensions/theory/depth_bounds.py explains each number."""
 
     cell: str
     depth: Annotated[dict[str, Any] | None, "the bounds of The Curse of Depth, null where it derives none"]
@@ -133,6 +152,33 @@ class CoordinatesJson(DocumentJson):
     panels: list[PlotJson]
 
 
+@app.command("bounds")
+def bounds(
+    cells: Cells,
+    force: Annotated[bool, typer.Option("--force", help="Also if it takes minutes or much memory.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute upper bounds of a cell at initialisation, beside measured values.
+
+    They are those of Spike No More, The Curse of Depth and RaPTr, in float64. With gates they include how much of the
+    gradient GPAS preserves (GPAS, appendix B).
+
+    Example: [bold]gpas theory bounds mix-gpas-s1[/bold]
+    """
+    found = find_cells(cells)
+    theories = [_theory_of(entry.cell, force=force) for entry in found]
+    if as_json:
+        listed = [
+            filled(_CellBoundsJson, entry, key=entry.cell.key, bounds=_as_mapping(entry.cell, one))
+            for entry, one in zip(found, theories, strict=True)
+        ]
+        print_json(BoundsJson(schema=1, cells=listed))
+        return
+    for entry, theory in zip(found, theories, strict=True):
+        say(entry.id, style="bold")
+        print_theory(entry.cell, theory)
+
+
 @app.command("stability")
 @with_grouped_options
 def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Output) -> None:
@@ -144,7 +190,7 @@ def stability(layers: _Layers = 64, dimension: _Dimension = 100, *, output: Outp
     Example: [bold]gpas theory stability -o figure3.pdf[/bold]
     """
     with one_thread():
-        from gpas_cli.evaluate.stability import BOTH, laws, simulate, statements
+        from gpas_cli.extensions.theory.stability import BOTH, laws, simulate, statements
 
     cases = {(one.kind.title, one.tau): one.kind for one in statements()}
     known: dict[tuple[str, float], Any] = {}
@@ -185,7 +231,7 @@ def norms(cell: Cell, *, output: Output) -> None:
     Example: [bold]gpas theory norms quickstart-raptr/raptr-s1[/bold]
     """
     with _measuring(cell, _BUILDING) as (entry, _):
-        from gpas_cli.evaluate.growth import growths
+        from gpas_cli.extensions.theory.growth import growths
 
         found = growths(entry.cell)
     lines = {one.title: list(enumerate(one.squares)) for one in found}
@@ -210,7 +256,7 @@ def length(cell: Cell, *, output: Output) -> None:
     Example: [bold]gpas theory length quickstart-spike/plain-small-lr0.008-s1[/bold]
     """
     with _measuring(cell, _BUILDING) as (entry, _):
-        from gpas_cli.evaluate.growth import length_law
+        from gpas_cli.extensions.theory.growth import length_law
 
         found = length_law(entry.cell)
     lines = {
@@ -238,7 +284,7 @@ def depth(cell: Cell, *, output: Output) -> None:
     """
     here = project()
     with _measuring(cell, _BUILDING) as (entry, show):
-        from gpas_cli.evaluate.theory import depth_theory
+        from gpas_cli.extensions.theory.initialisation import depth_theory
 
         bound, stages = depth_theory(entry.cell, here.cache, here.config.parent, lambda layer: show(f"without {layer}"))
     drawn = {"Psi / |F|": list(enumerate(stages.relative, start=1))}
@@ -266,7 +312,7 @@ def coordinates(cell: Cell, updates: _Updates = 5, *, output: Output) -> None:
     """
     here = project()
     with _measuring(cell, "training small networks") as (entry, show):
-        from gpas_cli.evaluate.growth import coordinates as trained
+        from gpas_cli.extensions.theory.growth import coordinates as trained
 
         found = trained(entry.cell, here.cache, here.config.parent, updates, show)
     figures, whole = [], max(one.place for one in found if one.place != "logits")
@@ -350,3 +396,28 @@ def _show(figures: list[Figure], output: Output, document: DocumentJson, table: 
 
 def _panels(figures: list[Figure]) -> list[PlotJson]:
     return [as_json(figure) for figure in figures]
+
+
+def _theory_of(cell: Specification, *, force: bool = False) -> Theory:
+    """Return the bounds of a cell and how much of the gradient its gates preserve.
+
+    Raises GpasError without torch, without enough memory and, unless `force`, when it would take minutes.
+    """
+    try:
+        from gpas_cli.extensions.theory.initialisation import examine
+    except ImportError as error:
+        raise GpasError(f"this needs torch, which cannot be imported: {error}") from error
+    here = project()
+    teacher = cell.teacher()
+    # The one with the most updates first, then those that the cell's gates are copied from.
+    keys = [cell.stages[0].key, *([teacher.stages[0].key] if teacher else [])]
+    checkpoints = [path for key in keys for path in checkpoints_of(here.runs, key)]
+    with working("computing the bounds") as show:
+        return examine(cell, here.cache, here.config.parent, checkpoints, force=force, notify=show)
+
+
+def _as_mapping(cell: Specification, theory: Theory) -> dict[str, Any]:
+    """Return the fields of `Theory` and the products of equation (7), for `--json`."""
+    layers = [{**asdict(layer), "bound": layer.bound} for layer in theory.layers]
+    totals = {"log10_bound": theory.log10_bound, "log10_gradient_ratio": theory.log10_gradient_ratio}
+    return {**asdict(theory), "layers": layers, **totals, "remarks": depth_remarks(cell, theory.depth)}
