@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -57,14 +57,11 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What was written: `form` is "llama", "pegasus" or "bundled", with the reason for it; `step` of `steps` updates.
+    """What was written, of a network after `step` of `steps` updates."""
 
-    folded: whether the gates, if any, are folded into the weights.
-    """
-
-    form: str
-    reason: str
-    folded: bool = False
+    form: Annotated[str, ("llama", "pegasus", "bundled")]
+    reason: Annotated[str, "why in this form"]
+    folded: Annotated[bool, "whether the gates are folded into the weights"] = False
     checkpoint: Path
     step: int
     steps: int

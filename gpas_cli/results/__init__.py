@@ -296,13 +296,13 @@ def _claims_frame(claims: Sequence[ClaimJson]) -> pd.DataFrame:
 
 
 def _claim_rows(claim: ClaimJson) -> Iterator[dict[str, Any]]:
-    whole: dict[str, Any] = {**claim, **vars(claim["source"]), "claim": claim["name"], "source": claim["source"].paper,
-             "claim_verdict": claim["verdict"], "needed": None, "p": None}  # fmt: skip
-    if not claim["parts"]:
+    whole = {**vars(claim), **vars(claim.source), "claim": claim.name, "source": claim.source.paper,
+             "claim_verdict": claim.verdict, "needed": None, "p": None}  # fmt: skip
+    if not claim.parts:
         yield {**whole, "n": 0}
-    for part in claim["parts"]:
-        low, high = part["interval"] or (math.nan, math.nan)
-        yield {**whole, **part, "part": part["title"], "low": low, "high": high, "adjusted": part["adjusted_p"]}
+    for part in claim.parts:
+        low, high = part.interval or (math.nan, math.nan)
+        yield {**whole, **vars(part), "part": part.title, "low": low, "high": high, "adjusted": part.adjusted_p}
 
 
 def open(path: str | Path | None = None) -> Results:

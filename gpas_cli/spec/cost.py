@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from gpas_cli.spec.data import Data
 from gpas_cli.spec.depth import Depth, LayerSchedule
@@ -186,25 +186,18 @@ _MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides the gradient
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The predicted memory of one GPU at the peak of an update, in bytes.
+    """The predicted memory of one GPU at the peak of an update, in bytes."""
 
-    strategy: none (one process), ddp, fsdp or hsdp. recompute: activations inside a layer are recomputed in the
-    backward pass. micro_batch: rows at once. weights: with the copies in half precision that autocast makes. gathered:
-    the tables, which a sharded network gathers for a whole pass. activations: what the forward pass of the micro-batch
-    saves. working: what exists for a part of the update: the logits and the gradients of the head, or the gradients
-    within a layer, with the layers that are gathered or the messages of ddp.
-    """
-
-    strategy: str
-    recompute: bool
-    micro_batch: int
-    device_bytes: int
-    weights: int
+    strategy: Annotated[str, ("none", "ddp", *SHARDED)]
+    recompute: Annotated[bool, "whether activations are recomputed in the backward pass"]
+    micro_batch: Annotated[int, "rows at once"]
+    device_bytes: Annotated[int, "what the GPU has"]
+    weights: Annotated[int, "with the copies in half precision that autocast makes"]
     gradients: int
-    state: int
-    gathered: int
-    activations: int
-    working: int
+    state: Annotated[int, "of the optimizer"]
+    gathered: Annotated[int, "tables of a sharded network that are gathered for a whole pass"]
+    activations: Annotated[int, "what the forward pass of the micro-batch saves"]
+    working: Annotated[int, "temporary: the logits and the head's gradients, or a layer's gradients and messages"]
 
     @property
     def total(self) -> int:

@@ -12,31 +12,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated
 
 from gpas_cli.events import Checkpoint, Outcome, Phase, Removal, RemovalScore, Score, Started
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.status import RESULTS, UNREADABLE
 from gpas_cli.store.journal import Line, lines_of, tail
 from gpas_cli.store.rundir import AttemptDir, attempts, read_json
+from gpas_cli.structure import HIDDEN
 
 _GPU_HOURS = "GPU-hours"
 _CORE_HOURS = "core-hours"
 _LAST_EVENT_BYTES = 2048  # at the end of a journal, enough to contain its last event
 
 
-class HoursJson(TypedDict):
-    """Hours of devices: of GPUs, or of cores where no GPU was used."""
-
-    gpu_hours: float
-    core_hours: float
-
-
 @dataclass(frozen=True)
 class Usage:
-    """The usage of attempts: wall-clock seconds, and GPU-hours, or core-hours of attempts without a GPU."""
+    """The usage of attempts: hours of GPUs, or of cores where no GPU was used."""
 
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata=HIDDEN)  # on the clock
     gpu_hours: float = 0.0
     core_hours: float = 0.0
 
@@ -94,17 +88,12 @@ _KINDS = ("start", "phase", "checkpoint", "score", "removal", "removal_score", "
 
 @dataclass(frozen=True)
 class Spent:
-    """The usage of stages.
+    """The usage of stages, by whether it contributed to the result."""
 
-    trained: what is in the result, or will be in a running attempt's. lost: what was computed after the last
-    checkpoint that a later attempt resumed from, and was computed again. failed: attempts that contributed nothing.
-    superseded: earlier results that a later one has replaced.
-    """
-
-    trained: Usage = NOTHING
-    lost: Usage = NOTHING
-    failed: Usage = NOTHING
-    superseded: Usage = NOTHING
+    trained: Annotated[Usage, "in the result, or in a running attempt"] = NOTHING
+    lost: Annotated[Usage, "computed after the last checkpoint that was resumed from, and computed again"] = NOTHING
+    failed: Annotated[Usage, "attempts that contributed nothing"] = NOTHING
+    superseded: Annotated[Usage, "earlier results that a later one has replaced"] = NOTHING
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Spent)))

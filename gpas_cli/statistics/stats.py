@@ -13,6 +13,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, linear_regression
+from typing import Annotated
+
+from gpas_cli.structure import Number
 
 _GAUSSIAN = NormalDist()
 _MOST_PAIRS = 10_000  # a test that needs more is said never to decide
@@ -22,10 +25,10 @@ ROUNDING = 1e-9  # numbers that differ by less, relative to the compared ones, a
 
 @dataclass(frozen=True)
 class Aggregate:
-    """The mean of n numbers. `std` is the sample standard deviation (n - 1): 0 of equal numbers, None of one."""
+    """The mean of n numbers."""
 
-    mean: float
-    std: float | None
+    mean: Number
+    std: Annotated[Number | None, "sample standard deviation (n - 1): 0 of equal numbers, null of a single one"]
     n: int
 
 
@@ -33,17 +36,17 @@ class Aggregate:
 class Paired:
     """Differences own - base over the seeds that both have.
 
-    `lower` and `higher` count the seeds in which own is lower or higher. `t` and the two-sided `p` of the paired t test
-    are None with fewer than two pairs, or when all differences are equal up to rounding or one is not a number.
+    `t` and `p` of the paired t test are None with fewer than two pairs, or when all differences are equal up to
+    rounding or one is not a number.
     """
 
-    mean: float
-    std: float | None
-    n: int
-    lower: int
-    higher: int
-    t: float | None
-    p: float | None
+    mean: Number
+    std: Number | None
+    n: Annotated[int, "pairs"]
+    lower: Annotated[int, "pairs with a lower number than the base"]
+    higher: Annotated[int, "pairs with a higher number than the base"]
+    t: Annotated[Number | None, "Student's t of the paired differences"]
+    p: Annotated[Number | None, "its two-sided p value"]
 
 
 def same(a: float, b: float, scale: float = 0.0) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, replace
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -15,7 +15,8 @@ from gpas_cli.cli.console import console, print_json, say, say_fact, working
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells, project
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.documents import CellNameJson, DocumentJson, filled
+from gpas_cli.cli.views.states import name_json
+from gpas_cli.documents import CellNameJson, DocumentJson
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site
@@ -25,13 +26,14 @@ from gpas_cli.spec.equation import depth_lines, description, equations
 from gpas_cli.spec.model import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
 from gpas_cli.spec.parse import plain
 from gpas_cli.store.rundir import checkpoints_of
+from gpas_cli.structure import FLAT, OPTIONAL, Document
 
 if TYPE_CHECKING:
     from gpas_cli.evaluate.depth_bounds import DepthBound, StageGap
     from gpas_cli.evaluate.theory import LayerBounds, Preserved, Theory
 
 
-class _EquationJson(TypedDict):
+class _EquationJson(Document):
     """Layers with the same equation."""
 
     first: int
@@ -39,17 +41,17 @@ class _EquationJson(TypedDict):
     equation: str
 
 
-class _StageKeyJson(TypedDict):
+class _StageKeyJson(Document):
     """A stage of a cell's chain."""
 
     kind: str
     key: str
-    parents: list[str]
-    resources: Annotated[dict[str, Any], "what its job asks for"]
-    site: Annotated[dict[str, str], "the resources that the site's profile sets, with their places in its file"]
+    parents: Sequence[str]
+    resources: Annotated[Mapping[str, Any], "what its job asks for"]
+    site: Annotated[Mapping[str, str], "the resources that the site's profile sets, with their places in its file"]
 
 
-class _ShortcutJson(TypedDict):
+class _ShortcutJson(Document):
     """The stream that enters the first layer, at initialisation, and the two conditions of Spike No More."""
 
     std: Annotated[float, "standard deviation of the stream, after the stages of the embedding and with positions"]
@@ -58,21 +60,24 @@ class _ShortcutJson(TypedDict):
     remark: Annotated[str, "how it differs from what the names of the settings suggest, empty if it does not"]
 
 
-class _ExplainedCellJson(CellNameJson):
+class _ExplainedCellJson(Document):
     """A cell: its equations, stages and configuration."""
 
-    layers: list[_EquationJson]
+    cell_name: CellNameJson = field(metadata=FLAT)
+    layers: Sequence[_EquationJson]
     shortcut: _ShortcutJson
-    depth: Annotated[list[str], "which layers train in each update, in words; empty if all do"]
-    stages: list[_StageKeyJson]
-    cell: dict[str, Any]
-    bounds: NotRequired[Annotated[dict[str, Any], "with --bounds: gpas_cli/evaluate/theory.py explains each number"]]
+    depth: Annotated[Sequence[str], "which layers train in each update, in words; empty if all do"]
+    stages: Sequence[_StageKeyJson]
+    cell: Mapping[str, Any]
+    bounds: Annotated[Mapping[str, Any] | None, "with --bounds: gpas_cli/evaluate/theory.py explains each number"] = (
+        field(default=None, metadata=OPTIONAL)
+    )
 
 
 class ExplainedJson(DocumentJson):
     """`gpas explain --json`."""
 
-    cells: list[_ExplainedCellJson]
+    cells: Sequence[_ExplainedCellJson]
 
 
 def explain(
@@ -99,7 +104,7 @@ def explain(
     found = find_cells(cells)
     theories = [_theory_of(entry.cell, force=force) if bounds else None for entry in found]
     if as_json:
-        print_json(ExplainedJson(schema=1, cells=list(map(_json, found, theories))))
+        print_json(ExplainedJson(cells=list(map(_json, found, theories))))
         return
     for entry, theory in zip(found, theories, strict=True):
         _print(entry)
@@ -110,22 +115,29 @@ def explain(
 def _json(entry: Entry, theory: Theory | None) -> _ExplainedCellJson:
     cell, model = entry.cell, entry.cell.model
     stages = [
-        filled(_StageKeyJson, stage, resources=plain(entry.resources_of(stage).recorded), site=_site(entry, stage))
+        _StageKeyJson(
+            kind=stage.kind, key=stage.key, parents=stage.parents,
+            resources=plain(entry.resources_of(stage).recorded), site=_site(entry, stage),
+        )
         for stage in cell.stages
-    ]
-    shortcut: _ShortcutJson = {
-        "std": shortcut_std(model), "large": has_large_shortcut(model),
-        "small_sublayers": has_small_sublayers(model), "remark": remark(model),
-    }  # fmt: skip
-    bounds = {} if theory is None else {"bounds": _as_mapping(cell, theory)}
-    return filled(
-        _ExplainedCellJson, key=cell.key, grid=entry.grid, name=entry.name,
+    ]  # fmt: skip
+    return _ExplainedCellJson(
+        cell_name=name_json(entry),
         layers=[
-            {"first": first, "last": last, "equation": text}
+            _EquationJson(first=first, last=last, equation=text)
             for first, last, text in ([] if cell.network else equations(model))
         ],
-        shortcut=shortcut, depth=depth_lines(cell), stages=stages, cell=_settings(cell), **bounds,
-    )  # fmt: skip
+        shortcut=_ShortcutJson(
+            std=shortcut_std(model),
+            large=has_large_shortcut(model),
+            small_sublayers=has_small_sublayers(model),
+            remark=remark(model),
+        ),
+        depth=depth_lines(cell),
+        stages=stages,
+        cell=_settings(cell),
+        bounds=None if theory is None else _as_mapping(cell, theory),
+    )
 
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -25,6 +25,7 @@ from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.view import SchedulerView, facts_of, log_of
 from gpas_cli.store.journal import Line, stretches
 from gpas_cli.store.rundir import AttemptDir, attempts
+from gpas_cli.structure import Document
 from gpas_cli.words import date_and_time, printable
 
 _ENDED = ("done", "diverged", "failed", "cancelled", "interrupted", "missing")
@@ -33,7 +34,7 @@ _OUTPUT_BYTES = 4 << 20  # bytes of a job's output read into memory at a time
 _TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched first for its last lines
 
 
-class EventJson(TypedDict):
+class EventJson(Document):
     """`gpas logs --json`: a journal event per line, without a schema number. Further fields depend on `kind`."""
 
     n: Annotated[int, "counts the events of an attempt from 0"]

@@ -148,11 +148,7 @@ def shrunk_cells(
     text = TinyText(*(str((folder / name).relative_to(root)) for name in names))
     nodes = executor not in ("auto", LOCAL)
     tiny = shrink(whole, text, experiments().catalogue, nodes=nodes)
-    shrunk: ShrunkJson = {
-        "folder": str(folder),
-        "left_out": len(chosen) - len(whole),
-        "settings": changes(whole, tiny),
-    }
+    shrunk = ShrunkJson(folder=folder, left_out=len(chosen) - len(whole), settings=changes(whole, tiny))
     # The project of shrunk cells shares only the experiments file with this one.
     apart = replace(here, runs=folder / "runs", cache=folder / "cache", database=str(folder / "gpas.db"))
     return apart, choose(executor if nodes else LOCAL, apart.runs)[0], tiny, shrunk

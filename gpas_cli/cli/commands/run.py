@@ -8,12 +8,12 @@ import os
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, NotRequired
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.text import Text
@@ -26,8 +26,9 @@ from gpas_cli.cli.console import STATE, confirm, console, print_json, say, warn
 from gpas_cli.cli.selection import experiments, find_cells, project, varied_entries, without_runs
 from gpas_cli.cli.views import progress
 from gpas_cli.cli.views.plan import ShrunkJson, document, headline, render, render_shrunk
+from gpas_cli.cli.views.states import name_json
 from gpas_cli.data.stdlib import write_sample
-from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson, NumberJson, filled, plain
+from gpas_cli.documents import CellNameJson, CellStateJson, DocumentJson
 from gpas_cli.errors import Exit, GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.variant import SEPARATOR
@@ -41,6 +42,7 @@ from gpas_cli.state.claims import LOCAL
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import ALIVE, OUTCOMES, RESULTS, CellStatus
 from gpas_cli.store.history import note, read
+from gpas_cli.structure import FLAT, OPTIONAL, Document, Number, plain
 from gpas_cli.words import count, listed
 
 
@@ -178,7 +180,7 @@ def confirm_start(planned: Plan, question: str, yes: bool) -> None:
 def _run_shrunk(chosen: Sequence[Entry], where: Sequence[str] | None, options: shared.RunOptions) -> NoReturn:
     """Run cells in tiny form, print which fail and why, and exit with the code of the outcome."""
     here, scheduler, tiny, shrunk = shrunk_cells(chosen, where, options.executor)
-    write_sample(Path(shrunk["folder"]))
+    write_sample(shrunk.folder)
     say(render_shrunk(shrunk))
     summary = run_to_end(scheduler, here, tiny, options, RETRIED)
     for item in summary.failed:
@@ -331,15 +333,16 @@ def _train(entry: Entry) -> RunSummary:
             return run.follow()
 
 
-class _RunCellJson(CellNameJson):
+class _RunCellJson(Document):
     """The result of a run for one cell."""
 
+    cell: CellNameJson = field(metadata=FLAT)
     state: CellStateJson
     skipped: Annotated[bool, "whether the run ended without starting the cell"]
     reason: Annotated[str, "why there is no result, empty for a result of this run"]
     attempt: int | None
-    directory: str | None
-    metrics: dict[str, NumberJson]
+    directory: Path | None
+    metrics: Mapping[str, Number]
 
 
 class RunJson(DocumentJson):
@@ -349,10 +352,10 @@ class RunJson(DocumentJson):
     """
 
     exit_code: Annotated[int, (0, 3, 4)]
-    counts: Annotated[dict[str, int], "the number of cells in each state"]
-    cells: list[_RunCellJson]
+    counts: Annotated[Mapping[str, int], "the number of cells in each state"]
+    cells: Sequence[_RunCellJson]
     submitted: progress.SubmittedJson | None
-    shrunk: NotRequired[Annotated[ShrunkJson, "with --shrink"]]
+    shrunk: Annotated[ShrunkJson | None, "with --shrink"] = field(default=None, metadata=OPTIONAL)
 
 
 def finish(
@@ -368,13 +371,9 @@ def finish(
     code = schedulers.exit_code(summary) if summary else Exit.DONE
     endings = vars(summary).items() if summary else ()
     cells = [_cell(item, ending) for ending, items in endings for item in items]
-    counts = dict(Counter("skipped" if cell["skipped"] else cell["state"] for cell in cells))
-    sent = None
-    if submitted:
-        sent = filled(progress.SubmittedJson, submitted, left=len(submitted.left), blocked=len(submitted.blocked))
-    made = RunJson(schema=1, exit_code=code.value, counts=counts, cells=cells, submitted=sent)
-    if shrunk:
-        made["shrunk"] = shrunk
+    counts = dict(Counter("skipped" if cell.skipped else cell.state for cell in cells))
+    sent = progress.submitted_json(submitted) if submitted else None
+    made = RunJson(exit_code=code.value, counts=counts, cells=cells, submitted=sent, shrunk=shrunk)
     if notify and summary is None:
         say("--notify: the jobs are still running; add --wait to be notified when they end", style="yellow")
     end(made, code, notify if summary else None, one_line(made))
@@ -391,8 +390,8 @@ def end(document: DocumentJson, code: Exit, notify: str | None, line: str) -> No
 
 def one_line(run: RunJson) -> str:
     """Return the document `Run` as a line: "gpas: 20 done, 2 failed of quickstart"."""
-    counts = ", ".join(f"{number} {name}" for name, number in run["counts"].items())
-    grids = ", ".join(dict.fromkeys(cell["grid"] for cell in run["cells"]))
+    counts = ", ".join(f"{number} {name}" for name, number in run.counts.items())
+    grids = ", ".join(dict.fromkeys(cell.cell.grid for cell in run.cells))
     return f"gpas: {counts or 'nothing to do'}{f' of {grids}' if grids else ''}"
 
 
@@ -415,4 +414,7 @@ def run_notify(command: str, document: DocumentJson, line: str) -> None:
 
 def _cell(item: Item, ending: str) -> _RunCellJson:
     state = called(item.status.state, item.status.metrics)
-    return filled(_RunCellJson, item, item.status, state=state, skipped=ending == "skipped")
+    return _RunCellJson(
+        cell=name_json(item.entry), state=state, skipped=ending == "skipped", reason=item.reason,
+        attempt=item.status.attempt, directory=item.status.directory, metrics=item.status.metrics,
+    )  # fmt: skip

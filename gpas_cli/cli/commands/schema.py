@@ -7,8 +7,8 @@ from typing import Annotated, cast
 import typer
 
 from gpas_cli.cli.options import offer_list
-from gpas_cli.documents import json_schema
 from gpas_cli.errors import GpasError, nearest
+from gpas_cli.structure import json_schema
 
 # The type of the document that each command prints, in a module of the package.
 DOCUMENTS = {
@@ -21,6 +21,7 @@ DOCUMENTS = {
     "rerun": "cli.commands.run:RunJson",
     "status": "cli.commands.status:StatusJson",
     "top": "cli.commands.top:TopJson",
+    "top usage": "cli.commands.top:UsageJson",
     "history": "cli.commands.history:HistoryJson",
     "logs": "cli.commands.logs:EventJson",
     "cancel": "cli.commands.cells:CancelledJson",
@@ -40,6 +41,8 @@ DOCUMENTS = {
     "figure scaling": "cli.commands.figure:ScalingJson",
     "claims": "report.claims.verdict:ClaimsJson",
     "export": "cli.commands.export:ExportedJson",
+    "export archive": "cli.commands.export:ArchivedJson",
+    "export contribution": "cli.commands.export:ContributedJson",
     "evaluate": "cli.commands.evaluate:EvaluatedJson",
     "sync": "cli.commands.db:SyncedJson",
     "data prepare": "cli.commands.data:PreparedJson",

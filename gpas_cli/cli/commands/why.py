@@ -2,7 +2,8 @@
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -12,9 +13,16 @@ from sqlalchemy import Engine
 from gpas_cli.cli.console import print_json, say, say_fact, warn
 from gpas_cli.cli.options import AsJson, complete_cell
 from gpas_cli.cli.selection import entries, experiments, find_cells, project
-from gpas_cli.cli.views.number import SpentJson, TableNumberJson, hours_text, print_number, scores_table, skipped_notes
+from gpas_cli.cli.views.number import (
+    TableNumberJson,
+    hours_text,
+    number_json,
+    print_number,
+    scores_table,
+    skipped_notes,
+)
 from gpas_cli.cli.views.states import evidence
-from gpas_cli.documents import CellStateJson, DocumentJson, From, NumberJson, ScoreJson, filled
+from gpas_cli.documents import CellStateJson, DocumentJson, ScoreJson
 from gpas_cli.errors import GpasError
 from gpas_cli.grid.declared import Entry
 from gpas_cli.origin import provenance
@@ -28,10 +36,11 @@ from gpas_cli.spec.stage import called
 from gpas_cli.state.attempt import conclude
 from gpas_cli.state.observe import cell_statuses
 from gpas_cli.state.status import StageStatus
-from gpas_cli.store.records import Imported
+from gpas_cli.state.usage import Spent
+from gpas_cli.store.records import Imported, Retry
 from gpas_cli.store.refresh import results_of
 from gpas_cli.store.rundir import AttemptDir, attempts, stage_dir
-from gpas_cli.structure import to_mapping
+from gpas_cli.structure import Document, Number, to_mapping
 from gpas_cli.words import count, date_and_time, listed, significant
 
 # Why the trainer took its float32 product, by `MatmulChoice.origin`. Early code measured the last three.
@@ -44,22 +53,22 @@ _PRODUCT_ORIGINS = {
 }
 
 
-class _SkippedJson(TypedDict):
+class _SkippedJson(Document):
     """An update that left the weights unchanged, because its gradients were not finite with this scale of the loss."""
 
     step: int
     loss_scale: float
 
 
-class _SpikeJson(TypedDict):
+class _SpikeJson(Document):
     """A spike of the loss or of the gradient norm."""
 
     step: int
     of: Annotated[str, ("loss", "grad_norm")]
-    value: NumberJson
+    value: Number
 
 
-class _TryJson(TypedDict):
+class _TryJson(Document):
     """One attempt."""
 
     number: int
@@ -68,44 +77,44 @@ class _TryJson(TypedDict):
     state: CellStateJson
     evidence: str
     signal: Annotated[Any, "the signal that ended the process, null when none did"]
-    retry: Annotated[dict[str, Any] | None, "why the attempt before was run again"]
-    imported: Annotated[dict[str, Any] | None, "the project and attempt that it was copied from"]
-    computed: dict[str, Any]
-    warnings: Annotated[list[str], "each once"]
-    facts: Annotated[dict[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
-    log: str
-    metrics: dict[str, NumberJson]
-    directory: str
-    checkpoint: str | None
+    retry: Annotated[Retry | None, "why the attempt before was run again"]
+    imported: Annotated[Mapping[str, Any] | None, "the project and attempt that it was copied from"]
+    computed: Mapping[str, Any]
+    warnings: Annotated[Sequence[str], "each once"]
+    facts: Annotated[Mapping[str, Any], "host, device, code, git commit, fingerprints of the text and environment"]
+    log: Path
+    metrics: Mapping[str, Number]
+    directory: Path
+    checkpoint: Path | None
 
 
-class _OriginJson(TypedDict):
+class _OriginJson(Document):
     """One stage of a cell."""
 
     key: str
     stage: str
     name: str
-    parents: list[str]
+    parents: Sequence[str]
     decisive: Annotated[int | None, "the number of the attempt that tables show"]
-    base: Annotated[str | None, From("base_key")]
-    cell: dict[str, Any]
-    spikes: list[_SpikeJson]
-    skipped: list[_SkippedJson]
-    differences: list[Difference]
-    attempts: list[_TryJson]
-    hours: Annotated[SpentJson, From("spent")]
-    forgotten: Annotated[list[dict[str, Any]], "attempts that `gpas forget` has set aside: when, by which user, why"]
-    scores: Annotated[list[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
+    base: str | None
+    cell: Mapping[str, Any]
+    spikes: Sequence[_SpikeJson]
+    skipped: Sequence[_SkippedJson]
+    differences: Sequence[Difference]
+    attempts: Sequence[_TryJson]
+    hours: Spent
+    forgotten: Annotated[Sequence[Mapping[str, Any]], "attempts that `gpas forget` set aside: when, by which user, why"]
+    scores: Annotated[Sequence[ScoreJson], "the newest score of each task and metric; empty for stages without tasks"]
     taken_over: Annotated[
-        dict[str, str], "by task, KEY/NNN: the stage and the attempt that measured a score that this stage took over"
+        Mapping[str, str], "by task, KEY/NNN: the stage and the attempt that measured a score that this stage took over"
     ]
 
 
 class WhyJson(DocumentJson):
     """`gpas why --json`."""
 
-    numbers: Annotated[list[TableNumberJson], "of the cells of tables that were named"]
-    stages: Annotated[list[_OriginJson], "of the cells that were named"]
+    numbers: Annotated[Sequence[TableNumberJson], "of the cells of tables that were named"]
+    stages: Annotated[Sequence[_OriginJson], "of the cells that were named"]
     problem: Annotated[str | None, "why new results could not be read into the database"]
 
 
@@ -146,7 +155,8 @@ def why(
     problems = list(dict.fromkeys(filter(None, [*problems, problem])))
     if as_json:
         origins = [_json(stage) for stage in stages]
-        print_json(filled(WhyJson, numbers=numbers, stages=origins, problem="; ".join(problems)))
+        shown = list(map(number_json, numbers))
+        print_json(WhyJson(numbers=shown, stages=origins, problem="; ".join(problems) or None))
         return
     for problem in problems:
         warn(problem)
@@ -326,20 +336,33 @@ def _when(moment: float | None) -> str:
 
 def _try_json(attempt: AttemptProvenance) -> _TryJson:
     seen = _standing(attempt)
-    imported = to_mapping(attempt.imported) if attempt.imported else None
-    state = called(seen.state, attempt.metrics)
-    return filled(_TryJson, attempt, state=state, evidence=seen.evidence, imported=imported)
+    return _TryJson(
+        number=attempt.number, outcome=attempt.outcome or None, cause=attempt.cause,
+        state=called(seen.state, attempt.metrics), evidence=seen.evidence, signal=attempt.signal, retry=attempt.retry,
+        imported=to_mapping(attempt.imported) if attempt.imported else None, computed=attempt.computed,
+        warnings=attempt.warnings, facts=attempt.facts, log=attempt.log, metrics=attempt.metrics,
+        directory=attempt.directory, checkpoint=attempt.checkpoint,
+    )  # fmt: skip
 
 
 def _json(stage: Provenance) -> _OriginJson:
-    return filled(
-        _OriginJson,
-        stage,
-        spikes=[{"step": step, "of": of, "value": value} for step, of, value in stage.spikes],
-        skipped=[{"step": step, "loss_scale": scale} for step, scale in stage.skipped],
-        attempts=[_try_json(attempt) for attempt in stage.attempts],
+    return _OriginJson(
+        key=stage.key,
+        stage=stage.stage,
+        name=stage.name,
+        parents=stage.parents,
+        decisive=stage.decisive,
+        base=stage.base_key or None,
+        cell=stage.cell,
+        spikes=[_SpikeJson(step=step, of=of, value=value) for step, of, value in stage.spikes],
+        skipped=[_SkippedJson(step=step, loss_scale=scale) for step, scale in stage.skipped],
+        differences=stage.differences,
+        attempts=list(map(_try_json, stage.attempts)),
+        hours=stage.spent,
         forgotten=[
             {"number": one.number, "outcome": one.outcome, "directory": one.directory, **to_mapping(one.record)}
             for one in stage.forgotten
         ],
+        scores=list(map(ScoreJson.of, stage.scores)),
+        taken_over=stage.taken_over,
     )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,7 +22,6 @@ from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
 from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
-from gpas_cli.documents import From
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
@@ -39,6 +38,7 @@ from gpas_cli.spec.stage import called, main_result
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
+from gpas_cli.structure import Document
 from gpas_cli.words import count, fixed, stopwatch
 
 if TYPE_CHECKING:  # numpy, which `gpas status` does without
@@ -288,7 +288,7 @@ def tokenise_view(console: Console) -> Iterator[TokeniseView]:
         yield TokeniseView(console, bars)
 
 
-class _SubmittedArrayJson(TypedDict):
+class _SubmittedArrayJson(Document):
     """One SLURM job array."""
 
     name: str
@@ -296,15 +296,24 @@ class _SubmittedArrayJson(TypedDict):
     elements: int
 
 
-class SubmittedJson(TypedDict):
+class SubmittedJson(Document):
     """What was submitted to SLURM."""
 
-    arrays: Annotated[list[_SubmittedArrayJson], From("batches")]
+    arrays: Sequence[_SubmittedArrayJson]
     jobs: int
     followed: Annotated[int, "stages that were already queued or running"]
     left: Annotated[int, "stages that SLURM has no room for yet"]
-    failed_before: Annotated[int, "stages that wait for `gpas retry`", From("over")]
+    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
     blocked: Annotated[int, "stages whose parent failed"]
+
+
+def submitted_json(done: Submitted) -> SubmittedJson:
+    """Return what was submitted for `--json`."""
+    arrays = [_SubmittedArrayJson(name=one.name, job=one.job, elements=one.elements) for one in done.batches]
+    return SubmittedJson(
+        arrays=arrays, jobs=done.jobs, followed=done.followed, left=len(done.left), failed_before=done.over,
+        blocked=len(done.blocked),
+    )  # fmt: skip
 
 
 class Notices(Reporter):

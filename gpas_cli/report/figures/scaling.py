@@ -101,11 +101,11 @@ class _Point:
 class Law:
     """The power law of one method over one of AXES, None if there are too few sizes."""
 
-    source: str
+    source: Annotated[str, "ours, or the source of the published numbers"]
     method: str
-    over: str
+    over: Annotated[str, ("parameters", "flops")]
     sizes: int
-    law: PowerLaw | None
+    law: Annotated[PowerLaw | None, "null for fewer than 3 sizes"]
 
     @property
     def words(self) -> str:

@@ -12,9 +12,9 @@ from face import START, Face, alive, step
 from jsonschema import Draft202012Validator
 
 from gpas_cli.cli.commands.schema import DOCUMENTS, document_of
-from gpas_cli.documents import json_schema
 from gpas_cli.errors import Exit
 from gpas_cli.state.claim_set import ClaimSet
+from gpas_cli.structure import json_schema
 
 WITHOUT_JSON = {"gpas init", "gpas report", "gpas schema", "gpas serve", "gpas trust"}
 CHANGING = ("run", "train", "retry", "rerun", "cancel", "sync", "data", "db")
@@ -178,8 +178,9 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
     speaking = {path for path, command in COMMANDS if has(command)}
     assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
-    # `gpas figure` with --paper, --convergence and --scaling prints documents of their own.
+    # With these options, commands print documents of their own: `gpas figure --paper`.
     own = {f"gpas figure {name}" for name in ("paper", "convergence", "scaling")}
+    own |= {"gpas top usage", "gpas export archive", "gpas export contribution"}
     assert speaking == {f"gpas {name}" for name in DOCUMENTS} - own
 
 
