@@ -31,7 +31,8 @@ from gpas_cli.evaluate.transformers_network import CausalNetwork, Encoder, Trans
 from gpas_cli.files import parse_json
 from gpas_cli.spec.data import CORPORA
 from gpas_cli.spec.network import OTHERS, WEIGHTS, Network, digests, pin_of
-from gpas_cli.train.precision import Precision, choose_device
+from gpas_cli.train.device import choose_device
+from gpas_cli.train.precision import Precision
 from gpas_cli.words import byte_size
 
 _BATCH_ROWS = 16

@@ -48,8 +48,8 @@ from gpas_cli.spec.depth import ActiveLayers, draw, factors_of
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Pre
 from gpas_cli.spec.parse_cell import cell_from
+from gpas_cli.train.device import suitable_threads
 from gpas_cli.train.optim import make_optimizer, set_learning_rate
-from gpas_cli.train.precision import suitable_threads
 
 _RANDOM_PATHS = 32  # whose means are reported
 

@@ -20,9 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpas_cli.model.attention import Attention, Dropout, Packing, Positions, Visible, dropped, rotate
+from gpas_cli.model.attention import Attention, Positions, Visible
+from gpas_cli.model.dropout import Dropout, dropped
 from gpas_cli.model.layers import GpasGate
 from gpas_cli.model.llama import Block, Decoder, Llama, Residual, SubLayer, gates_in, norm_of
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.rope import rotate
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Norm

@@ -25,11 +25,13 @@ from gpas_cli.train import checkpoint
 from gpas_cli.train.checkpoint import Position
 from gpas_cli.train.compiling import worth_compiling
 from gpas_cli.train.depth import DepthTraining, LayerSelection
+from gpas_cli.train.device import choose_device
 from gpas_cli.train.loop import BatchSource, Loop
 from gpas_cli.train.loss import KERNELS, logits_at_once, use_kernels
+from gpas_cli.train.matmul import MatmulChoice, choose_matmul
 from gpas_cli.train.optim import make_optimizer
 from gpas_cli.train.parallel import ALONE, World, choose_layout
-from gpas_cli.train.precision import MatmulChoice, Precision, choose_device, choose_matmul
+from gpas_cli.train.precision import Precision
 
 _WORDS = {
     "device": "the device",

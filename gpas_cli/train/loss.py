@@ -20,10 +20,13 @@ from torch import Tensor, library
 
 from gpas_cli.data.loader import IGNORED, Batch, Draw, lengths_needed
 from gpas_cli.errors import first_line
-from gpas_cli.model.attention import Dropout, Packing, Visible, has_ragged
+from gpas_cli.model.attention import Visible
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.dtensors import to_device
 from gpas_cli.model.layers import aligned_rows
 from gpas_cli.model.llama import LanguageModel
+from gpas_cli.model.packing import Packing
+from gpas_cli.model.ragged import has_ragged
 from gpas_cli.spec.cost import GPU_LOGITS
 from gpas_cli.spec.depth import ActiveLayers
 from gpas_cli.train.precision import Precision

@@ -25,16 +25,8 @@ from gpas_cli.data.records import json_values
 from gpas_cli.data.stdlib import Stdlib
 from gpas_cli.errors import DataError, GpasError, nearest
 from gpas_cli.evaluate.tasks import TaskUnavailable
-from gpas_cli.evaluate.tasks.forms import (
-    DEFAULT_FORM,
-    FORMS,
-    PROMPT_VERSION,
-    FormError,
-    Prompted,
-    document_of,
-    form_of,
-    is_adapter_record,
-)
+from gpas_cli.evaluate.tasks.adapters import document_of, is_adapter_record
+from gpas_cli.evaluate.tasks.forms import DEFAULT_FORM, FORMS, PROMPT_VERSION, FormError, Prompted, form_of
 from gpas_cli.evaluate.tasks.hub import IN_FILES, HubGenerated, HubSquad, drawn_examples, rows_in
 from gpas_cli.files import parse_json, replace_file
 from gpas_cli.spec.downstream import (
