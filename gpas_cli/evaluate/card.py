@@ -29,7 +29,7 @@ _LOSSES = {"output": "the answers", "all": "prompts and answers"}
 @dataclass(frozen=True, kw_only=True)
 class TrainingOrigin:
     """What is recorded about the weights: the cell's name, and the version of the code and the git commit of the last
-    training. `evaluation`: that of its last update. `scores`: those at tasks and on texts."""
+    training. `evaluation`: after its last update. `scores`: at tasks and on texts."""
 
     name: str = ""
     code: str = ""

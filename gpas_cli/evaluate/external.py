@@ -274,7 +274,7 @@ def open_translator(model: ExternalModel) -> Any:
     except Exception as error:  # as in `open_model`
         raise GpasError(f"transformers cannot load {model.source}: {first_line(error)}") from error
     if wrong := sorted((*found["missing_keys"], *found["unexpected_keys"])):
-        raise GpasError(f"{model.source}: its weights lack, or have besides, {', '.join(wrong[:3])}")
+        raise GpasError(f"{model.source}: its weights do not match: missing or unexpected {', '.join(wrong[:3])}")
     return loaded.eval()
 
 

@@ -189,8 +189,8 @@ class Change:
     """The change of an activation over the updates, in one parametrisation.
 
     over: `width` or `depth`, whose values are `at`. place: `logits`, or the layer of the base after which the stream is
-    measured, 0 for the embedding; a deeper network has it as far up. changes: root mean squares of the differences, for
-    each value. exponent: of a power law fitted to them, 0 where they are flat.
+    measured, 0 for the embedding; in a deeper network, at the same relative depth. changes: root mean squares of the
+    differences, for each value. exponent: of a power law fitted to them, 0 where they are flat.
     """
 
     parametrisation: str

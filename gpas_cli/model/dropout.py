@@ -62,7 +62,7 @@ def dropped(x: Tensor, dropout: Dropout | None, site: int) -> Tensor:
 def _mixed(words: Tensor) -> Tensor:
     """Apply the finalizer of MurmurHash3: every output bit depends on every bit of the word; int32 -> int32.
 
-    Products wrap around. The masks make the shifts logical: those of int32 copy the sign.
+    Products wrap around. The masks make the shifts logical: int32's copy the sign.
     """
     words = (words ^ ((words >> 16) & 0xFFFF)) * -0x7A143595  # 0x85EBCA6B
     words = (words ^ ((words >> 13) & 0x7FFFF)) * -0x3D4D51CB  # 0xC2B2AE35

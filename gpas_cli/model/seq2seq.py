@@ -59,7 +59,7 @@ class CrossAttention(Attention):
     """softmax(q k^T / sqrt(h)) v with queries from the decoder, keys and values from the states of the encoder."""
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Return those of the states (batch, time, hidden): (batch, heads, time, head_dim) each."""
+        """Return the keys and values of the states (batch, time, hidden): (batch, heads, time, head_dim) each."""
         return self._heads(self._normed(self.k_norm, self.k_proj(memory)), None), self._heads(self.v_proj(memory), None)
 
     def read(self, x: Tensor, kept: tuple[Tensor, Tensor], seen: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class DecoderBlock(Block):
 class Stacks(Decoder):
     """Embedding, encoder, decoder and their final norms: token ids -> final states of the decoder.
 
-    `layers` has the layers of both, those of the encoder first.
+    `layers` has the layers of both, the encoder's first.
     """
 
     def __init__(self, model: Model):
@@ -228,7 +228,7 @@ class Translator(Llama):
 class Writer:
     """Predicts the next tokens of targets that grow together: the logits of reading them again, up to rounding.
 
-    Keys and values of earlier tokens, and those of the encoder's states, are kept. capacity: the most tokens.
+    Keys and values of earlier tokens and of the encoder's states are kept. capacity: the most tokens.
     """
 
     def __init__(self, network: Translator, memory: Tensor, seen: Tensor, capacity: int):

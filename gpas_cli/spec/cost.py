@@ -181,7 +181,7 @@ USABLE_FRACTION = 0.85  # of a device; the rest is for the driver, communication
 GPU_LOGITS = 2**28
 # With fewer tokens at once a GPU is poorly used, and under fsdp communication takes too much of the time.
 _EFFICIENT_TOKENS = 4096
-_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, besides the gradient of a table
+_MESSAGES_BYTES = 3 * 2**25  # gradients in ddp's messages, without the gradient of a table
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def in_float8(precision: str, *sides: int) -> bool:
 def _update_bytes(
     cell: CellParts, rows: int, *, strategy: str = "none", recompute: bool = False, logits: int = GPU_LOGITS
 ) -> int:
-    """Return the bytes of an update of `rows` rows at once, `logits` logits at once, besides weights, gradients and
+    """Return the bytes of an update of `rows` rows at once, `logits` logits at once, without weights, gradients and
     optimizer state."""
     return sum(_parts(cell, rows, strategy, recompute, logits)) + _saved_copies(cell, strategy, recompute)
 

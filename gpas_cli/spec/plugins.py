@@ -68,7 +68,7 @@ def plugin_of(name: str, source: str) -> Plugin:
 
 
 def entry_points(group: str) -> metadata.EntryPoints:
-    """Return those of a group in all installed packages."""
+    """Return the entry points of a group in all installed packages."""
     found: metadata.EntryPoints = _every_entry_point().select(group=group)
     return found
 

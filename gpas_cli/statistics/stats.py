@@ -55,7 +55,7 @@ def same(a: float, b: float, scale: float = 0.0) -> bool:
 
 
 def unit(largest: float) -> float:
-    """Return a power of two of the size of `largest`: to divide by it rounds nothing, and squares do not overflow."""
+    """Return the power of two next to `largest`: dividing by it rounds nothing, and squares do not overflow."""
     return math.ldexp(1.0, math.frexp(largest)[1] - 1)
 
 
@@ -262,7 +262,7 @@ def better(points: Sequence[tuple[float, float]]) -> Growth | None:
 
 
 def exponential_evidence(points: Sequence[tuple[float, float]]) -> float | None:
-    """Return the AIC of the power law minus that of the exponential: positive if the exponential fits better."""
+    """Return the AIC of the power law minus the exponential's: positive if the exponential fits better."""
     found = growth(points)
     return found[0].aic - found[1].aic if found else None
 

@@ -110,7 +110,7 @@ class TrainingInputs:
 def run_training(inputs: TrainingInputs, paths: RunPaths, emit: Emit, how: Execution) -> Outcome:
     """Do the updates of `inputs`, resuming from the newest intact checkpoint. Collective.
 
-    `emit` is that of this process. Raises GpasError if the checkpoint was trained on another text, or if other code or
+    `emit`: of this process. Raises GpasError if the checkpoint was trained on another text, or if other code or
     another torch made it and `resources.resume` forbids that.
     """
     resources, world = how.resources, how.world

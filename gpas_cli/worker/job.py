@@ -79,7 +79,7 @@ def main(directory: Path, *, rank: bool = False) -> int:
 def _run_attempt(directory: Path, here: RankEnv = ALONE) -> int:
     """Run the attempt in `directory` to its outcome, as the process `here` of it, and return the exit code.
 
-    An exception becomes the outcome. If the journal cannot be opened, the exit code is that of an interruption.
+    An exception becomes the outcome. If the journal cannot be opened, the exit code stands for an interruption.
     """
     try:
         run = _AttemptProcess(AttemptDir(directory), here)

@@ -109,7 +109,7 @@ def run_claims(
         typer.Option(
             "--step",
             min=1,
-            help="Seeds that a round adds to a part; if it needs more for any decision, it gets these at once.",
+            help="Seeds that a round adds to a part; one that needs more to be decidable gets them all in one round.",
         ),
     ] = 1,
     toy: Annotated[

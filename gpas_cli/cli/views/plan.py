@@ -256,7 +256,7 @@ def _too_few(planned: Plan, refusals: Sequence[Refusal]) -> str:
 
 
 def _texts(planned: Plan) -> Iterator[str]:
-    """Yield how each text is tokenised that is not, and how long that takes, as far as it was measured here."""
+    """Yield how each untokenised text will be tokenised, and how long that takes if it was measured here."""
     cores, speed = max((job.resources.cpus for job in planned.texts), default=1), planned.storage.speed
     how = f"in a job with {count(cores, 'core')}" if planned.texts else "by the first job that reads it"
     for text in planned.storage.texts:

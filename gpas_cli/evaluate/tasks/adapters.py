@@ -20,7 +20,7 @@ from gpas_cli.evaluate.tasks.forms import ANSWER_FORMAT, Doc, FormError
 _NUMBERED = re.compile(r"(Answer|Solution|Option|Ending)(\d+): ?")
 _LETTERS = "ABCDEFGH"
 _TASK = re.compile(r"Please [^:]*(?:question|sentence): ?", re.IGNORECASE)
-# The last sentence of a context from ActivityNet has no end, that of one from WikiHow has: 3,243 and 6,799 questions.
+# The last sentence of a context is unfinished in ActivityNet (3,243 questions) and complete in WikiHow (6,799).
 _CONTINUED = re.compile(r"(.*[.!?]) +([^.!?]+)", re.DOTALL)
 _FORMAT = re.compile(rf"\s+{ANSWER_FORMAT}\s*")
 
@@ -31,13 +31,13 @@ def is_adapter_record(record: object) -> bool:
 
 
 def document_of(record: Mapping[str, Any], task: str) -> Doc:
-    """Return the document of `task` that a record is. Raises FormError with what is wrong."""
+    """Return a record as a document of `task`. Raises FormError with what is wrong."""
     instruction, answer = record["instruction"], record["answer"]
     if not isinstance(instruction, str) or not isinstance(answer, str):
         raise FormError("'instruction' or 'answer' is not text")
     body, *formats = _FORMAT.split(instruction)
     if len(formats) != 1:
-        raise FormError(f"the instruction has {len(formats)} times '{ANSWER_FORMAT}', not once")
+        raise FormError(f"the instruction has '{ANSWER_FORMAT}' {len(formats)} times, not once")
     expected = formats[0].strip().split("/")
     if answer not in expected:
         raise FormError(f"the answer '{answer}' is not one of {', '.join(expected)}")

@@ -158,7 +158,7 @@ def _documents(source: Path, task: str) -> list[Mapping[str, Any]]:
         try:
             adapted = is_adapter_record(record) if adapted is None else adapted
             if is_adapter_record(record) != adapted:
-                raise FormError("only one of this and the first record is of LLM-Adapters; a file has one kind")
+                raise FormError("this record and the first one are of different kinds: only one is of LLM-Adapters")
             document = document_of(record, task) if adapted else record
             form_of(task).read(document)
             documents.append(document)

@@ -85,7 +85,7 @@ class Part:
         return (math.log(low) if low > 0 else -math.inf), (math.log(high) if high < math.inf else math.inf)
 
     def scale(self) -> float:
-        """Return the largest of the compared numbers, or of their logarithms: effects are exact up to its rounding."""
+        """Return the largest of the compared numbers, or of their logarithms. Its rounding limits the effects."""
         measured = (one.value for pair in self.pairs for one in pair.measured)
         finite = [abs(value) for value in measured if value is not None and math.isfinite(value)]
         if self.comparison.logarithmic:  # a relative error of a number is an absolute one of its logarithm
@@ -104,7 +104,7 @@ class Part:
         return f"{count(seeds, 'seed')} left out: the number is {why}" if seeds else ""
 
     def shown(self, effect: float) -> float:
-        """Return an effect on the scale of the test in units of the value: a ratio instead of its logarithm."""
+        """Convert an effect from the scale of the test to units of the value: a logarithm to its ratio."""
         if not self.comparison.logarithmic or effect == math.inf:
             return effect
         return math.exp(min(effect, _LARGEST_LOG))

@@ -78,7 +78,7 @@ def fit(points: Sequence[tuple[float, float]], level: float = _LEVEL) -> PowerLa
 
 _OURS = "ours"
 _DIVERGED_NATS = 1.0  # a published loss this far above the best of its size is a run that diverged
-_MOST_BANDS = 4  # in a panel; with more methods, the intervals of the exponents have to do
+_MOST_BANDS = 4  # in a panel; with more methods, only the exponents' intervals are shown
 _NOTE = "fitted exponent ± half of its 95 % interval"
 _CURVE_POINTS = 40  # of a fitted curve
 _AXES = (("parameters", "parameters N"), ("flops", "training FLOPs C"))

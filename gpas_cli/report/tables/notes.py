@@ -1,4 +1,4 @@
-"""Notes below a table: what a reader must know besides the numbers, one sentence each."""
+"""Notes below a table: what a reader must know to use the numbers, one sentence each."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -348,7 +348,7 @@ class _PrintedCellJson(Document):
 
 
 class _PrintedRowJson(Document):
-    """A row; `band` is the heading above the rows that it belongs to."""
+    """A row; `band` is the heading above its group of rows."""
 
     band: str
     title: str

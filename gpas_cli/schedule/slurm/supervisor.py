@@ -369,7 +369,7 @@ class _RankZeroSupervisor(_TaskSupervisor):
             print(f"{error}; the next `gpas run` submits the remaining cells")
 
     def _requeue_elsewhere(self, node: str) -> None:
-        """Requeue this job, and exclude a node that cannot run it for this job and the pending ones of its array."""
+        """Requeue this job, and exclude a node that cannot run it from this job and its array's pending jobs."""
         job = self.start.job
         client.run("scontrol", "requeue", job)  # first: SLURM changes only pending jobs
         nodes = avoided(self.start.submission.folder, node, squeue.excluded(job))
