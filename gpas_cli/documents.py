@@ -4,8 +4,7 @@
 form would misread the new one; new fields may come at any time.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from gpas_cli.events import Score
 from gpas_cli.structure import Document, Number
@@ -25,20 +24,6 @@ class DocumentJson(Document):
     """Every document begins with its version."""
 
     schema: Annotated[Literal[1], "version of the document's form"] = 1
-
-
-class CellNameJson(Document):
-    """A cell of a grid; a cell that several grids have is in the list of each."""
-
-    key: Annotated[str, "content key: 16 hex digits"]
-    grid: str
-    name: Annotated[str, "the name within the grid; grid/name is unique"]
-
-
-class LabelledCellJson(CellNameJson):
-    """A cell with its label on every axis."""
-
-    axes: Mapping[str, Any]
 
 
 class ScoreJson(Document):

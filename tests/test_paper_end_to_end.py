@@ -12,7 +12,7 @@ from face import Said, gpas
 
 from gpas_cli.grid.packs import known_packs
 from gpas_cli.report.papers import published
-from gpas_cli.spec.plugins import _every_entry_point
+from gpas_cli.spec.extensions import installed
 
 BLOCKS = [found[1:] for found in FENCE.findall((DOCS / "how-to/paper.md").read_text("utf-8"))]
 COMMANDS = [shlex.split(line)[1:] for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
@@ -48,7 +48,6 @@ def test_a_colleague_includes_it_under_another_name(folder: Path) -> None:
 
 
 def test_an_installed_package_offers_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "mypaper/__init__.py").touch()
     information = folder / "mypaper-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: mypaper\nVersion: 1.0\n")
@@ -58,7 +57,7 @@ def test_an_installed_package_offers_it(folder: Path, monkeypatch: pytest.Monkey
     (information / "entry_points.txt").write_text("".join(lines))
     monkeypatch.syspath_prepend(str(folder))
     known_packs.cache_clear()
-    _every_entry_point.cache_clear()
+    installed.cache_clear()
     try:
         assert published(known_packs()["damped"], "table1").what == "validation perplexity after 60 updates"
         (folder / "experiments.yaml").write_text("version: 1\ninclude: [damped]\n")
@@ -66,7 +65,7 @@ def test_an_installed_package_offers_it(folder: Path, monkeypatch: pytest.Monkey
     finally:
         monkeypatch.undo()
         known_packs.cache_clear()
-        _every_entry_point.cache_clear()
+        installed.cache_clear()
 
 
 @pytest.mark.long
@@ -80,4 +79,4 @@ def test_it_runs_as_written(folder: Path) -> None:
     assert re.search(r"damping-lowers-variance +(un)?(decided|supported|contradicted)", said["claims"].out)
     assert "Damped, Table 1" in said["claims damping-lowers-perplexity"].out
     assert (folder / "figures/mypaper-1.svg").stat().st_size > 1000
-    assert "Wrote figures/mypaper-1.pdf" in said["figure --paper mypaper-1"].out
+    assert "Wrote figures/mypaper-1.pdf" in said["figure paper mypaper-1"].out

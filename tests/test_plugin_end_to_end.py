@@ -34,7 +34,6 @@ def test_a_plugin_scheme_trains_and_a_plugin_stage_follows_it_in_the_table(toy: 
     assert 0 < share < 50
     assert re.search(rf"Faded-LN \+ GPAS +{share:.4f}", toy("table", "small").out)
     assert "G(0.9 x + N(f(N(x))))" in toy("explain", "faded-gpas-s1").out
-    assert "gate.activation: not set -> silu" in toy("why", "faded-gpas-s1").out
 
 
 def test_their_texts_are_recorded_where_they_were_needed(toy: Toy) -> None:

@@ -5,8 +5,8 @@ import json
 import pytest
 from face import Face
 
-from gpas_cli.cli.commands import run
-from gpas_cli.documents import CellNameJson
+from gpas_cli.cli import running
+from gpas_cli.cli.views.states import CellNameJson
 from gpas_cli.errors import Exit
 
 ONE = ("--where", "norm=pre", "--where", "gate=none", "--executor", "local")
@@ -36,7 +36,7 @@ def test_the_environment_may_name_it(face: Face, monkeypatch: pytest.MonkeyPatch
 def test_a_failing_outcome_command_is_only_a_warning(
     face: Face, monkeypatch: pytest.MonkeyPatch, command: str, warning: str
 ) -> None:
-    monkeypatch.setattr(run, "_NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
+    monkeypatch.setattr(running, "_NOTIFY_SECONDS", 0.2 if "sleep" in command else 30)
     said = face("run", "small", *ONE, "--notify", command)
     assert f"warning: --notify: {warning}" in said.out or warning in said.out
     assert "2 done" in said.out
@@ -49,11 +49,11 @@ def test_text_from_files_is_never_passed_to_a_shell(face: Face) -> None:
     face("run", "small", *ONE, "--notify", command, expect=Exit.FAILED)
     assert hostile in (face.folder / "document.json").read_text()
     name = CellNameJson(key="0" * 16, grid=hostile, name="x")
-    cell = run._RunCellJson(
+    cell = running._RunCellJson(
         cell=name, state="done", skipped=False, reason="", attempt=1, directory=None, metrics={}
     )  # fmt: skip
-    document = run.RunJson(exit_code=0, counts={"done": 1}, cells=[cell], submitted=None)
-    run.run_notify(command, document, run.one_line(document))
+    document = running.RunJson(exit_code=0, counts={"done": 1}, cells=[cell], submitted=None)
+    running.run_notify(command, document, running.one_line(document))
     assert (face.folder / "line.txt").read_text() == f"gpas: 1 done of {hostile}\n"
     assert not (face.folder / "broken").exists()
 

@@ -16,11 +16,12 @@ from gpas_cli.grid.packs import known_packs
 from gpas_cli.grid.read import _GRID_KEYS, _RULES
 from gpas_cli.grid.settings import CELL_PARTS
 from gpas_cli.project import packaged
-from gpas_cli.report.quantities import DIVERGED, METRICS, SPIKES
-from gpas_cli.spec.cell import LATER_STAGES, NETWORK
+from gpas_cli.report.quantities import DIVERGED, SPIKES
+from gpas_cli.spec.cell import NETWORK
 from gpas_cli.spec.cost import PRECISIONS
 from gpas_cli.spec.data import CORPORA, Data
 from gpas_cli.spec.depth import DEPTHS, Depth
+from gpas_cli.spec.extensions import metrics, stage_kinds
 from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.model import EMBEDS, FAMILIES, SIZES, Embed, Family, Init, Size
@@ -39,12 +40,12 @@ NAMES = {
     "top level": {*_OF_EXPERIMENTS, *_OF_PACKS, "pack", "as"},
     "like": {"like", *_LIKE},
     "grid": set(_GRID_KEYS),
-    "settings": {*CELL_PARTS, *LATER_STAGES, NETWORK},
+    "settings": {*CELL_PARTS, *(name for name, kind in stage_kinds().items() if kind.parameters), NETWORK},
     "axes": {*_RULES, *_RULES.values(), "zip", "name"},
     "table": {"title", "rows", "columns", "value", "over", "against", "published", "task"},
     "claim": {*_OUTER_KEYS, *_COMPARISON_KEYS, "says", "curve", "take", "layers", "updates", "paper", "where", "quote"},
     "words of claims": {*_KINDS, *_SIDES, *_BOUNDS, *_TESTS, *SPIKES, DIVERGED},
-    "metrics": set(METRICS),
+    "metrics": set(metrics()),
     "papers": set(known_packs()),
     "precision": set(PRECISIONS),
     **{named.__name__: {field.name for field in own_fields(named)} - UNTOLD for named in SECTIONS},

@@ -33,7 +33,7 @@ def check(network: Llama) -> None:
 @torch.no_grad()
 def test_prompts_that_see_both_ways_before_a_continuation_that_does_not() -> None:
     """Prefixes of different lengths, some shorter than the prompt, as of a network trained on corrupted spans."""
-    for norm in ("pre", "value-residual", "hyper-connections"):
+    for norm in ("pre", "value-residual"):
         network = moved_network({"size": SIZE, "norm": norm})
         prefix = [5, 1, 3, 3]
         reader = CachedReader(network, len(PROMPTS), CAPACITY, prefix)

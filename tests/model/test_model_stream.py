@@ -56,7 +56,7 @@ def test_every_mean_is_that_of_the_first_tokens_but_the_variance_that_of_all(
     assert seen == []
 
 
-@pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", None), ("hyper-connections", None)])
+@pytest.mark.parametrize(("scheme", "gate"), [("pre", "gpas"), ("post", None)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_share_of_the_first_token_is_that_of_explicit_attention(
     scheme: str, gate: str | None, causal: bool

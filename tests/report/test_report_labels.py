@@ -6,7 +6,7 @@ import pytest
 from report_cells import entry
 
 from gpas_cli.report.labels import NO_MATCH, describe_gate, describe_norm, facts, number_facts, row_title, scheme_titles
-from gpas_cli.report.quantities import METRICS
+from gpas_cli.spec.extensions import metrics
 from gpas_cli.spec.gate import Gate
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import parse_model
@@ -67,11 +67,11 @@ def test_facts_of_network_and_text(more: dict[str, Any], axis: str, label: str) 
 
 def test_numbers_of_tasks_are_measured_on_their_text() -> None:
     scored = entry(downstream={"tasks": ["spike", "piqa"]})
-    perplexity, accuracy = METRICS["task_perplexity"], METRICS["accuracy"]
+    perplexity, accuracy = metrics()["task_perplexity"], metrics()["accuracy"]
     assert number_facts(scored, perplexity, "wikitext") == {**facts(scored), "task": "wikitext", "text": "wikitext"}
     assert number_facts(scored, accuracy, "piqa@0ef0e6d36d4f")["task"] == "piqa"
     assert number_facts(scored, perplexity, None)["text"] == "lambada_openai"
-    assert number_facts(scored, METRICS["perplexity"], None) == facts(scored)
+    assert number_facts(scored, metrics()["perplexity"], None) == facts(scored)
 
 
 def test_a_grid_may_name_its_gates() -> None:

@@ -19,7 +19,6 @@ from gpas_cli.grid.expand import expand
 from gpas_cli.grid.load import load
 from gpas_cli.grid.select import find_preferring
 from gpas_cli.origin import diff as origin
-from gpas_cli.origin.provenance import Difference
 from gpas_cli.project import CONFIG_NAME, Project
 from gpas_cli.structure import Document
 from gpas_cli.words import count
@@ -117,7 +116,7 @@ def diff(
     raise typer.Exit(Exit.DONE if found.complete else Exit.INCOMPLETE)
 
 
-def _change_json(change: Difference) -> _ChangeJson:
+def _change_json(change: origin.Difference) -> _ChangeJson:
     return _ChangeJson(setting=change.setting, a=change.base, b=change.own)
 
 
@@ -146,7 +145,7 @@ def _side(text: str, where: Project, grid: str | None = None) -> Iterator[origin
     else:
         declared = load(where.config)
         usual = grid if grid in declared.grids else declared.default
-        entry = find_preferring(usual, expand(declared, list(declared.grids)), name)
+        entry = find_preferring(usual, expand(declared, declared.available), name)
     with recorded_of([entry], where) as known:
         if known.engine is None:
             message = f"{entry.id} has not been run in {where.config.parent}; `gpas run grid {entry.grid}` runs it"

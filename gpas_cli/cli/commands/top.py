@@ -9,14 +9,14 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpas_cli.cli.commands.status import observed, watch
 from gpas_cli.cli.console import console, print_json, say
 from gpas_cli.cli.options import AsJson, NamesAndSettings, Where
-from gpas_cli.cli.selection import project
+from gpas_cli.cli.selection import observed, project
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks, sparkline
-from gpas_cli.cli.views.states import COLOURS, SlurmJobJson, ends, job_json, name_json, starts
-from gpas_cli.documents import CellNameJson, DocumentJson, Time
+from gpas_cli.cli.views.events import sparkline
+from gpas_cli.cli.views.states import COLOURS, CellNameJson, SlurmJobJson, ends, event_marks, job_json, starts
+from gpas_cli.cli.watch import watch
+from gpas_cli.documents import DocumentJson, Time
 from gpas_cli.plan.usage import Activity, GridUsage, Running, UsageMeter
 from gpas_cli.schedule.scheduler import ProfileUse, used_by_profile
 from gpas_cli.state.status import CellStatus, Progress
@@ -241,7 +241,7 @@ def _document(room: Activity) -> TopJson:
         time=time.time(),
         running=list(map(_running_json, room.running)),
         queued=[
-            _QueuedCellJson(cell=name_json(state.entry), job=job_json(state.job), stage=state.stage)
+            _QueuedCellJson(cell=CellNameJson.of(state.entry), job=job_json(state.job), stage=state.stage)
             for state in room.queued
         ],
         grids=[_GridUseJson(use=_use_json(use), grid=use.grid) for use in room.grids],
@@ -253,7 +253,7 @@ def _running_json(run: Running) -> _RunningCellJson:
     state = run.state
     seen = state.progress or Progress()
     return _RunningCellJson(
-        cell=name_json(state.entry), job=replace(job_json(state.job), node=run.node or None), spent=run.spent,
+        cell=CellNameJson.of(state.entry), job=replace(job_json(state.job), node=run.node or None), spent=run.spent,
         stage=state.stage, attempt=state.attempt, devices=run.devices, phase=seen.phase or None, step=seen.step,
         steps=seen.steps, loss=seen.loss, tokens_per_second=seen.tokens_per_second, mfu=seen.mfu, memory=seen.memory,
         eta=seen.eta, spikes=seen.spikes if state.progress else None,

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from gpas_cli.cli.console import wrapped
 from gpas_cli.cli.views.columns import Columns
-from gpas_cli.cli.views.states import COLOURS, labelled_json
+from gpas_cli.cli.views.states import COLOURS, LabelledCellJson
 from gpas_cli.data.text_usage import MissingText
-from gpas_cli.documents import DocumentJson, LabelledCellJson
+from gpas_cli.documents import DocumentJson
 from gpas_cli.grid.variant import ShrunkSetting
 from gpas_cli.plan.costs import CostElsewhere, DiskUse, JobMemory, SizeCost, StageCost, basis, described, size_label
 from gpas_cli.plan.estimate import Estimate
@@ -98,7 +98,7 @@ def document(planned: Plan, price: float | None = None, shrunk: ShrunkJson | Non
     return PlanJson(
         cells=[
             _PlannedCellJson(
-                cell=labelled_json(row.entry), action=row.action, detail=row.detail, will_run=row.will_run
+                cell=LabelledCellJson.of(row.entry), action=row.action, detail=row.detail, will_run=row.will_run
             )
             for row in planned.rows
         ],

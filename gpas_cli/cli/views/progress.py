@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,7 +21,8 @@ from rich.text import Text
 from gpas_cli.cli.console import say
 from gpas_cli.cli.selection import experiments
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks, line, measured, sparkline
+from gpas_cli.cli.views.events import line, measured, sparkline
+from gpas_cli.cli.views.states import event_marks
 from gpas_cli.errors import GpasError
 from gpas_cli.events import Outcome, Started, Step
 from gpas_cli.grid.declared import Entry
@@ -29,16 +30,12 @@ from gpas_cli.grid.variant import SEPARATOR
 from gpas_cli.period import Period
 from gpas_cli.plan.stage_jobs import StageJob
 from gpas_cli.project import Project
-from gpas_cli.report.recorded import recorded
-from gpas_cli.report.tables.cell_text import sheet
-from gpas_cli.report.tables.grid_table import build
-from gpas_cli.report.tables.sheet import Drawn
 from gpas_cli.schedule.scheduler import Reporter, RunSnapshot, Submitted
-from gpas_cli.spec.stage import called, main_result
+from gpas_cli.spec.extensions import main_result
+from gpas_cli.spec.stage import called
 from gpas_cli.state.status import Progress, StageStatus
 from gpas_cli.store.journal import read
 from gpas_cli.store.rundir import AttemptDir
-from gpas_cli.structure import Document
 from gpas_cli.words import count, fixed, stopwatch
 
 if TYPE_CHECKING:  # numpy, which `gpas status` does without
@@ -288,34 +285,6 @@ def tokenise_view(console: Console) -> Iterator[TokeniseView]:
         yield TokeniseView(console, bars)
 
 
-class _SubmittedArrayJson(Document):
-    """One SLURM job array."""
-
-    name: str
-    job: Annotated[str, "SLURM's id, empty when it is not known"]
-    elements: int
-
-
-class SubmittedJson(Document):
-    """What was submitted to SLURM."""
-
-    arrays: Sequence[_SubmittedArrayJson]
-    jobs: int
-    followed: Annotated[int, "stages that were already queued or running"]
-    left: Annotated[int, "stages that SLURM has no room for yet"]
-    failed_before: Annotated[int, "stages that wait for `gpas retry`"]
-    blocked: Annotated[int, "stages whose parent failed"]
-
-
-def submitted_json(done: Submitted) -> SubmittedJson:
-    """Return what was submitted for `--json`."""
-    arrays = [_SubmittedArrayJson(name=one.name, job=one.job, elements=one.elements) for one in done.batches]
-    return SubmittedJson(
-        arrays=arrays, jobs=done.jobs, followed=done.followed, left=len(done.left), failed_before=done.over,
-        blocked=len(done.blocked),
-    )  # fmt: skip
-
-
 class Notices(Reporter):
     """A reporter for a command that submits jobs and exits: it prints only notices."""
 
@@ -353,7 +322,13 @@ def results_so_far(project: Project, entries: Sequence[Entry]) -> RenderableType
     grid = experiments().grids.get(names.pop()) if len(names) == 1 else None
     if grid is None or len(entries) > MOST_CELLS:
         return None
+    # A dry run, and a run before its first result, need none of them.
     from sqlalchemy.exc import SQLAlchemyError
+
+    from gpas_cli.report.recorded import recorded
+    from gpas_cli.report.tables.cell_text import sheet
+    from gpas_cli.report.tables.grid_table import build
+    from gpas_cli.report.tables.sheet import Drawn
 
     spec = replace(grid.table_spec, published={})
     try:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpas_cli.cli.views.columns import Cell, Columns
-from gpas_cli.cli.views.events import event_marks
-from gpas_cli.documents import CellNameJson, CellStateJson, LabelledCellJson
+from gpas_cli.documents import CellStateJson
 from gpas_cli.grid.declared import Entry
-from gpas_cli.spec.stage import Metric, called, main_result
-from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, SchedulerJob
+from gpas_cli.spec.extensions import main_result
+from gpas_cli.spec.stage import PRETRAIN, Metric, called
+from gpas_cli.state.status import ALIVE, RESULTS, CellStatus, Progress, SchedulerJob
 from gpas_cli.structure import FLAT, Document, Number
 from gpas_cli.words import clock_time, count, duration
 
@@ -24,6 +24,30 @@ COLOURS = {
     "done": "green", "running": "cyan", "queued": "blue", "interrupted": "yellow", "diverged": "magenta",
     "failed": "red", "cancelled": "yellow", "unknown": "red", "missing": "dim",
 }  # fmt: skip
+
+
+class CellNameJson(Document):
+    """A cell of a grid; a cell that several grids have is in the list of each."""
+
+    key: Annotated[str, "content key: 16 hex digits"]
+    grid: str
+    name: Annotated[str, "the name within the grid; grid/name is unique"]
+
+    @classmethod
+    def of(cls, entry: Entry) -> CellNameJson:
+        """Return the name of a cell."""
+        return cls(key=entry.key, grid=entry.grid, name=entry.name)
+
+
+class LabelledCellJson(CellNameJson):
+    """A cell with its label on every axis."""
+
+    axes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, entry: Entry) -> LabelledCellJson:
+        """Return the name and the labels of a cell."""
+        return cls(key=entry.key, grid=entry.grid, name=entry.name, axes=entry.axes)
 
 
 class SlurmJobJson(Document):
@@ -66,7 +90,7 @@ class CellStatusJson(Document):
     steps: int | None
     spikes: int | None
     skipped: int | None
-    warnings: Annotated[int, "in the journal of the attempt; `gpas why CELL` lists them"]
+    warnings: Annotated[int, "in the journal of the attempt; `gpas logs CELL` lists them"]
     metrics: Mapping[str, Number]
 
 
@@ -127,12 +151,18 @@ def _result(found: tuple[Metric, float] | None, *, named: bool) -> str:
     return f"{metric.words} {metric.shown(value)}" if named else metric.shown(value)
 
 
+def event_marks(progress: Progress) -> str:
+    """Return " ▲2 ▽1" for two recent spikes of the loss or gradient norm and one skipped update, "" for none."""
+    counts = {"▲": progress.spikes, "▽": progress.skipped}
+    return "".join(f" {mark}{count}" for mark, count in counts.items() if count)
+
+
 def _how_far(state: CellStatus) -> str:
     progress = state.progress
     if state.state == "running" and progress and progress.step and progress.steps:
         return f"running {progress.counted}{event_marks(progress)}"
     name = called(state.state, state.metrics)
-    return name if state.stage == "pretrain" or state.state == "done" else f"{name} ({state.stage})"
+    return name if state.stage == PRETRAIN or state.state == "done" else f"{name} ({state.stage})"
 
 
 def evidence(state: CellStatus) -> str:
@@ -175,23 +205,13 @@ def cell_json(state: CellStatus) -> CellStatusJson:
     """Return a cell's state for `--json`."""
     progress = state.progress
     return CellStatusJson(
-        cell=labelled_json(state.entry), job=job_json(state.job), state=called(state.state, state.metrics),
+        cell=LabelledCellJson.of(state.entry), job=job_json(state.job), state=called(state.state, state.metrics),
         outcome=state.outcome or None, stage=state.stage, evidence=state.evidence, age=state.age,
         cause=state.cause or None, attempt=state.attempt, directory=state.directory,
         step=progress.step if progress else None, steps=progress.steps if progress else None,
         spikes=progress.spikes if progress else None, skipped=progress.skipped if progress else None,
         warnings=state.warnings, metrics=state.metrics,
     )  # fmt: skip
-
-
-def name_json(entry: Entry) -> CellNameJson:
-    """Return the name of a cell for `--json`."""
-    return CellNameJson(key=entry.key, grid=entry.grid, name=entry.name)
-
-
-def labelled_json(entry: Entry) -> LabelledCellJson:
-    """Return the name and the labels of a cell for `--json`."""
-    return LabelledCellJson(key=entry.key, grid=entry.grid, name=entry.name, axes=entry.axes)
 
 
 def job_json(job: SchedulerJob | None) -> SlurmJobJson:

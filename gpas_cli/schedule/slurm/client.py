@@ -5,15 +5,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 from gpas_cli.errors import GpasError
 from gpas_cli.schedule.process import without_secrets
-from gpas_cli.schedule.scheduler import Choice
-from gpas_cli.state.claims import LOCAL, SLURM
 
 _TIMEOUT_SECONDS = 30.0  # a controller that is down answers "cannot contact" after about ten
-_PING_SECONDS = 20.0  # time limit of `scontrol ping`
 # Variables of a job must not leak into jobs submitted from inside it, and a user's defaults for these programs must
 # not change their output; the two that select the cluster are kept. `script.overriding` handles defaults for sbatch.
 _DROPPED = ("SLURM_", "SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_", "SCONTROL_", "SRUN_")
@@ -117,18 +113,6 @@ def require() -> None:
         raise GpasError(
             "SLURM is not available: sbatch is not on the PATH; submit from a login node, or use --executor local"
         )
-
-
-def automatic() -> Choice | None:
-    """Return SLURM if its controller answers, this machine in a job of it, None if it is not installed."""
-    if shutil.which("sbatch") is None:
-        return None
-    if "SLURM_JOB_ID" in os.environ:
-        return Choice(LOCAL)
-    with suppress(SlurmError):
-        if "is UP" in run("scontrol", "ping", patience=_PING_SECONDS):
-            return Choice(SLURM)
-    return Choice(LOCAL, "sbatch is here, but no SLURM controller answers: jobs run on this machine")
 
 
 def seconds(words: str) -> float:

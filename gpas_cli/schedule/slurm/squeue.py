@@ -42,7 +42,7 @@ def squeue(names: Collection[str], *, everyone: bool = False) -> Jobs:
         if not (mine := text[: _ENDS[0]].rstrip() in names) and not (everyone and text.startswith("PENDING", _ENDS[0])):
             continue
         name, state, partition, priority, reason, array, index = head = _cut(text, 0, _HEAD)
-        if everyone and _in_line(state, reason):
+        if everyone and state == "PENDING" and reason not in _NOT_IN_LINE and not is_held(state, reason):
             rank = (-_number(priority), _number(array), _number(index, WHOLE))
             lines.setdefault(_first(partition), []).append(rank)
         if mine:
@@ -86,11 +86,6 @@ def excluded(job: str) -> list[str]:
     """Return the nodes that a job excludes, in SLURM's notation (n1, n[3-5]). Raises SlurmError."""
     shown = dict(_FIELD.findall(answer("JobId=", "scontrol", "-o", "show", "job", job)[0]))
     return [nodes for nodes in _EXCLUDED.findall(shown.get("ExcNodeList", "")) if nodes != "(null)"]
-
-
-def _in_line(state: str, reason: str) -> bool:
-    """Return whether a job waits for free nodes."""
-    return state == "PENDING" and reason not in _NOT_IN_LINE and not is_held(state, reason)
 
 
 def _cut(text: str, first: int, last: int) -> list[str]:

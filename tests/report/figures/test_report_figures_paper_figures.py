@@ -90,7 +90,7 @@ def test_panels_and_methods_are_the_papers(database: object) -> None:
     assert toy_cells == {"pre-normal", "pre-scaled", "lns-normal"}  # lns-weights is another form of LNS
     networks = drawn("curse-2", database, "quickstart-figure2").panels
     assert [(panel.title, len(panel.series)) for panel in networks][2:] == [
-        ("(c) network made-bert", 1),
+        ("(c) network small-bert", 1),
         ("(d) trained here", 4),
     ]
     assert titles(drawn("spike-2", database)) == [["Xavier Init", "Vanilla", "Embed LN", "Scaled Embed"]]
