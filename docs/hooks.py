@@ -18,8 +18,8 @@ from typing import Any
 
 from gpas_cli.cli.app import make_app
 from gpas_cli.cli.commands.schema import document_of, documents
-from gpas_cli.documents import json_schema
 from gpas_cli.project import packaged
+from gpas_cli.structure import json_schema
 
 NOTEBOOK = Path(__file__).parent / "how-to/notebook.ipynb"
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)

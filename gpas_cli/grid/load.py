@@ -131,7 +131,7 @@ def _default(part: Part, declared: Collection[str]) -> str:
 
 
 def _add_plugins(file: File, schemes: dict[str, type[Scheme]], kinds: dict[str, StageKind]) -> None:
-    """Add the schemes and stage kinds of the plugins that a file names to those of the package and of installed ones.
+    """Add the schemes and stage kinds of the plugins that a file names to the package's own and to installed ones.
 
     The plugins are executed; what is wrong with them is reported.
     """

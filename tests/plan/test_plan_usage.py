@@ -10,7 +10,7 @@ from launching import entry, key
 
 from gpas_cli.grid import Entry
 from gpas_cli.plan.usage import UsageMeter
-from gpas_cli.schedule.slurm.client import Job
+from gpas_cli.schedule.slurm.job import Job
 from gpas_cli.state.status import CellStatus, Progress
 from gpas_cli.store.journal import encode
 from gpas_cli.store.rundir import AttemptDir, write_json

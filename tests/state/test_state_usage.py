@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpas_cli.documents import filled
-from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, HoursJson, Usage, usage_of
+from gpas_cli.state.usage import _CORE_HOURS, _GPU_HOURS, NOTHING, Usage, usage_of
+from gpas_cli.structure import plain
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ def test_the_unit_is_that_of_the_devices() -> None:
     on_cores = usage_of(1800, ["cpu-0", "cpu-1", "cpu-2"])
     assert on_gpus.unit == (on_gpus + on_cores).unit == _GPU_HOURS
     assert on_cores.unit == NOTHING.unit == _CORE_HOURS
-    assert filled(HoursJson, on_gpus + on_cores) == {"gpu_hours": 1.0, "core_hours": 1.5}
+    assert plain(on_gpus + on_cores) == {"gpu_hours": 1.0, "core_hours": 1.5}

@@ -19,9 +19,9 @@ from gpas_cli.train.assemble import assemble
 from gpas_cli.train.bench import SyntheticBatches
 from gpas_cli.train.compiling import compile_layers
 from gpas_cli.train.depth import DepthTraining
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.loop import Loop
 from gpas_cli.train.parallel import ALONE
-from gpas_cli.train.precision import make_deterministic
 
 __all__ = ["paths"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpas_cli.data.loader import IGNORED, Batch
 from gpas_cli.errors import InvalidExperiments
-from gpas_cli.model.attention import Dropout
+from gpas_cli.model.dropout import Dropout
 from gpas_cli.model.llama import Llama, build
 from gpas_cli.spec.norm import SCHEMES
 from gpas_cli.spec.parse_cell import cell_from

@@ -25,8 +25,8 @@ from gpas_cli.spec.parse_cell import cell_from, parse_model
 from gpas_cli.spec.run import Cadence
 from gpas_cli.train import checkpoint, optim
 from gpas_cli.train.checkpoint import DamagedCheckpoint, Position
+from gpas_cli.train.device import make_deterministic
 from gpas_cli.train.optim import Adafactor, clip, make_adam, make_optimizer, orthogonalised, set_learning_rate
-from gpas_cli.train.precision import make_deterministic
 from gpas_cli.train.training import Execution, RunPaths, train
 
 STEPS = 8

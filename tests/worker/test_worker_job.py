@@ -13,7 +13,7 @@ from attempts import make_attempt
 from gpas_cli.spec.parse import plain
 from gpas_cli.spec.run import Resources
 from gpas_cli.state.attempt import conclude
-from gpas_cli.train.precision import missing_gpus
+from gpas_cli.train.device import missing_gpus
 from gpas_cli.worker.environment import _VARIABLES, environment
 
 REPOSITORY = Path(__file__).parents[2]

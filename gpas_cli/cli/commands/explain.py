@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Annotated, Any
 
 import yaml
 from rich.text import Text
@@ -10,7 +12,8 @@ from rich.text import Text
 from gpas_cli.cli.console import console, print_json, say, say_fact
 from gpas_cli.cli.options import AsJson, Cells
 from gpas_cli.cli.selection import experiments, find_cells
-from gpas_cli.documents import CellNameJson, DocumentJson, filled
+from gpas_cli.cli.views.states import CellNameJson
+from gpas_cli.documents import DocumentJson
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.resources import from_site
 from gpas_cli.plan.costs import described
@@ -18,9 +21,10 @@ from gpas_cli.spec.cell import NETWORK, Cell, Stage
 from gpas_cli.spec.equation import depth_lines, description, equations
 from gpas_cli.spec.model import conditions, has_large_shortcut, has_small_sublayers, remark, shortcut_std
 from gpas_cli.spec.parse import plain
+from gpas_cli.structure import FLAT, Document
 
 
-class _EquationJson(TypedDict):
+class _EquationJson(Document):
     """Layers with the same equation."""
 
     first: int
@@ -28,17 +32,17 @@ class _EquationJson(TypedDict):
     equation: str
 
 
-class _StageKeyJson(TypedDict):
+class _StageKeyJson(Document):
     """A stage of a cell's chain."""
 
     kind: str
     key: str
-    parents: list[str]
-    resources: Annotated[dict[str, Any], "what its job asks for"]
-    site: Annotated[dict[str, str], "the resources that the site's profile sets, with their places in its file"]
+    parents: Sequence[str]
+    resources: Annotated[Mapping[str, Any], "what its job asks for"]
+    site: Annotated[Mapping[str, str], "the resources that the site's profile sets, with their places in its file"]
 
 
-class _ShortcutJson(TypedDict):
+class _ShortcutJson(Document):
     """The stream that enters the first layer, at initialisation, and the two conditions of Spike No More."""
 
     std: Annotated[float, "standard deviation of the stream, after the stages of the embedding and with positions"]
@@ -47,26 +51,24 @@ class _ShortcutJson(TypedDict):
     remark: Annotated[str, "how it differs from what the names of the settings suggest, empty if it does not"]
 
 
-class _ExplainedCellJson(CellNameJson):
+class _ExplainedCellJson(Document):
     """A cell: its equations, stages and configuration."""
 
-    layers: list[_EquationJson]
+    cell_name: CellNameJson = field(metadata=FLAT)
+    layers: Sequence[_EquationJson]
     shortcut: _ShortcutJson
-    depth: Annotated[list[str], "which layers train in each update, in words; empty if all do"]
-    stages: list[_StageKeyJson]
-    cell: dict[str, Any]
+    depth: Annotated[Sequence[str], "which layers train in each update, in words; empty if all do"]
+    stages: Sequence[_StageKeyJson]
+    cell: Mapping[str, Any]
 
 
 class ExplainedJson(DocumentJson):
     """`gpas explain --json`."""
 
-    cells: list[_ExplainedCellJson]
+    cells: Sequence[_ExplainedCellJson]
 
 
-def explain(
-    cells: Cells,
-    as_json: AsJson = False,
-) -> None:
+def explain(cells: Cells, as_json: AsJson = False) -> None:
     """Print the equation of every layer of a cell, its initialisation and its whole configuration.
 
     In the equations, f is attention, then the feed-forward network; N is a norm; G(x) = x - act(alpha) sg(x).
@@ -75,7 +77,7 @@ def explain(
     """
     found = find_cells(cells)
     if as_json:
-        print_json(ExplainedJson(schema=1, cells=list(map(_json, found))))
+        print_json(ExplainedJson(cells=list(map(_json, found))))
         return
     for entry in found:
         _print(entry)
@@ -84,21 +86,28 @@ def explain(
 def _json(entry: Entry) -> _ExplainedCellJson:
     cell, model = entry.cell, entry.cell.model
     stages = [
-        filled(_StageKeyJson, stage, resources=plain(entry.resources_of(stage).recorded), site=_site(entry, stage))
+        _StageKeyJson(
+            kind=stage.kind, key=stage.key, parents=stage.parents,
+            resources=plain(entry.resources_of(stage).recorded), site=_site(entry, stage),
+        )
         for stage in cell.stages
-    ]
-    shortcut: _ShortcutJson = {
-        "std": shortcut_std(model), "large": has_large_shortcut(model),
-        "small_sublayers": has_small_sublayers(model), "remark": remark(model),
-    }  # fmt: skip
-    return filled(
-        _ExplainedCellJson, key=cell.key, grid=entry.grid, name=entry.name,
+    ]  # fmt: skip
+    return _ExplainedCellJson(
+        cell_name=CellNameJson.of(entry),
         layers=[
-            {"first": first, "last": last, "equation": text}
+            _EquationJson(first=first, last=last, equation=text)
             for first, last, text in ([] if cell.network else equations(model))
         ],
-        shortcut=shortcut, depth=depth_lines(cell), stages=stages, cell=_settings(cell),
-    )  # fmt: skip
+        shortcut=_ShortcutJson(
+            std=shortcut_std(model),
+            large=has_large_shortcut(model),
+            small_sublayers=has_small_sublayers(model),
+            remark=remark(model),
+        ),
+        depth=depth_lines(cell),
+        stages=stages,
+        cell=_settings(cell),
+    )
 
 
 def _site(entry: Entry, stage: Stage) -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import Annotated, cast
 import typer
 
 from gpas_cli.cli.options import offer
-from gpas_cli.documents import json_schema
 from gpas_cli.errors import GpasError, nearest
 from gpas_cli.extension import extensions
+from gpas_cli.structure import json_schema
 
 # The type of the document that each command prints, in a module of the package.
 DOCUMENTS = {
@@ -22,6 +22,7 @@ DOCUMENTS = {
     "rerun": "cli.running:RunJson",
     "status": "cli.commands.status:StatusJson",
     "top": "cli.commands.top:TopJson",
+    "top usage": "cli.commands.top:UsageJson",
     "history": "cli.commands.history:HistoryJson",
     "logs": "cli.commands.logs:EventJson",
     "cancel": "cli.commands.cells:CancelledJson",
@@ -37,6 +38,8 @@ DOCUMENTS = {
     "figure scaling": "cli.commands.figure:ScalingJson",
     "claims": "report.claims.verdict:ClaimsJson",
     "export": "cli.commands.export:ExportedJson",
+    "export archive": "cli.commands.export:ArchivedJson",
+    "export contribution": "cli.commands.export:ContributedJson",
     "evaluate": "cli.commands.evaluate:EvaluatedJson",
     "sync": "cli.commands.db:SyncedJson",
     "data prepare": "cli.commands.data:PreparedJson",

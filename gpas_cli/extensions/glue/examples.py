@@ -66,7 +66,7 @@ class LabelledRows:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """The rows of a task: those to train on, and those of each score."""
+    """The rows of a task: for training, and for each score."""
 
     task: Task
     train: LabelledRows

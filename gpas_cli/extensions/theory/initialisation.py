@@ -57,7 +57,7 @@ from gpas_cli.spec.cell import Cell
 from gpas_cli.spec.model import Model
 from gpas_cli.spec.norm import Wiring
 from gpas_cli.train import checkpoint
-from gpas_cli.train.precision import choose_device, suitable_threads, threads
+from gpas_cli.train.device import choose_device, suitable_threads, threads
 from gpas_cli.train.training import prepare_text
 from gpas_cli.words import byte_size
 

@@ -12,9 +12,9 @@ from face import START, Face, alive, step
 from jsonschema import Draft202012Validator
 
 from gpas_cli.cli.commands.schema import document_of, documents
-from gpas_cli.documents import json_schema
 from gpas_cli.errors import Exit
 from gpas_cli.state.claim_set import ClaimSet
+from gpas_cli.structure import json_schema
 
 WITHOUT_JSON = {"gpas init", "gpas report", "gpas schema", "gpas serve", "gpas trust"}
 CHANGING = ("run", "train", "retry", "rerun", "cancel", "sync", "data", "db")
@@ -179,7 +179,9 @@ def test_every_command_that_reads_or_runs_has_a_document() -> None:
 
     speaking = {path for path, command in COMMANDS if has(command)}
     assert {path for path, _ in COMMANDS} - speaking == WITHOUT_JSON
-    assert speaking == {f"gpas {name}" for name in documents()}
+    # With these options, commands print documents of their own: `gpas top --usage`.
+    own = {"gpas top usage", "gpas export archive", "gpas export contribution"}
+    assert speaking == {f"gpas {name}" for name in documents()} - own
 
 
 def test_the_schema_of_a_command_is_printed(face: Face) -> None:

@@ -9,7 +9,7 @@ from attempts import submission_facts
 from fake_slurm import NAME, Programs, row
 
 from gpas_cli.schedule.slurm import queue
-from gpas_cli.schedule.slurm.client import Job
+from gpas_cli.schedule.slurm.job import Job
 from gpas_cli.state.claims import Submitter, write_claim
 from gpas_cli.state.observe import cell_statuses, observe
 from gpas_cli.store.rundir import write_json
