@@ -19,7 +19,8 @@ from gpas_cli.errors import GpasError
 
 # Name -> the settings, commands and curves that it brings, so that a missing one can be named.
 IN_WHEEL: dict[str, tuple[str, ...]] = {
-    "glue": ("glue",), "quantised": ("quantised",), "theory": ("theory", "identity_bounds"),
+    "glue": ("glue",), "page": ("report", "serve"), "quantised": ("quantised",),
+    "theory": ("theory", "identity_bounds"),
 }  # fmt: skip
 _PACKAGE = "gpas_cli.extensions"
 
@@ -33,6 +34,8 @@ class Command:
     about: str
     """The first line of its help text."""
     module: str
+    shows_results: bool = False
+    """Whether mistakes of tables and claims in experiments.yaml end it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,11 +110,11 @@ def main(
     ] = False,
 ) -> None:
     STATE.config = config
-    STATE.check_reports = context.invoked_subcommand in _REPORTING
+    STATE.check_reports = _shows_results(context.invoked_subcommand or "")
 
 
 # Commands that report mistakes of tables and claims. The others, which run cells or show states and logs, read neither.
-_REPORTING = ("plan", "table", "claims", "figure", "report", "serve", "why", "export", "doctor")
+_REPORTING = ("plan", "table", "claims", "figure", "why", "export", "doctor")
 
 # Heading -> command -> the first line of its help text, so that `gpas --help` imports no command.
 COMMANDS = {
@@ -140,8 +140,6 @@ COMMANDS = {
         "table": "Print a grid's table: mean and deviation over seeds, difference from the base, best and second best.",
         "claims": "Say for each claim whether the results support or contradict it, or leave it undecided.",
         "figure": "Plot curves of a grid's cells, means and standard deviations over seeds, or figures of papers.",
-        "report": "Write one HTML file with tables, figures and cells of grids, to open in a browser or send by mail.",
-        "serve": "Show the report page in a browser, live while a grid runs, until Ctrl-C.",
         "why": "Show where a number comes from.",
         "diff": "Compare two cells: settings, final numbers, curves (where they first differ), code and environment.",
         "export": "Write a trained cell for transformers, the evidence of tables, or a record of a cell for a paper.",
@@ -162,7 +160,6 @@ COMMANDS = {
 TOGETHER = {
     **dict.fromkeys(("cancel", "retry", "rerun", "forget"), "cells"),
     "train": "run",
-    "serve": "report",
     "sync": "db",
 }
 # Group -> its commands in modules of their own, named GROUP_COMMAND: the group itself imports none of them.
@@ -208,6 +205,11 @@ def headings() -> dict[str, dict[str, str]]:
     for name, command in (item for one in extensions().values() for item in one.commands.items()):
         found[command.heading][name] = command.about
     return found
+
+
+def _shows_results(name: str) -> bool:
+    own = [one.commands[name] for one in extensions().values() if name in one.commands]
+    return own[0].shows_results if own else name in _REPORTING
 
 
 def _module_of(name: str) -> str:

@@ -13,9 +13,9 @@ from face import Face, tiny
 from report_cells import entry, result, spec
 from shipped import EXPERIMENTS, cells_of
 
-from gpas_cli.page.charts import _panels, thinned
-from gpas_cli.page.content import paper_tables
-from gpas_cli.page.document import ASSETS, SCRIPTS, without_repetition
+from gpas_cli.extensions.page.charts import _panels, thinned
+from gpas_cli.extensions.page.content import paper_tables
+from gpas_cli.extensions.page.document import ASSETS, SCRIPTS, without_repetition
 from gpas_cli.report.figures.series import CellCurve
 from gpas_cli.report.recorded import Recorded
 
