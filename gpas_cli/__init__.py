@@ -16,8 +16,8 @@ The life of one cell, one package per step. Data flows down this list and never 
 12. report/            rows -> tables, claims and figures, beside the papers' numbers
 
 Beside it: `state/` (what is true of a stage, concluded from evidence), `origin/` (where a number comes from),
-`statistics/` (means, intervals, tests), `results/` (pandas frames), `doctor/` (diagnosis), `cli/` (the commands). Around
-it, and unknown to it: `papers/` (one folder of data for each paper) and `extensions/` (one for each further capability).
+`statistics/` (means, intervals, tests), `results/` (pandas frames), `doctor/` (diagnosis), `cli/` (the commands).
+Around it, and unknown to it: `papers/` (one folder of data for each paper), `extensions/` (one for each capability).
 """
 
 __version__ = "0.1.0"
