@@ -1,25 +1,35 @@
-"""Each invariant of a chaos run reports a violation forged here, and nothing else."""
+"""The parts of a chaos run, and its judge: each invariant reports a violation forged here, and nothing else."""
 
 import dataclasses
-from collections.abc import Iterable
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attempts import make_attempt
 from chaos_kit import judge
+from chaos_kit.faults import Field
 from chaos_kit.judge import Ended, Poll, Shown, Violation
 from chaos_kit.plan import append as write_step
 from chaos_kit.plan import is_fault, make_plan, weights
 from chaos_kit.plan import read as read_steps
-from chaos_kit.processes import Life, Process
+from chaos_kit.processes import Census, Life, Process, jobs_of, of_folder
+from chaos_kit.project import KIT, Project
 from chaos_kit.records import Attempt, values
+from chaos_kit.witness import Witness
 
 from gpas_cli.events import Outcome, Step
 from gpas_cli.store.journal import Journal
 
 pytestmark = pytest.mark.long
+
+
 KEY, OTHER = "a" * 16, "b" * 16
+
+
 NAMES = {KEY: "chaos/pre-s1", OTHER: "chaos/pre-s2"}
 
 
@@ -44,7 +54,11 @@ def poll(state: str, began: float = 10, ended: float = 11, **more: Any) -> Poll:
 
 
 INTERRUPTED = attempt(1, event("start", 1), event("step", 2, step=1, loss=4.5), outcome(3, "interrupted"))
+
+
 DONE = attempt(2, event("start", 4), event("step", 5, step=2, loss=4.25), outcome(9, loss=1.5))
+
+
 ENOUGH = [9.0, 9.5, 10.0, 10.5, 11.0, 11.5]
 
 
@@ -54,11 +68,23 @@ def only(found: Any) -> Violation:
 
 
 FAILED = outcome(3, "failed")
+
+
 TWICE = attempt(1, event("start", 1, pid=5), event("start", 2, pid=6))
+
+
 SEEN = {"journal": "10 bytes, 1", "attempt": "5 bytes, 2"}
+
+
 TABLE = {"rows": [{"cells": [1.5, 2.5]}]}
+
+
 TRACEBACK = "Traceback (most recent call last):\n  File x, in main\nValueError: x"
+
+
 CTRL_C = "Traceback (most recent call last):\n  File x, in <module>\nKeyboardInterrupt\n"
+
+
 FORGED = [
     (judge.each_cell_once(NAMES, [INTERRUPTED, DONE]), "LOST chaos/pre-s2: no attempt has a result"),
     (judge.each_cell_once({KEY: "a"}, [INTERRUPTED]), "interrupted"),
@@ -91,6 +117,8 @@ FORGED = [
     (judge.commands_behaved([Ended("gpas a", 1, CTRL_C.replace("<module>", "main"), killed=True)]), "traceback"),
     (judge.database_agrees(TABLE, {"rows": [{"cells": [1.5, 2.25]}]}, "the table"), "2.25"),
 ]
+
+
 SOUND = [
     judge.each_cell_once({KEY: "a"}, [INTERRUPTED, DONE]),
     judge.same_weights(NAMES, {KEY: "x"}, {KEY: "x"}),
@@ -223,3 +251,93 @@ def test_every_planned_fault_exists() -> None:
     assert planned == faults.FAULTS.keys() | slurm_faults.FAULTS.keys()
     assert "preempt" not in weights("local")
     assert "disk-full" not in weights("local", ["disk-full"])
+
+
+JOB_KEY = "a" * 16
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "text").mkdir()
+    return Project(tmp_path / "project", tmp_path / "text", tmp_path / "logs", steps=20)
+
+
+@pytest.fixture
+def job(project: Project) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that looks like the job of an attempt in the project."""
+    words = ["gpas_cli.worker.job", str(project.runs / JOB_KEY[:2] / JOB_KEY / "002")]
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def wait_for(condition: object) -> None:
+    assert callable(condition)
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_job_is_seen_for_as_long_as_it_lives(project: Project, job: subprocess.Popen[bytes]) -> None:
+    wait_for(lambda: jobs_of(project.folder))
+    census = Census(project.folder)
+    census.sample()
+    (life,) = census.lives.values()
+    assert (life.process.pid, life.key, life.attempt) == (job.pid, JOB_KEY, 2)
+    assert [process.pid for process in of_folder(project.folder)] == [job.pid]
+    census.sample()
+    assert life.last > life.first
+    assert life.process.kill()
+    wait_for(lambda: not life.process.lives())  # even before its parent has waited for it
+    last = life.last
+    census.sample()
+    assert (life.last, len(census.times)) == (last, 3)
+    assert not life.process.kill()
+    assert not jobs_of(project.folder)
+
+
+def test_jobs_of_another_folder_are_left_alone(job: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert not jobs_of(tmp_path / "proj")
+    assert not of_folder(tmp_path / "proj")
+
+
+def test_the_clock_of_one_process_is_wrong(project: Project) -> None:
+    read = "import time, os; print(time.time(), time.time_ns(), os.environ.get('CHAOS_SHIFT'))"
+    environment = {**project.environment(), "CHAOS_SHIFT": "3600"}
+    assert str(KIT / "shifted") in environment["PYTHONPATH"]
+    done = subprocess.run([sys.executable, "-c", read], env=environment, capture_output=True, text=True, check=True)
+    seconds, nanoseconds, inherited = done.stdout.split()
+    assert float(seconds) - time.time() == pytest.approx(3600, abs=60)
+    assert int(nanoseconds) / 1e9 - time.time() == pytest.approx(3600, abs=60)
+    assert inherited == "None"
+
+
+def test_a_grown_journal_is_accepted_and_a_rewritten_one_is_not(project: Project) -> None:
+    witness = Witness(project, "seed")
+    folder = project.runs / JOB_KEY[:2] / JOB_KEY / "001"
+    folder.mkdir(parents=True)
+    journal, attempt = folder / "journal.jsonl", folder / "attempt.json"
+    journal.write_text("one\n")
+    attempt.write_text("{}")
+    witness._look()
+    journal.write_text("one\ntwo\n")
+    assert witness.now() == witness.seen()
+    witness._look()
+    journal.write_text("One\ntwo\nthree\n")
+    assert {path for path, seen in witness.seen().items() if witness.now()[path] != seen} == {str(journal)}
+    attempt.unlink()
+    assert str(attempt) not in witness.now()
+
+
+def test_lasting_faults_are_undone_in_time_and_before_the_calm(project: Project) -> None:
+    field = Field(project, {})
+    undone = list[str]()
+    field.lasting(0.0, "short").callback(undone.append, "short")
+    field.lasting(60.0, "long").callback(undone.append, "long")
+    field.tick()
+    assert undone == ["short"]
+    assert (field.lasts("short"), field.lasts("long")) == (False, True)
+    field.calm()
+    assert undone == ["short", "long"]

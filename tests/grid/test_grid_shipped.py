@@ -1,28 +1,41 @@
-"""The shipped experiments.yaml: its cells, and their keys, which must not change."""
+"""The shipped experiments.yaml: its cells, their keys, which must not change, and its cells shrunk."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from grids import grid
 from named_papers import published
 from shipped import EXPERIMENTS, cells_of
 
 from gpas_cli.grid import document
 from gpas_cli.grid.declared import Entry
 from gpas_cli.grid.expand import expand
+from gpas_cli.grid.variant import _UPDATES, TinyText, changes, one_seed, shrink
 from gpas_cli.project import packaged
 from gpas_cli.report.labels import facts
 from gpas_cli.report.papers.recipes import deviations
 from gpas_cli.report.tables.grid_table import build
+from gpas_cli.spec.cell import Cell
+from gpas_cli.spec.finetune import Finetune
 from gpas_cli.spec.model import shortcut_std
 from gpas_cli.spec.norm import LNS
+from gpas_cli.spec.parse_cell import Catalogue
 from gpas_cli.spec.run import Cadence
 
 PATH = packaged("experiments.yaml")
+
+
 SPIKE_SIZES = ("gpt-350m", "gpt-1.7b")
+
+
 FIGURE_11 = {"scaled": 0.63, "std-5": 5.0, "std-50": 50.0}
+
+
 GRIDS = {name: cells_of(name) for name in EXPERIMENTS.grids}
+
 
 # Results are found by these keys, one line for each cell. A change here orphans every user's results of these cells:
 # never change one to make a test pass; add a field with `omit_default_from_key` instead (gpas_cli.spec.parse.setting).
@@ -106,6 +119,8 @@ def test_quickstart_precision_trains_fp32_only_once() -> None:
 
 
 SCORED = ["pretrain", "finetune", "downstream"]
+
+
 # Grids of later stages: the grid whose trainings they go on with, what its names begin with, the stages, their number.
 CONTINUED = {
     "table3": ("table2", "1b-", SCORED, 11),
@@ -240,3 +255,136 @@ def test_rows_of_any_length_have_as_many_tokens_in_a_batch() -> None:
     cells = [entry.cell for entry in GRIDS["spike-length"]]
     assert {cell.data.length * cell.optim.batch for cell in cells} == {2048 * 528}
     assert [cell.data.length for cell in cells] == [128, 256, 512, 1024, 2048]
+
+
+TEXT = TinyText("sample/train.jsonl", "sample/validation.jsonl", "sample/records.jsonl")
+
+
+def tiny_of(settings: str) -> Cell:
+    """Return the tiny form of a cell with these settings beside size and data."""
+    (cell,) = grid(f"    base: {{size: quickstart, data: quickstart, {settings}}}\n    axes: {{norm: [pre]}}\n")
+    (tiny,) = shrink([cell], TEXT, Catalogue())
+    return tiny.cell
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS.grids)
+def test_every_shipped_cell_keeps_its_structure(name: str) -> None:
+    declared = one_seed(cells_of(name))
+    tiny = shrink(declared, TEXT, EXPERIMENTS.catalogue)
+    for before, after in zip(declared, tiny, strict=True):
+        old = before.cell
+        new = after.cell
+        assert (after.id, after.axes) == (before.id, before.axes)
+        assert new.model.size.layers == old.model.size.layers
+        assert [stage.kind for stage in new.stages] == [stage.kind for stage in old.stages]
+        if old.network:
+            assert new.network
+            assert new.network.made
+            continue
+        assert (new.model.scheme, new.model.norm, new.model.gate) == (old.model.scheme, old.model.norm, old.model.gate)
+        assert (new.model.embed, new.model.family) == (old.model.embed, old.model.family)
+        assert (new.optim.optimizer, new.optim.schedule, new.optim.lr) == (
+            old.optim.optimizer, old.optim.schedule, old.optim.lr,
+        )  # fmt: skip
+        assert (new.depth.kind, new.depth.stages, new.depth.fixed) == (
+            old.depth.kind,
+            old.depth.stages,
+            old.depth.fixed,
+        )
+        assert new.objective == old.objective
+        assert (new.precision, new.seed) == (old.precision, old.seed)
+        assert new.optim.updates >= _UPDATES
+        pairs = new.model.family.encoder  # sentences of an invented language, which are not cut
+        assert new.model.size.hidden * new.model.size.vocab * new.data.length < (700_000 if pairs else 150_000)
+        assert "hf" not in json.dumps(new.to_mapping()["data"])
+        assert {part.source for part in new.data.parts} == {"languages" if pairs else "files"}
+        assert new.data.names == old.data.names or not old.data.mixture
+        assert after.resources.processes == 1
+
+
+def test_one_seed_of_each_cell_stays() -> None:
+    cells = grid("    base: {size: quickstart, data: quickstart}\n    axes: {norm: [pre, post], seed: [3, 1, 2]}\n")
+    assert [entry.name for entry in one_seed(cells)] == ["pre-s3", "post-s3"]
+
+
+def test_stopped_schedules_means_and_validation_batches_stay_what_they_are() -> None:
+    recipe = "{steps: 100, stop: 40, warmup: 7, batch: 64, mean_rows: 16, validation_rows: 8}"
+    cell = tiny_of(f"optim: {recipe}, data.layout: pad")
+    optim = cell.optim
+    assert (optim.steps, optim.stop, optim.warmup) == (2 * _UPDATES, _UPDATES, 1)
+    assert 1 < optim.mean_rows < optim.batch
+    assert optim.validation_rows
+    assert cell.data.layout == "pad"
+
+
+@pytest.mark.parametrize(
+    ("depth", "starts", "steps"),
+    [
+        ("{like: raptr, stages: 6-8-10-12}", (1, 2, 3, 4), 4),
+        ("{like: stacking, stages: 6-12}", (1, 2), 2),
+        ("{like: raptr, stages: 6-9-12, lengths: proportional}", (1, 2, 4), 6),
+        ("{like: raptr, stages: 6-9-12, average: 9.5, full_steps: 20}", (2, 4, 6), 6),
+        ("{like: layerdrop, keep: 0.5}", (1,), 2),
+    ],
+)
+def test_every_stage_of_a_depth_schedule_trains(depth: str, starts: tuple[int, ...], steps: int) -> None:
+    cell = tiny_of(f"depth: {depth}")
+    assert (cell.layer_schedule.starts, cell.optim.steps) == (starts, steps)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "{schedule: wsd, decay: 0.75, min_ratio: 0}",
+        "{schedule: wsd, decay: 0.1, decay_shape: exponential, warmup: 0}",
+        "{schedule: inverse-sqrt, timescale: 100}",
+    ],
+)
+def test_schedules_of_the_rate_fit_into_the_updates(recipe: str) -> None:
+    assert tiny_of(f"optim: {recipe}").optim.updates <= 3
+
+
+def test_data_sets_of_later_stages_are_replaced() -> None:
+    cell = tiny_of(
+        "finetune: {}, downstream: {tasks: [spike], shots: 3}, importance: {tasks: [paper]}, texts: {}, "
+        "quantised: {bits: [5, 2]}, layers: {}"
+    )
+    finetune = cell.parameters("finetune")
+    assert isinstance(finetune, Finetune)
+    assert (finetune.data, finetune.method) == (TEXT.records, "lisa")
+    assert cell.parameters("downstream").tasks == ("indent", "bracket")
+    assert cell.parameters("importance").tasks == ("indent", "bracket")
+    assert cell.parameters("layers").eval_tokens == cell.data.eval_tokens < 1000
+    assert cell.parameters("texts").texts == (f"sample={TEXT.validation}",)
+    quantised = cell.parameters("quantised")
+    assert (quantised.bits, quantised.eval_tokens) == ((5, 2), cell.parameters("importance").eval_tokens)
+    assert quantised.eval_tokens < 1000
+
+
+def test_what_was_shrunk_is_listed_once() -> None:
+    cells = grid("    base: {size: quickstart, data: quickstart}\n    axes: {norm: [pre, post], gate: [none, gpas]}\n")
+    found = {change.setting: change for change in changes(cells, shrink(cells, TEXT, Catalogue()))}
+    assert (found["optim.steps"].before, found["optim.steps"].after) == ((600,), (_UPDATES,))
+    assert (found["data.source"].before, found["data.source"].after) == (("stdlib",), ("files",))
+    assert "size.layers" not in found
+    assert not any(name.startswith(("norm", "gate")) for name in found)
+
+
+@pytest.mark.parametrize("tasks", ["[recall]", "[triviaqa, piqa]"])
+def test_a_cell_that_writes_answers_still_does(tasks: str) -> None:
+    section = tiny_of(f"downstream: {{tasks: {tasks}}}").parameters("downstream")
+    assert section.tasks == ("indent", "bracket", "recall")
+    assert section.limit < 10
+
+
+def test_jobs_on_nodes_keep_what_chooses_these_and_are_small() -> None:
+    asked = "gpus: 16, nodes: 2, cpus: 64, mem: 400G, notice: 900, strategy: hsdp, partition: a100, python: py, pack: 4"
+    kinds = "tokenise: {gpus: 0, nodes: 1, strategy: auto, partition: cpu}"
+    (cell,) = grid(
+        f"base: {{size: quickstart, data: quickstart}}\naxes: {{norm: [pre]}}\nresources: {{{asked}, {kinds}}}"
+    )
+    (tiny,) = shrink([cell], TEXT, Catalogue(), nodes=True)
+    own, text = tiny.resources, tiny.text_resources
+    assert (own.partition, own.python, own.gpus, own.nodes, own.threads, own.pack) == ("a100", "py", 1, 1, 1, 1)
+    assert (own.mem, own.time, own.faults) == ("4G", "0:10:00", {})
+    assert (text.partition, text.gpus, text.faults) == ("cpu", 0, {})
