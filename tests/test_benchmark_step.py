@@ -57,9 +57,7 @@ def test_a_comparison_at_tiny_size(precision: str) -> None:
 
 @pytest.mark.skipif(step.DEVICE.type != "cpu", reason="goals are for CPUs")
 @pytest.mark.parametrize(("instructions", "goal"), [("AVX512", ">= 2: missed"), ("AVX2", ">= 1.45: met"), ("X", "")])
-def test_goals_follow_the_processors_instructions(
-    instructions: str, goal: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goals_follow_the_instructions(instructions: str, goal: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: instructions)
     assert with_goal("padded", Ratio(1.5), Setting("fp32", 8)).goal == goal
     assert with_goal("padded", Ratio(1.5), Setting("bf16", 8)).goal == ""

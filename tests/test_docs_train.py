@@ -61,9 +61,7 @@ def ending(folder: Path, cell: Cell) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("page", "text"), YAML, ids=[f"{page}-{i}" for i, (page, _) in enumerate(YAML)])
-def test_the_cells_of_a_block_train(
-    page: str, text: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_of_blocks(page: str, text: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = Batches.at
 
     def begins_with_the_last_id(self: Batches, step: int) -> Batch:

@@ -39,9 +39,7 @@ def test_bytes_and_text_replace_what_was_there(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.json"]
 
 
-def test_a_full_disk_leaves_the_old_content_and_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -87,9 +85,7 @@ def test_permissions_do_not_depend_on_the_umask(tmp_path: Path, mode: int) -> No
     assert stat.S_IMODE((tmp_path / "asked").stat().st_mode) == mode
 
 
-def test_nobody_else_can_open_a_private_file_while_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_else_can_open_a_private_file_in_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     created = list[int]()
     monkeypatch.setattr(os, "fchmod", lambda file, mode: created.append(os.fstat(file).st_mode & 0o777))
     before = os.umask(0)

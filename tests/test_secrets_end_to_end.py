@@ -157,9 +157,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_values_of_resources_are_in_no_record_output_or_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_resources_are_in_no_record_or_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Private(tmp_path / "project", gates="none")
     toy("run", "grid")
     fake_jobs(monkeypatch)

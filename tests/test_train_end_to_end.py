@@ -257,9 +257,7 @@ def test_ctrl_c_saves_once_for_both_and_cancel_ends_both(tmp_path: Path) -> None
 
 
 @pytest.mark.release
-def test_a_sharded_job_out_of_memory_is_started_again_with_fewer_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sharded_job_out_of_memory_gets_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process waits for a layer meanwhile, so that the job cannot go on with fewer rows by itself."""
     losses = []
     for name, code in (("small", SMALL_DEVICE), ("large", "")):

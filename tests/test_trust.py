@@ -78,9 +78,7 @@ def test_a_plugin_of_the_user_is_executed(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_files_of_another_user_are_not_executed(
-    config: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_others_are_not_run(config: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = (config.parent / PARTS[part]).resolve()
     give_away(path, monkeypatch)
     message = refusal(config)

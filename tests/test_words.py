@@ -63,9 +63,7 @@ def test_durations_are_in_their_largest_unit(seconds: float, text: str) -> None:
         (math.nan, "nan", "+nan", "nan"),
     ],
 )
-def test_a_number_that_explodes_has_three_digits_and_an_exponent(
-    number: float, text: str, signed: str, short: str
-) -> None:
+def test_an_exploding_number_has_an_exponent(number: float, text: str, signed: str, short: str) -> None:
     assert (words.fixed(number, 2), words.fixed(number, 2, "+"), words.significant(number, 3)) == (text, signed, short)
 
 

@@ -382,9 +382,7 @@ def test_a_survey_is_read_from_the_cache_until_a_file_changes(root: Path, source
     assert cached_survey(source, cache) != first
 
 
-def test_text_just_written_is_surveyed_once_and_any_later_change_is_seen(
-    source: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_text_is_surveyed_once_and_any_change_is_seen(source: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()  # wait as long as for a user
     for path in source.files()["train"].values():
         path.write_bytes(path.read_bytes())
@@ -408,9 +406,7 @@ def test_a_stamp_waits_until_a_change_would_change_it(tmp_path: Path, monkeypatc
     assert clock[0] - start == pytest.approx(waited, abs=1e-4)
 
 
-def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(b"short\n" + b"0" * 1000))
     monkeypatch.setattr("gpas_cli.data.files._MOST_LINE_BYTES", 100)

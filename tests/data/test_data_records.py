@@ -156,9 +156,7 @@ def test_a_missing_file_is_reported_before_anything_starts(tmp_path: Path) -> No
     assert "is a link to gone.json, which" in unreadable_reason(Finetune(data="empty"), tmp_path, tmp_path)
 
 
-def test_commonsense170k_is_read_from_the_cache_or_its_address_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commonsense170k_is_in_the_cache_or_has_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: object, **__: object) -> None:
         raise OSError("no network")
 

@@ -136,9 +136,7 @@ def test_a_start_token_stands_before_every_text(tmp_path: Path) -> None:
 
 # A stranger's names, and the token that is known by its name, which is neither.
 @pytest.mark.parametrize(("begin", "end"), [("<|im_start|>", "<|im_end|>"), (None, "<end_of_sentence>"), ("<a>", None)])
-def test_first_and_end_token_are_those_that_the_files_declare(
-    tmp_path: Path, begin: str | None, end: str | None
-) -> None:
+def test_first_and_end_token_are_those_of_the_files(tmp_path: Path, begin: str | None, end: str | None) -> None:
     folder = saved(tmp_path / "model", configuration())
     backend = Backend.from_file(str(folder / "tokenizer.json"))
     backend.add_special_tokens([one for one in (begin, end) if one])

@@ -411,9 +411,7 @@ def recall() -> Any:
     return RecallTask().questions()
 
 
-def test_recall_is_scored_as_by_a_loop_of_its_own(
-    ours: tuple[Scorer, Tokenizer], recall: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recall_is_a_plain_loop(ours: tuple[Scorer, Tokenizer], recall: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecallTask, "questions", lambda _: recall)
     scorer, tokenizer = ours
     known = KNOWN_TASKS["recall"]

@@ -165,9 +165,7 @@ def test_a_masked_network_is_measured_by_the_loss_of_masked_tokens(room: Path, t
         ("mix", "gpas", "llama"),
     ],
 )
-def test_a_layer_without_effect_has_no_importance(
-    room: Path, tmp_path: Path, scheme: str, gate: str | None, family: str
-) -> None:
+def test_a_layer_without_effect(room: Path, tmp_path: Path, scheme: str, gate: str | None, family: str) -> None:
     """A gate that starts at zero scales by one."""
     cell = cell_of(norm=scheme, gate=gate, family=family)
     path, _ = save_network(cell, tmp_path, lambda network: silence(blocks(network)[1]), gates=0.0)
@@ -407,9 +405,7 @@ def test_questions_left_out_are_said_once_a_task(
     assert all("1 of 21 questions are not scored" in text for text in said), said
 
 
-def test_a_task_of_which_no_question_fits_is_not_tried_again(
-    scored_room: Path, tasks: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_task_that_does_not_fit_is_not_tried_again(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     documents = [{"context": "a", "choices": ["gate " * 3000, "norm"], "answer": 1}] * 4
     (scored_room / "long.json").write_text(json.dumps(documents))
     long = import_task(scored_room / "long.json", "long", scored_room).name
@@ -444,9 +440,7 @@ def test_a_task_without_its_file_is_scored_later(scored_room: Path, tasks: tuple
     assert len(scored_series(later)["importance_score"]) == LAYERS
 
 
-def test_scores_of_another_version_of_a_task_are_repeated(
-    scored_room: Path, tasks: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_another_version_of_a_task_is_scored_again(scored_room: Path, tasks: tuple[str, ...], tmp_path: Path) -> None:
     cell = cell_of(norm="pre", gate=None, importance={"eval_tokens": 60, "tasks": [tasks[0]]})
     path, _ = save_network(cell, tmp_path)
     _, events = go(scored_room, cell, path)

@@ -62,9 +62,7 @@ def test_drawn_products_give_the_bounds_of_a_built_network(
     assert found == identity_bounds(wide, tmp_path, tmp_path)
 
 
-def test_outputs_of_a_drawn_product_are_independent_with_the_covariance_of_the_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_outputs_of_a_drawn_product_have_the_covariance_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theory, "_MOST_ELEMENTS", 0)
     network = skeleton(cell(1024, init={"preset": "normal", "std": 0.05}).model, seed=1)
     x = torch.randn(1, 3, 1024, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

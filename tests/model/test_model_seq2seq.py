@@ -301,9 +301,7 @@ def pegasus(made: Translator) -> Any:
     + [("pre", {"like": "gpas", "site": site, "share": "sublayer"}, "plain", 3) for site in ("home", "after-norm")]
     + [("pre", "none", "plain", None)],
 )
-def test_folded_into_pegasus_it_has_the_same_logits(
-    norm: str, gate: Any, embed: str, decoder_layers: int | None
-) -> None:
+def test_folded_into_pegasus_logits_are_equal(norm: str, gate: Any, embed: str, decoder_layers: int | None) -> None:
     size = {**SIZE, "eps": 1e-30, "decoder_layers": decoder_layers}
     made = network(norm=norm, gate=gate, embed=embed, size=size)
     assert obstacle(made.spec) == ""

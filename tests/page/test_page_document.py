@@ -129,9 +129,7 @@ def run(kind: str, size: str, **axes: str) -> CellCurve:
         ("objective", True, {"causal": 1, "span": 2}),
     ],
 )
-def test_losses_of_different_objectives_have_panels_of_their_own(
-    columns: str, apart: bool, panels: dict[str, int]
-) -> None:
+def test_losses_of_different_objectives_have_own_panels(columns: str, apart: bool, panels: dict[str, int]) -> None:
     cells = [("causal", "9m"), ("span", "9m"), ("span", "20m")]
     runs = [run(kind, size, **({"objective": kind} if columns == "objective" else {})) for kind, size in cells]
     found = dict(_panels(runs, spec(columns=columns), apart=apart))

@@ -306,9 +306,7 @@ def test_there_is_no_end_while_nobody_has_queued_the_rest(tmp_path: Path, cells:
     assert [word for word, end in ends.items() if end is not None] == ["done", "failed", "cancelled"]
 
 
-def test_a_job_for_another_grid_is_the_end_of_a_cell_only_if_no_later_stage_is_left(
-    tmp_path: Path, cells: list[Entry]
-) -> None:
+def test_a_job_for_another_grid_ends_a_cell_without_later_stages(tmp_path: Path, cells: list[Entry]) -> None:
     made = attempt(tmp_path, cells[1], 0.0, "gpu-0", ago=1.0, seen=False)
     running = replace(state(cells[1], "running", made, eta=HOUR), claimed_for="other")
     assert UsageMeter(tmp_path).activity([running]).total.ends == pytest.approx(HOUR, rel=0.01)

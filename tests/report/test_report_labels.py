@@ -151,9 +151,7 @@ def problems(tmp_path: Path, table: str, stages: str = "") -> list[str]:
         ),
     ],
 )
-def test_a_table_that_cannot_be_made_is_reported_at_its_place(
-    tmp_path: Path, table: str, place: str, message: str
-) -> None:
+def test_an_impossible_table_is_reported_at_its_place(tmp_path: Path, table: str, place: str, message: str) -> None:
     (found,) = problems(tmp_path, table)
     assert found.startswith(f"experiments.yaml:7:{place}: "), found
     assert message in found

@@ -153,9 +153,7 @@ def test_an_outcome_that_cannot_be_understood_is_unknown(runs: Path, fields: dic
     [([ended("done")], 0), ([ended("failed")], 1), ([step(3)], 1), ([], 1)],
     ids=["done", "failed", "interrupted", "no event"],
 )
-def test_attempt_json_is_read_once_and_not_for_a_result(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], reads: int
-) -> None:
+def test_attempt_json_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], reads: int) -> None:
     made = attempt(runs, *events)
     asked: list[AttemptDir] = []
     read_attempt = AttemptDir.read_attempt

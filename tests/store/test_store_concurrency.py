@@ -75,9 +75,7 @@ def test_a_killed_sync_of_a_long_journal_is_continued_in_it(
     as_fresh(engine)
 
 
-def test_many_syncs_at_once_read_everything_once(
-    connect: Connect, url: str, life: Life, as_fresh: Callable[[Engine], None]
-) -> None:
+def test_many_syncs_read_all_once(connect: Connect, url: str, life: Life, as_fresh: Callable[[Engine], None]) -> None:
     engines = [connect(url) for _ in range(4)]
     for n in range(12):
         life.whole(f"{n:016x}")
@@ -195,9 +193,7 @@ def test_no_database_is_created_without_run_directories(connect: Connect, url: s
     assert not life.runs.exists()
 
 
-def test_another_projects_results_are_neither_overwritten_nor_shown(
-    connect: Connect, url: str, life: Life, tmp_path: Path
-) -> None:
+def test_another_projects_results_are_left_alone(connect: Connect, url: str, life: Life, tmp_path: Path) -> None:
     engine = connect(url)
     other = type(life)(tmp_path / "other/runs")
     life.whole()
@@ -229,9 +225,7 @@ def test_the_id_moves_with_the_run_directories(connect: Connect, url: str, life:
     assert owner.recorded(connect(new)) == again
 
 
-def test_run_directories_that_begin_anew_in_the_same_place_keep_their_database(
-    connect: Connect, url: str, life: Life
-) -> None:
+def test_run_directories_that_begin_anew_keep_their_database(connect: Connect, url: str, life: Life) -> None:
     engine = connect(url)
     life.whole()
     sync(engine, life.runs)
@@ -275,9 +269,7 @@ def test_an_id_that_cannot_be_read_is_one_message(connect: Connect, url: str, li
         sync(connect(url), life.runs)
 
 
-def test_run_directories_that_may_only_be_read_are_known_by_their_place(
-    connect: Connect, unprivileged: Path, life: Life
-) -> None:
+def test_read_only_run_directories_are_known_by_their_place(connect: Connect, unprivileged: Path, life: Life) -> None:
     """A colleague's runs, read into a database of one's own."""
     life.runs = unprivileged / "runs"
     life.whole()

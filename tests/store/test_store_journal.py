@@ -219,9 +219,7 @@ def test_a_line_cut_at_its_very_end_is_read_once(
     assert bad == damaged
 
 
-def test_when_memory_is_full_too_the_oldest_steps_go_first(
-    tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_memory_drops_steps(tmp_path: Path, disk: Callable[[int], Disk], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_LIMIT", 5)
     journal = Journal(tmp_path / "j")
     full = disk(0)
@@ -284,9 +282,7 @@ def test_any_fields_survive_a_line(fields: dict[str, Any]) -> None:
 
 @settings(max_examples=40, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12))
-def test_any_truncation_loses_only_the_lines_cut(
-    tmp_path_factory: pytest.TempPathFactory, data: Any, count: int
-) -> None:
+def test_a_truncation_loses_only_lines_cut(tmp_path_factory: pytest.TempPathFactory, data: Any, count: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "j"
     events = written(path, count)
     whole = path.read_bytes()
@@ -307,9 +303,7 @@ def test_any_truncation_loses_only_the_lines_cut(
 
 @settings(max_examples=60, **ON_ANY_MACHINE)
 @given(data=st.data(), count=st.integers(1, 12), flip=st.integers(1, 255))
-def test_any_byte_flip_loses_only_the_lines_touched(
-    tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int
-) -> None:
+def test_a_byte_flip_loses_one_line(tmp_path_factory: pytest.TempPathFactory, data: Any, count: int, flip: int) -> None:
     path = tmp_path_factory.mktemp("flip") / "j"
     events = written(path, count)
     whole = bytearray(path.read_bytes())
@@ -485,9 +479,7 @@ def test_skipped_attempts_are_named(connect: Connect, sqlite_url: str, life: Lif
 
 
 @pytest.mark.parametrize("level", [0, 1], ids=["the attempt", "the stage"])
-def test_a_folder_that_may_not_be_read_is_passed_over_and_named(
-    unprivileged: Path, connect: Connect, life: Life, level: int
-) -> None:
+def test_an_unreadable_folder_is_passed_over(unprivileged: Path, connect: Connect, life: Life, level: int) -> None:
     unprivileged.chmod(0o777)
     life.runs = unprivileged / "runs"
     life.whole(OTHER)

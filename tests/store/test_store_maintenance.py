@@ -74,9 +74,7 @@ def test_a_database_in_this_folder_is_rebuilt(life: Life, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("damage", ["not a database", "torn pages", "empty"])
-def test_a_damaged_database_is_rebuilt_and_kept_aside(
-    connect: Connect, sqlite_url: str, life: Life, tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_database_is_kept(connect: Connect, sqlite_url: str, life: Life, tmp_path: Path, damage: str) -> None:
     before = grown(connect(sqlite_url), life)
     path = tmp_path / "gpas.db"
     content = path.read_bytes()
@@ -92,9 +90,7 @@ def test_a_damaged_database_is_rebuilt_and_kept_aside(
     assert ruin[4096:] in [content[4096:] for content in kept]  # the first page says which log is in use
 
 
-def test_a_rebuild_waits_for_other_writers(
-    connect: Connect, url: str, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebuild_waits(connect: Connect, url: str, life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = connect(url)
     before = grown(engine, life)
     monkeypatch.setattr(maintenance.session, "BUSY_SECONDS", 0.2)
@@ -240,9 +236,7 @@ def test_a_rebuild_does_not_disturb_readers(engine: Engine, url: str, life: Life
     assert check(url, life.runs) == []
 
 
-def test_copies_have_the_permissions_of_the_database(
-    connect: Connect, sqlite_url: str, life: Life, tmp_path: Path
-) -> None:
+def test_copies_have_the_databases_permissions(connect: Connect, sqlite_url: str, life: Life, tmp_path: Path) -> None:
     grown(connect(sqlite_url), life)
     (tmp_path / "gpas.db").chmod(0o600)
     rebuild(sqlite_url, life.runs)

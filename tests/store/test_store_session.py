@@ -95,9 +95,7 @@ def test_a_url_that_cannot_be_used(bad: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q?mark", "x%41y", "a b", "h#sh", "c:d", "ü", "file:x", "q?mode=ro"])
-def test_a_projects_database_lies_in_the_project_whatever_its_folder_is_called(
-    connect: Connect, tmp_path: Path, name: str
-) -> None:
+def test_the_database_lies_in_the_project_whatever_its_name(connect: Connect, tmp_path: Path, name: str) -> None:
     folder = tmp_path / name / "inner"
     folder.mkdir(parents=True)
     (folder / "experiments.yaml").write_text("grids: {}\n")

@@ -99,9 +99,7 @@ def test_the_loss_is_that_of_the_chosen_places(network: Llama, lengths: np.ndarr
 
 @pytest.mark.parametrize("lengths", [np.full(ROWS, TIME), LENGTHS], ids=["packed", "padded"])
 @pytest.mark.parametrize(("micro_batch", "size"), [(1, 1), (2, 1), (2, 2), (1, 3)])
-def test_loss_and_gradients_do_not_depend_on_the_split(
-    network: Llama, lengths: np.ndarray, micro_batch: int, size: int
-) -> None:
+def test_the_split_changes_no_gradient(network: Llama, lengths: np.ndarray, micro_batch: int, size: int) -> None:
     batch = corrupted(lengths)
     network.zero_grad()
     whole = loss_of(network, batch)
@@ -171,9 +169,7 @@ def cell(layout: str, seed: int = 1, **values: Any) -> Cell:
 
 
 @pytest.mark.parametrize(("layout", "objective", "scored_as"), [("pack", "mlm", "masked"), ("pad", UL2, "denoising")])
-def test_a_resumed_training_ends_in_the_same_bits(
-    paths: RunPaths, tmp_path: Path, layout: str, objective: Any, scored_as: str
-) -> None:
+def test_resumed_bits_are_equal(paths: RunPaths, tmp_path: Path, layout: str, objective: Any, scored_as: str) -> None:
     what = cell(layout, objective=objective)
     straight, events = go(paths, tmp_path / "straight", what, cadence=CADENCE)
     go(paths, tmp_path / "first", what, 7)

@@ -68,9 +68,7 @@ def test_variables_that_are_not_set_are_left_out() -> None:
         (2, "0,1", 1, "the job asked for 2 GPUs, but 1 of 2 is visible on n1 (CUDA_VISIBLE_DEVICES=0,1)"),
     ],
 )
-def test_missing_gpus_are_described(
-    monkeypatch: pytest.MonkeyPatch, asked: int, shown: str, seen: int, wanted: str
-) -> None:
+def test_missing_gpus_are_said(monkeypatch: pytest.MonkeyPatch, asked: int, shown: str, seen: int, wanted: str) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: seen > 0)
@@ -276,9 +274,7 @@ def test_slots_are_counted_per_process() -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_process_waiting_for_its_peers_exits_when_its_parent_dies(
-    monkeypatch: pytest.MonkeyPatch, joined: bool
-) -> None:
+def test_a_process_waiting_for_peers_exits_with_its_parent(monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
     from gpas_cli.worker import job
 
     left: list[int] = []

@@ -375,9 +375,7 @@ def test_a_requeued_job_continues_in_its_own_directory(project: Project) -> None
     assert scored(attempt) == project.tasks
 
 
-def test_a_task_without_data_leaves_the_stage_interrupted_and_the_next_attempt_scores_only_it(
-    project: Project,
-) -> None:
+def test_a_task_without_data_interrupts_the_stage_and_is_scored_next(project: Project) -> None:
     absent = project.tasks[1]
     content = project.path(absent).read_bytes()
     project.path(absent).unlink()

@@ -204,9 +204,7 @@ def test_table2_differs_from_the_code_only_in_the_means_of_an_update() -> None:
         ({"data": {"like": "c4", "length": 512}}, "data.length", (256, 512), "code"),
     ],
 )
-def test_every_changed_setting_is_a_deviation(
-    more: dict[str, Any], setting: str, values: tuple[Any, Any], origin: str
-) -> None:
+def test_changed_settings_deviate(more: dict[str, Any], setting: str, values: tuple[Any, Any], origin: str) -> None:
     found = deviations([entry(**more)], published("gpas", "table2_perplexity"))
     assert Deviation(setting, *values, origin) in found
     assert {one.setting for one in found} == {setting, "optim.mean_rows"}

@@ -78,9 +78,7 @@ LINE = EXAMPLE[: EXAMPLE.index("    columns: {71M")].count("\n") + 1  # of the c
         ("    columns: {71M: {size: 71m}, 1B: {size: 1b}}\n", "", f"{LINE - 3}:5: printed.2: needs 'columns'"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_its_line(
-    old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_name_lines(old: str, new: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert EXAMPLE.count(old) == 1
     with pytest.raises(InvalidExperiments) as caught:
         lines(EXAMPLE.replace(old, new), tmp_path, monkeypatch)

@@ -69,9 +69,7 @@ def served(*entries: Entry, published: str = "table2_perplexity") -> Serving:
         ("A", ["appendix-7b"], [2]),
     ],
 )
-def test_every_number_of_the_paper_has_a_cell(
-    declared: Declared, number: str, grids: list[str], cells: list[int]
-) -> None:
+def test_numbers_of_the_paper_have_cells(declared: Declared, number: str, grids: list[str], cells: list[int]) -> None:
     found = [serving(part, declared) for part in printed("gpas", number)]
     assert [one.grid.name for one in found if one] == grids
     assert [len(one.places) for one in found if one] == cells
@@ -83,9 +81,7 @@ def test_every_number_of_the_paper_has_a_cell(
     ("number", "grid", "cells"),
     [("1", "spike-table1", 16), ("2", "spike-table2", 8), ("6", "spike-xavier", 12), ("7", "spike-table7", 24)],
 )
-def test_perplexities_on_texts_stand_beside_those_of_the_stage_texts(
-    declared: Declared, number: str, grid: str, cells: int
-) -> None:
+def test_perplexities_on_texts_beside_the_stage_texts(declared: Declared, number: str, grid: str, cells: int) -> None:
     (part,) = printed("spike_no_more", number)
     found = serving(part, declared)
     assert (found.grid.name, len(found.places)) == (grid, cells)
@@ -423,9 +419,7 @@ def with_recipes_of_their_own(served: Serving) -> Iterator[tuple[PublishedTable,
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_run_of_another_length_size_data_or_recipe_has_a_note(
-    declared: Declared, served_parts: Parts, name: str
-) -> None:
+def test_a_run_of_another_length_size_or_recipe_has_a_note(declared: Declared, served_parts: Parts, name: str) -> None:
     for part, served in served_parts[name]:
         for table, entries in with_recipes_of_their_own(served) if served else ():
             usual = set(deviations(entries, table))

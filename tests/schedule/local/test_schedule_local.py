@@ -1,4 +1,4 @@
-"""The local scheduler with real processes: outcomes, records, order, slots, failures, and measurements of gpas bench."""
+"""The local scheduler with real processes: outcomes, order, slots, failures, and the measurements of gpas bench."""
 
 import io
 import os
@@ -227,9 +227,7 @@ def test_an_ingest_error_is_only_a_notice(project: Project, answer: str, monkeyp
     assert set(notices.heard) == ({answer} if answer else set())
 
 
-def test_an_attempt_that_cannot_be_created_fails_only_its_cell(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_without_directory_fails_its_cell(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpas_cli.schedule.local import process
 
     create: Callable[..., AttemptDir] = process.create_attempt

@@ -232,9 +232,7 @@ def test_a_cell_with_gpus_never_trains_on_a_node_without_them(cluster: Cluster, 
     assert f"#SBATCH --exclude={','.join(sorted(nodes))}\n" in script.read_text()
 
 
-def test_site_and_user_defaults_for_slurm_programs_are_ignored(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_of_programs_are_ignored(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = {"SBATCH_EXPORT": "NONE", "SBATCH_JOB_NAME": "mine", "SBATCH_ARRAY_INX": "9", "SBATCH_OPEN_MODE": "t",
               "SQUEUE_STATES": "COMPLETING", "SQUEUE_PARTITION": "high", "SCANCEL_PARTITION": "high",
               "SCANCEL_STATE": "RUNNING"}  # fmt: skip
@@ -336,9 +334,7 @@ def test_two_users_of_one_folder_submit_each_cell_once(private: Cluster, tmp_pat
     toy.trained_once()
 
 
-def test_a_cell_cancelled_with_scancel_while_it_waits_for_another_stays_cancelled(
-    accounted: Cluster, tmp_path: Path
-) -> None:
+def test_a_waiting_cell_cancelled_with_scancel_stays_cancelled(accounted: Cluster, tmp_path: Path) -> None:
     """This also holds when the controller has forgotten the job and only accounting remembers it."""
     toy = one_cell(accounted, tmp_path / "toy", tokenised=False)
     accounted.run("scontrol", "update", "partitionname=low", "state=down")

@@ -288,9 +288,7 @@ def test_a_read_only_cell_folder_is_reported_and_the_job_runs_again(cluster: Clu
     complete(toy)
 
 
-def test_a_disk_that_fills_up_during_training_costs_only_an_attempt(
-    cluster: Cluster, tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_disk_that_fills_up_costs_only_an_attempt(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None:
     toy = one_cell(cluster, tmp_path / "toy")
     (toy.folder / "runs").symlink_to(small_disk)
     toy.submit()
@@ -306,9 +304,7 @@ def test_a_disk_that_fills_up_during_training_costs_only_an_attempt(
     assert [event["resumed_from"] for event in toy.events() if "resumed_from" in event][1] > 0
 
 
-def test_a_disk_that_is_full_when_jobs_start_only_delays_them(
-    cluster: Cluster, tmp_path: Path, small_disk: Path
-) -> None:
+def test_a_disk_full_when_jobs_start_only_delays_them(cluster: Cluster, tmp_path: Path, small_disk: Path) -> None:
     toy = SlurmToy(tmp_path / "toy", cluster, resources="sbatch: [--hold]")
     (toy.folder / "runs").symlink_to(small_disk)
     toy.submit()

@@ -138,9 +138,7 @@ STAGE_KINDS = {
 
 
 @pytest.mark.release
-def test_stages_of_a_plugin_wait_for_their_prerequisites(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_of_a_plugin_wait_their_turn(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plugin file adds two kinds of stage: a training after the first one, and a stage that builds on it."""
     toy = SlurmToy(tmp_path / "toy", cluster)
     (toy.folder / "stages.py").write_text(STAGES)
@@ -375,9 +373,7 @@ def test_kills_are_counted_by_the_kernel(tmp_path: Path, groups: str, file: str,
     assert allocation._kernel_kills(tmp_path / "groups", tmp_path / "mount") == 0
 
 
-def test_a_warning_while_the_report_of_another_task_is_awaited_starts_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warning_before_a_report_starts_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that saved exits with 75, as one does whose peer was killed: only the warning tells them apart."""
     attempt = make_attempt(tmp_path, KEY)
     process = subprocess.Popen(["sh", "-c", "exit 75"])
